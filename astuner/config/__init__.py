@@ -1,0 +1,1 @@
+"""Typed configuration: sections, loading (defaults + YAML + command line) and the alias table."""

@@ -1,0 +1,58 @@
+"""The whole configuration."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
+from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
+from astuner.config.section import Section
+from astuner.config.trainer import TrainerCommonConfig
+
+BackboneName = Literal["debug", "local", "trinity", "verl"]
+
+
+class AstunerConfig(Section):
+    """Section `astuner`: everything about a run."""
+
+    project_name: str = "astuner_default_project"
+    """Groups experiments in loggers."""
+    experiment_name: str = "read_yaml_name"
+    """Name of the run; read_yaml_name takes the YAML file's."""
+    experiment_dir: str = "auto"
+    """Folder of the run record; auto is {exp-dir}/{experiment_name}."""
+    backbone: BackboneName = "local"
+    """debug, local, trinity or verl; --backbone overrides it."""
+    model: ModelConfig = ModelConfig()
+    """The model to train."""
+    data: DataConfig = DataConfig()
+    """Lengths and batch size."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How the agent runs against the model."""
+    task_reader: TaskReaderConfig = TaskReaderConfig()
+    """Where tasks come from."""
+    task_judge: TaskJudgeConfig = TaskJudgeConfig()
+    """How episodes are scored."""
+    debug: DebugConfig = DebugConfig()
+    """The debug backbone's own settings."""
+    trainer_common: TrainerCommonConfig = TrainerCommonConfig()
+    """The training loop."""
+    context_tracker: ContextTrackerConfig = ContextTrackerConfig()
+    """Used only by the older step protocol."""
+    execute_test: bool = False
+    """Accepted for older files; does nothing."""
+    execute_testing_lambda: str = ""
+    """Accepted for older files; does nothing."""
+
+
+class RunConfig(Section):
+    """A whole file: `astuner`, and sections handed through to the backbone of that name."""
+
+    astuner: AstunerConfig = AstunerConfig()
+    """The run."""
+    verl: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to verl."""
+    trinity: dict[str, Any] = Field(default_factory=dict)
+    """Passed through to Trinity."""

@@ -1,0 +1,286 @@
+"""The named types that cross module boundaries. All are frozen; none holds a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from astuner.errors import WorkflowError
+
+FinishReason = Literal["stop", "length"]
+Message = Mapping[str, Any]
+"""One chat message in OpenAI's form: `role`, `content`, and `tool_calls`, `tool_call_id` or `name` where they apply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem to solve.
+
+    Attributes:
+        task_id: unique and stable within its data set; episodes of one `task_id` form a GRPO group.
+        main_query: the question put to the agent.
+        init_messages: chat messages that precede the query, where the data has them.
+        metadata: every other field of the data row (e.g. `answer`), for the workflow and the judge.
+        env_type: the environment that the task belongs to, for tasks of an environment service.
+    """
+
+    task_id: str
+    main_query: str
+    init_messages: tuple[Message, ...] = ()
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    env_type: str = "no_env"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowTask:
+    """What a workflow is given: the task, and which episode of it this is.
+
+    Attributes:
+        task: the problem.
+        episode_id: unique within a run.
+        repeat_index: 0-based index of this episode within its group.
+        seed: derived from run seed, step, task and repeat; use it for the workflow's own randomness.
+        is_validation: whether the episode only measures the model.
+    """
+
+    task: Task
+    episode_id: str
+    repeat_index: int = 0
+    seed: int = 0
+    is_validation: bool = False
+
+    @property
+    def task_id(self) -> str:
+        """The task's id."""
+        return self.task.task_id
+
+
+@dataclass(slots=True)
+class WorkflowOutput:
+    """What a workflow returns.
+
+    Attributes:
+        reward: the episode's reward, or `None` to have the judge score it.
+        is_success: whether the task was solved; `None` means "reward > 0" once a reward is known.
+        metadata: anything the judge needs, e.g. `{"final_answer": "42"}`.
+        log_metrics: numbers to average over the step and log.
+
+    Raises:
+        WorkflowError: a field has a value that training could not use.
+    """
+
+    reward: float | None = None
+    is_success: bool | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    log_metrics: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.reward is not None:
+            self.reward = checked_reward(self.reward, "WorkflowOutput.reward")
+        if self.is_success is not None and not isinstance(self.is_success, bool):
+            raise WorkflowError(
+                f"WorkflowOutput.is_success must be True, False or None, got {self.is_success!r}"
+            )
+        for name in ("metadata", "log_metrics"):
+            if not isinstance(getattr(self, name), dict):
+                raise WorkflowError(f"WorkflowOutput.{name} must be a dict, got {getattr(self, name)!r}")
+
+
+def checked_reward(value: object, name: str) -> float:
+    """Return `value` as a finite float.
+
+    Raises:
+        WorkflowError: `value` is no number, or is NaN or infinite.
+    """
+    # numpy and torch scalars have `item`; a reward of theirs is welcome.
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool):
+        number = float(number)
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        raise WorkflowError(f"{name} must be a finite number, got {value!r}")
+    return float(number)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one completion is sampled.
+
+    Attributes:
+        temperature: 0 means greedy.
+        top_p: nucleus mass in (0, 1].
+        top_k: keep the k likeliest tokens; -1 keeps all.
+        max_tokens: the most tokens to generate, stop token included.
+        stop_token_ids: generation ends after any of these, which is part of the completion.
+        seed: makes this request's draws repeatable whatever is batched beside it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int = 512
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine generated for one prompt.
+
+    Attributes:
+        token_ids: the sampled ids, the stop token included when one was sampled.
+        logprobs: one natural-log probability a token, of the temperature-scaled distribution before any
+            top-p or top-k cut (of the unscaled one when greedy): what a trainer recomputes.
+        finish_reason: `stop` (a stop token was sampled) or `length`.
+        policy_version: the weights that it was sampled with.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LlmCall:
+    """One LLM request and its answer, token-exact.
+
+    Attributes:
+        call_id: unique within the run.
+        episode_id: the episode that made it.
+        prompt_ids: what the model was given.
+        completion_ids: what it said, end token included only if it was sampled.
+        logprobs: one a completion token (see `Completion.logprobs`).
+        finish_reason: `stop` or `length`.
+        sampling: the parameters it was sampled with.
+        policy_version: the weights it was sampled with.
+        agent_name: the agent that made it, where known.
+        target_tag: names the trainable model it was sent to.
+        tools_hash: identifies the tool list of the request, "" for none.
+        messages: request and answer, for display only; nothing is compared by text.
+        fork_cause: why this call does not extend an earlier call that it should have extended, else None.
+        start_time, end_time: seconds since the epoch.
+    """
+
+    call_id: str
+    episode_id: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    policy_version: int = 0
+    agent_name: str = ""
+    target_tag: str = "default"
+    tools_hash: str = ""
+    messages: tuple[Message, ...] = ()
+    fork_cause: str | None = None
+    start_time: float = 0.0
+    end_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """Where a call lies in a sample: its completion is `token_ids[start:end]`, its prompt `token_ids[:start]`.
+
+    `trained` is False where another sample of the episode carries this completion's loss.
+    """
+
+    call_id: str
+    start: int
+    end: int
+    trained: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training row: a root-to-leaf path through the calls of an episode.
+
+    All per-token sequences have length N.
+
+    Attributes:
+        token_ids: N token ids.
+        loss_mask: N numbers: how often the token at this place was sampled and is trained here (0 = context).
+        logprobs: N natural-log probabilities as sampled; 0.0 where `loss_mask` is 0.
+        position_ids: N positions.
+        weight: this sample's share of its episode's trained tokens; the samples of an episode sum to 1.
+        spans: where each call lies.
+        episode_id: the episode it came from.
+    """
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    position_ids: tuple[int, ...]
+    weight: float
+    spans: tuple[CallSpan, ...]
+    episode_id: str = ""
+
+
+EpisodeStatus = Literal["ok", "failed", "dropped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One run of a workflow on one task, finished.
+
+    Attributes:
+        episode_id: unique within the run.
+        task: the problem.
+        repeat_index: 0-based index within its group.
+        status: `ok` (has a reward), `failed` (raised, hung, or was never scored), `dropped` (ok, but left no
+            trainable token).
+        reward: None unless a reward was given; a missing reward is never a zero.
+        is_success: None where there is no reward.
+        calls: every LLM call, in order of completion.
+        samples: the training rows made of `calls`.
+        error_kind, error: what went wrong, for `failed` and `dropped`.
+        metadata: the workflow's metadata.
+        log_metrics: numbers from the workflow.
+        start_time, end_time: seconds since the epoch.
+    """
+
+    episode_id: str
+    task: Task
+    repeat_index: int
+    status: EpisodeStatus
+    reward: float | None
+    is_success: bool | None
+    calls: tuple[LlmCall, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    error_kind: str | None = None
+    error: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    log_metrics: Mapping[str, float] = field(default_factory=dict)
+    start_time: float = 0.0
+    end_time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of a set of episodes.
+
+    Attributes:
+        raw: sum over calls of prompt and completion tokens.
+        distinct: number of distinct token prefixes within each episode, summed.
+        trained: how often a token is trained: each once per time that it was sampled.
+    """
+
+    raw: int = 0
+    distinct: int = 0
+    trained: int = 0
+
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(
+            self.raw + other.raw, self.distinct + other.distinct, self.trained + other.trained
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSet:
+    """Training and validation tasks of a run; `skipped_rows` counts bad rows left out on request."""
+
+    training: Sequence[Task]
+    validation: Sequence[Task]
+    skipped_rows: int = 0

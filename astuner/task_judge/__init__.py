@@ -1,0 +1,1 @@
+"""Judges: they turn a finished episode into a reward."""
