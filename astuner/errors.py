@@ -14,7 +14,9 @@ Each message says what was given, what was expected and how to mend it.
         ├── WorkflowError        the workflow raised or returned something that is no WorkflowOutput
         ├── JudgeError           the judge raised or returned something that is no (reward, is_success)
         ├── EpisodeTimeout       the episode or its judge took longer than allowed
-        └── ContextLengthError   a prompt longer than the configuration or the model allows
+        ├── ContextLengthError   a prompt longer than the configuration or the model allows
+        ├── CallLimitError       more LLM calls than rollout.multi_turn.max_steps
+        └── AgentMadness         the model lost control; ends the episode with its configured reward
 """
 
 from __future__ import annotations
@@ -83,3 +85,15 @@ class ContextLengthError(EpisodeError):
     """A prompt is longer than the configuration or the model allows."""
 
     kind = "context_length"
+
+
+class CallLimitError(EpisodeError):
+    """The episode made more LLM calls than `rollout.multi_turn.max_steps`."""
+
+    kind = "max_steps"
+
+
+class AgentMadness(EpisodeError):
+    """The model lost control (`rollout.compute_madness_checklist`); the episode ends with its configured reward."""
+
+    kind = "madness"

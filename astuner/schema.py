@@ -182,15 +182,11 @@ class LlmCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Where a call lies in a sample: its completion is `token_ids[start:end]`, its prompt `token_ids[:start]`.
-
-    `trained` is False where another sample of the episode carries this completion's loss.
-    """
+    """Where a call is trained in a sample: its completion is `token_ids[start:end]`, its prompt `token_ids[:start]`."""
 
     call_id: str
     start: int
     end: int
-    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +231,7 @@ class Episode:
         is_success: None where there is no reward.
         calls: every LLM call, in order of completion.
         samples: the training rows made of `calls`.
+        dropped_samples: rows left out because of `max_sample_per_task`.
         error_kind, error: what went wrong, for `failed` and `dropped`.
         metadata: the workflow's metadata.
         log_metrics: numbers from the workflow.
@@ -249,6 +246,7 @@ class Episode:
     is_success: bool | None
     calls: tuple[LlmCall, ...] = ()
     samples: tuple[Sample, ...] = ()
+    dropped_samples: int = 0
     error_kind: str | None = None
     error: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -272,9 +270,7 @@ class TokenCounts:
     trained: int = 0
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
-        return TokenCounts(
-            self.raw + other.raw, self.distinct + other.distinct, self.trained + other.trained
-        )
+        return TokenCounts(self.raw + other.raw, self.distinct + other.distinct, self.trained + other.trained)
 
 
 @dataclass(frozen=True, slots=True)

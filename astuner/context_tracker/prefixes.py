@@ -1,0 +1,46 @@
+"""Order token sequences so that prefixes and shared prefixes can be read off neighbours.
+
+Big-endian bytes of ids sort as the id sequences do, so Python's C-speed bytes comparison does the work of a
+trie: in sorted order, a sequence that is a prefix of any other is a prefix of the next, and the number of
+distinct prefixes is the total length less what each sequence shares with the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from astuner.schema import LlmCall
+
+_ID_BYTES = 4
+
+
+def encode(call: LlmCall) -> bytes:
+    """Return the call's prompt and completion ids as big-endian bytes, four an id."""
+    return np.asarray([*call.prompt_ids, *call.completion_ids], dtype=">u4").tobytes()
+
+
+def as_ids(encoded: bytes) -> NDArray[np.uint32]:
+    """Return the ids of `encode`'s bytes, shape [N]."""
+    return np.frombuffer(encoded, dtype=">u4")
+
+
+def shared_prefix_length(left: bytes, right: bytes) -> int:
+    """Return how many leading ids two encoded sequences have in common."""
+    size = min(len(left), len(right))
+    if left[:size] == right[:size]:
+        return size // _ID_BYTES
+    differs = as_ids(left[:size]) != as_ids(right[:size])
+    return int(differs.argmax())
+
+
+def count_distinct_prefixes(encoded: Sequence[bytes]) -> int:
+    """Return the number of distinct non-empty prefixes over all sequences: the nodes of their trie."""
+    previous = b""
+    total = 0
+    for sequence in sorted(encoded):
+        total += len(sequence) // _ID_BYTES - shared_prefix_length(previous, sequence)
+        previous = sequence
+    return total

@@ -1,0 +1,33 @@
+"""How AgentScope sees the model in training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentscope.model import ChatResponse
+
+    from astuner.model_tuner.tuner import ChatAnswer
+
+
+def to_chat_response(answer: ChatAnswer) -> ChatResponse:
+    """Return the answer as AgentScope's `ChatResponse`: thinking, text and tool-use blocks."""
+    from agentscope.message import TextBlock, ThinkingBlock, ToolUseBlock
+    from agentscope.model import ChatResponse, ChatUsage
+
+    parsed, call = answer.parsed, answer.call
+    blocks: list[Any] = []
+    if parsed.reasoning:
+        blocks.append(ThinkingBlock(type="thinking", thinking=parsed.reasoning))
+    if parsed.content:
+        blocks.append(TextBlock(type="text", text=parsed.content))
+    blocks.extend(
+        ToolUseBlock(type="tool_use", id=tool.id, name=tool.name, input=dict(tool.arguments))
+        for tool in parsed.tool_calls
+    )
+    usage = ChatUsage(
+        input_tokens=len(call.prompt_ids),
+        output_tokens=len(call.completion_ids),
+        time=call.end_time - call.start_time,
+    )
+    return ChatResponse(content=blocks, id=call.call_id, usage=usage)

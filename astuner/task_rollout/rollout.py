@@ -1,0 +1,154 @@
+"""A batch of episodes: tasks × repeats, isolated from one another."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loguru import logger
+
+from astuner.model_tuner import CallSettings
+from astuner.schema import Episode, Task, WorkflowTask
+from astuner.task_rollout.pool import EpisodePool, Stuck
+from astuner.task_runner import TaskRunner
+
+Split = Literal["train", "val"]
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """Which episodes to run.
+
+    Attributes:
+        tasks: the problems, each once.
+        repeats: episodes per task.
+        split: train or val.
+        step: the training step, for ids and seeds.
+        seed: the run's seed.
+        settings: sampling and lengths.
+    """
+
+    tasks: Sequence[Task]
+    repeats: int
+    split: Split
+    step: int
+    seed: int
+    settings: CallSettings
+
+
+@dataclass
+class TaskRollout:
+    """Runs batches of episodes on worker threads.
+
+    Attributes:
+        runner: runs one episode.
+        workers: episodes at the same time.
+        max_retries: how often a failed episode is run again.
+        on_episode: called on the caller's thread with each finished episode, in order of completion.
+    """
+
+    runner: TaskRunner
+    workers: int = 128
+    max_retries: int = 0
+    on_episode: Callable[[Episode], None] = lambda _: None
+    _pool: EpisodePool[Episode] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # The runner bounds workflow and judge itself; the pool only catches what blocks its thread.
+        self._pool = EpisodePool(self.workers, self.runner.episode_timeout + self.runner.judge_timeout)
+
+    def run(self, request: BatchRequest) -> list[Episode]:
+        """Return the episodes, by task and then repeat; failed ones are among them, with their reason."""
+        planned = [_episode_task(request, task, repeat) for task in request.tasks for repeat in range(request.repeats)]
+        finished: dict[int, Episode] = {}
+        to_run = list(range(len(planned)))
+        for attempt in range(self.max_retries + 1):
+            if attempt:
+                planned = [_again(task, attempt) if i in set(to_run) else task for i, task in enumerate(planned)]
+            last = attempt == self.max_retries
+            for place, episode in self._attempt([planned[i] for i in to_run], request.settings):
+                index = to_run[place]
+                finished[index] = episode
+                if last or episode.status != "failed":
+                    self.on_episode(episode)
+            to_run = [i for i in to_run if finished[i].status == "failed"]
+            if not to_run:
+                break
+            if not last:
+                logger.warning("running {} failed episodes again (attempt {})", len(to_run), attempt + 2)
+        episodes = [finished[index] for index in range(len(planned))]
+        _report_failures(episodes, request)
+        return episodes
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._pool.close()
+
+    def _attempt(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
+        def maker(task: WorkflowTask) -> Callable[[], Coroutine[object, object, Episode]]:
+            return lambda: self.runner.run(task, settings)
+
+        for index, result in self._pool.run([maker(task) for task in tasks]):
+            yield index, _stuck_episode(tasks[index], result) if isinstance(result, Stuck) else result
+
+
+def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:
+    """Return a 63-bit seed that depends on all of these and on nothing else."""
+    text = f"{seed}|{split}|{step}|{task_id}|{repeat}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def _episode_task(request: BatchRequest, task: Task, repeat: int) -> WorkflowTask:
+    return WorkflowTask(
+        task=task,
+        episode_id=f"{request.split}-{request.step:06d}-{task.task_id}-{repeat}",
+        repeat_index=repeat,
+        seed=episode_seed(request.seed, request.split, request.step, task.task_id, repeat),
+        is_validation=request.split == "val",
+    )
+
+
+def _again(task: WorkflowTask, attempt: int) -> WorkflowTask:
+    return WorkflowTask(
+        task=task.task,
+        episode_id=f"{task.episode_id.split('#')[0]}#{attempt + 1}",
+        repeat_index=task.repeat_index,
+        seed=task.seed + attempt,
+        is_validation=task.is_validation,
+    )
+
+
+def _stuck_episode(task: WorkflowTask, stuck: Stuck) -> Episode:
+    now = time.time()
+    return Episode(
+        episode_id=task.episode_id,
+        task=task.task,
+        repeat_index=task.repeat_index,
+        status="failed",
+        reward=None,
+        is_success=None,
+        error_kind="timeout",
+        error=f"the episode blocked its thread for {stuck.seconds:.0f} s and was given up; it stood at:\n{stuck.stack}",
+        start_time=now - stuck.seconds,
+        end_time=now,
+    )
+
+
+def _report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
+    lost = [episode for episode in episodes if episode.status != "ok"]
+    if not lost:
+        return
+    kinds = Counter(episode.error_kind for episode in lost)
+    logger.warning(
+        "{} step {}: {} of {} episodes are left out ({}); the first: {}",
+        request.split,
+        request.step,
+        len(lost),
+        len(episodes),
+        ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
+        lost[0].error,
+    )

@@ -1,0 +1,129 @@
+"""Numbers about batches of episodes, the same for all backbones."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from astuner.context_tracker import count_tokens
+from astuner.schema import Episode, TokenCounts
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """What a validation measured, over the episodes that have a reward.
+
+    Attributes:
+        success_rate: share of successful episodes; NaN without episodes.
+        reward: mean reward; NaN without episodes.
+        episodes: how many have a reward.
+        lost: how many have none, and are in no other number.
+        pass_at_k: k to the unbiased estimate that one of k episodes of a task succeeds.
+    """
+
+    success_rate: float
+    reward: float
+    episodes: int
+    lost: int
+    pass_at_k: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass
+class RunTotals:
+    """Sums over the training episodes of a run."""
+
+    tokens: TokenCounts = field(default_factory=TokenCounts)
+    ok: int = 0
+    failed: int = 0
+    dropped: int = 0
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Count more episodes."""
+        self.tokens += tokens_of(episodes)
+        for episode in episodes:
+            setattr(self, episode.status, getattr(self, episode.status) + 1)
+
+
+def tokens_of(episodes: Sequence[Episode]) -> TokenCounts:
+    """Return the tokens of episodes; those that are not trained on count as raw and distinct only."""
+    total = TokenCounts()
+    for episode in episodes:
+        counts = count_tokens(episode.calls)
+        trained = sum(sum(sample.loss_mask) for sample in episode.samples)
+        total += TokenCounts(counts.raw, counts.distinct, trained)
+    return total
+
+
+def scored(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes that have a reward."""
+    return [episode for episode in episodes if episode.reward is not None]
+
+
+def validate(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
+    """Summarise validation episodes.
+
+    Args:
+        episodes: all of them, failed ones included.
+        largest_k: pass@k is estimated for 1, 2, 4, … and this k, where every task has k scored episodes.
+    """
+    with_reward = scored(episodes)
+    successes: dict[str, list[bool]] = defaultdict(list)
+    for episode in with_reward:
+        successes[episode.task.task_id].append(bool(episode.is_success))
+    most = min((len(outcomes) for outcomes in successes.values()), default=0)
+    ks = {k for k in (1, 2, 4, 8, 16, 32, 64, largest_k) if k <= min(largest_k, most)}
+    return ValidationResult(
+        success_rate=_mean([float(bool(episode.is_success)) for episode in with_reward]),
+        reward=_mean([float(episode.reward or 0.0) for episode in with_reward]),
+        episodes=len(with_reward),
+        lost=len(episodes) - len(with_reward),
+        pass_at_k={k: _mean([pass_at_k(len(o), sum(o), k) for o in successes.values()]) for k in sorted(ks)},
+    )
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Estimate without bias the chance that one of k attempts succeeds, from `correct` successes in n.
+
+    1 - C(n - c, k) / C(n, k): Chen et al., "Evaluating large language models trained on code",
+    arXiv:2107.03374, eq. 1.
+
+    Raises:
+        ValueError: k is larger than n.
+    """
+    if not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs at least {k} attempts, got {n}")
+    return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
+
+
+def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the metrics of a training batch: rewards, success, lengths, counts, and the workflow's own."""
+    rewarded = scored(episodes)
+    tokens = tokens_of(episodes)
+    metrics = {
+        "reward/mean": _mean([float(episode.reward or 0.0) for episode in rewarded]),
+        "reward/max": max((float(episode.reward or 0.0) for episode in rewarded), default=math.nan),
+        "reward/min": min((float(episode.reward or 0.0) for episode in rewarded), default=math.nan),
+        "success/rate": _mean([float(bool(episode.is_success)) for episode in rewarded]),
+        "episodes/ok": sum(episode.status == "ok" for episode in episodes),
+        "episodes/failed": sum(episode.status == "failed" for episode in episodes),
+        "episodes/dropped": sum(episode.status == "dropped" for episode in episodes),
+        "episodes/calls": _mean([len(episode.calls) for episode in episodes]),
+        "episodes/samples": _mean([len(episode.samples) for episode in episodes]),
+        "episodes/dropped_samples": sum(episode.dropped_samples for episode in episodes),
+        "episodes/forks": sum(call.fork_cause is not None for e in episodes for call in e.calls),
+        "tokens/raw": tokens.raw,
+        "tokens/distinct": tokens.distinct,
+        "tokens/trained": tokens.trained,
+    }
+    own: dict[str, list[float]] = defaultdict(list)
+    for episode in rewarded:
+        for name, value in episode.log_metrics.items():
+            own[name].append(float(value))
+    metrics.update({f"workflow/{name}": _mean(values) for name, values in own.items()})
+    return metrics
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,140 @@
+"""One task, one workflow, one reward: whatever goes wrong becomes a failed episode, never a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from astuner.context_tracker import build_samples, limit_samples
+from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.schema import Episode, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.scoring import score
+from astuner.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class TaskRunner:
+    """Runs episodes of one workflow; holds no state between them.
+
+    Attributes:
+        workflow: makes a fresh workflow for each episode.
+        judge: scores episodes whose workflow returned no reward; None where the workflow always does.
+        engine, codec: the model.
+        episode_timeout, judge_timeout: seconds.
+        max_samples: the most training samples of one episode.
+        madness_reward: the reward of an episode whose model lost control.
+    """
+
+    workflow: Callable[[], Workflow]
+    judge: BaseJudge | None
+    engine: LlmEngine
+    codec: ChatCodec
+    episode_timeout: float = 600.0
+    judge_timeout: float = 60.0
+    max_samples: int = 30
+    madness_reward: float = -1.0
+
+    async def run(self, workflow_task: WorkflowTask, settings: CallSettings) -> Episode:
+        """Run one episode to its end; never raises for anything that the workflow or the judge does."""
+        started = time.time()
+        tuner = ModelTuner(
+            self.engine, self.codec, settings, episode_id=workflow_task.episode_id, seed=workflow_task.seed
+        )
+        episode = Episode(
+            episode_id=workflow_task.episode_id,
+            task=workflow_task.task,
+            repeat_index=workflow_task.repeat_index,
+            status="failed",
+            reward=None,
+            is_success=None,
+            start_time=started,
+        )
+        try:
+            output = await self._outcome(workflow_task, tuner)
+        except EpisodeError as error:
+            episode = replace(episode, error_kind=error.kind, error=str(error))
+        else:
+            episode = replace(
+                episode,
+                status="ok",
+                reward=output.reward,
+                is_success=output.is_success,
+                metadata=output.metadata,
+                log_metrics=output.log_metrics,
+            )
+        return self._with_samples(replace(episode, calls=tuner.calls, end_time=time.time()), workflow_task.seed)
+
+    async def _outcome(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+        """Return an output whose reward and success are known."""
+        try:
+            output = await self._execute(workflow_task, tuner)
+        except AgentMadness:
+            output = WorkflowOutput()
+        if tuner.madness is not None:
+            return replace(
+                output,
+                reward=self.madness_reward,
+                is_success=False,
+                metadata={**output.metadata, "madness": tuner.madness},
+            )
+        if output.reward is None:
+            if self.judge is None:
+                raise JudgeError(
+                    "the workflow returned no reward and no judge is configured: return "
+                    "WorkflowOutput(reward=…) or set task_judge.judge_protocol"
+                )
+            reward, success = await score(self.judge, workflow_task, output, self.judge_timeout)
+            return replace(output, reward=reward, is_success=success)
+        if output.is_success is None:
+            return replace(output, is_success=output.reward > 0)
+        return output
+
+    async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+        try:
+            async with asyncio.timeout(self.episode_timeout) as deadline:
+                output = await self.workflow().execute(workflow_task, tuner)
+        except EpisodeError:
+            raise
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner)) from error
+            if tuner.madness is not None:
+                raise AgentMadness(tuner.madness) from error
+            raise WorkflowError(_describe(error)) from error
+        if not isinstance(output, WorkflowOutput):
+            raise WorkflowError(
+                f"execute must return a WorkflowOutput, got {type(output).__name__}: {str(output)[:200]!r}"
+            )
+        return output
+
+    def _with_samples(self, episode: Episode, seed: int) -> Episode:
+        if episode.status != "ok":
+            return episode
+        samples, dropped = limit_samples(build_samples(episode.calls), self.max_samples, seed)
+        if samples:
+            return replace(episode, samples=tuple(samples), dropped_samples=dropped)
+        return replace(
+            episode,
+            status="dropped",
+            error_kind="no_tokens",
+            error="the workflow made no LLM call that gave a token, so there is nothing to train on",
+        )
+
+
+def _describe(error: BaseException) -> str:
+    """Return the error and the innermost line of the workflow's own code, without a wall of text."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and "/astuner/" not in frame.filename]
+    place = (own or frames)[-1]
+    return f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno}, in {place.name})"
+
+
+def _too_slow(seconds: float, tuner: ModelTuner) -> str:
+    last = tuner.calls[-1].call_id if tuner.calls else "none"
+    return f"the workflow took longer than rollout.episode_timeout ({seconds:g} s); its last finished LLM call: {last}"

@@ -1,0 +1,114 @@
+"""Merging: exact, order-independent, and never more or less than what was sampled."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astuner.context_tracker import build_samples, certificate, count_tokens, limit_samples
+from astuner.schema import LlmCall
+
+
+def call(name: str, prompt: list[int], completion: list[int], logprobs: list[float] | None = None) -> LlmCall:
+    return LlmCall(
+        call_id=name,
+        episode_id="e",
+        prompt_ids=tuple(prompt),
+        completion_ids=tuple(completion),
+        logprobs=tuple(logprobs if logprobs is not None else [-0.1 * t for t in completion]),
+        finish_reason="stop",
+    )
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> list[LlmCall]:
+    """Calls that extend, fork, repeat and truncate one another, from a tiny alphabet so that they collide."""
+    tokens = st.lists(st.integers(0, 2), min_size=0, max_size=4)
+    calls: list[LlmCall] = []
+    for index in range(draw(st.integers(0, 8))):
+        base: tuple[int, ...] = ()
+        if calls and draw(st.booleans()):
+            parent = draw(st.sampled_from(calls))
+            whole = parent.prompt_ids + parent.completion_ids
+            base = whole[: draw(st.integers(0, len(whole)))]
+        completion = draw(tokens)
+        logprobs = [draw(st.sampled_from([-1.0, -0.5])) for _ in completion]
+        calls.append(call(f"c{index}", [*base, *draw(tokens)], completion, logprobs))
+    return calls
+
+
+@given(forests(), st.sampled_from(["leaf", "none"]), st.randoms())
+def test_every_sampled_token_is_trained_once_with_its_logprob(calls, merge, rng: random.Random):
+    samples = build_samples(calls, merge)
+    assert certificate(calls, samples) == 1.0
+    assert sum(sum(s.loss_mask) for s in samples) == sum(len(c.completion_ids) for c in calls)
+    if samples:
+        assert sum(s.weight for s in samples) == pytest.approx(1.0)
+    shuffled = list(calls)
+    rng.shuffle(shuffled)
+    assert build_samples(shuffled, merge) == samples
+
+
+@given(forests())
+def test_leaf_rows_are_needed(calls):
+    """A row is a prefix of another only where a token was sampled twice with different logprobs."""
+    samples = build_samples(calls)
+    for one in samples:
+        for other in samples:
+            if one is not other and other.token_ids[: len(one.token_ids)] == one.token_ids:
+                assert any(
+                    a and b and x != y
+                    for a, b, x, y in zip(
+                        one.loss_mask, other.loss_mask, one.logprobs, other.logprobs, strict=False
+                    )
+                )
+
+
+@given(forests())
+def test_distinct_tokens_are_trie_nodes(calls):
+    nodes = set()
+    for c in calls:
+        whole = c.prompt_ids + c.completion_ids
+        nodes.update(whole[:n] for n in range(1, len(whole) + 1))
+    assert count_tokens(calls).distinct == len(nodes)
+
+
+def test_a_growing_conversation_is_one_row():
+    first = call("a", [1, 2], [3, 4])
+    second = call("b", [1, 2, 3, 4, 5], [6])
+    (sample,) = build_samples([second, first])
+    assert sample.token_ids == (1, 2, 3, 4, 5, 6)
+    assert sample.loss_mask == (0, 0, 1, 1, 0, 1)
+    assert [span.call_id for span in sample.spans] == ["a", "b"]
+
+
+def test_identical_calls_weigh_as_often_as_they_were_sampled():
+    calls = [call(f"c{i}", [1], [2, 3]) for i in range(4)]
+    (sample,) = build_samples(calls)
+    assert sample.loss_mask == (0, 4, 4)
+
+
+def test_a_certificate_sees_a_changed_token():
+    calls = [call("a", [1, 2], [3])]
+    (sample,) = build_samples(calls)
+    assert certificate(calls, [replace(sample, token_ids=(1, 9, 3))]) == 0.0
+    assert certificate(calls, []) == 0.0
+
+
+def test_wrong_number_of_logprobs_is_refused():
+    with pytest.raises(ValueError, match="2 completion tokens but 1 logprobs"):
+        build_samples([call("a", [1], [2, 3], [-1.0])])
+
+
+def test_limit_drops_whole_timelines_and_keeps_the_episode_weight():
+    calls = [call(f"c{i}", [i], [10 + i]) for i in range(5)]
+    samples = build_samples(calls)
+    kept, dropped = limit_samples(samples, 2, seed=1)
+    assert (len(kept), dropped) == (2, 3)
+    assert sum(s.weight for s in kept) == pytest.approx(1.0)
+    assert limit_samples(samples, 2, seed=1)[0] == kept
+    assert limit_samples(samples, 9, seed=1) == (samples, 0)

@@ -1,0 +1,54 @@
+"""Make the arithmetic tasks: seeded, and no question stands in both splits.
+
+`python tutorial/example_math_agent/prepare_data.py` writes them; math_agent_tiny.yaml does so by itself, since
+its `file_path`s name the two functions below.
+"""
+
+import json
+import random
+from pathlib import Path
+
+SEED = 7
+TRAINING_TASKS = 640
+VALIDATION_TASKS = 200
+FOLDER = Path(__file__).parent / "data"
+
+
+def make_task(rng: random.Random) -> dict[str, str]:
+    """Return one question about two numbers of two or three digits, with its answer."""
+    left, right = rng.randint(10, 999), rng.randint(10, 999)
+    operator = rng.choice("+-*")
+    answer = {"+": left + right, "-": left - right, "*": left * right}[operator]
+    return {"question": f"What is {left} {operator} {right}?", "answer": str(answer)}
+
+
+def make_splits() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the training and the validation tasks."""
+    rng = random.Random(SEED)
+    distinct: dict[str, dict[str, str]] = {}
+    while len(distinct) < TRAINING_TASKS + VALIDATION_TASKS:
+        task = make_task(rng)
+        distinct[task["question"]] = task
+    tasks = list(distinct.values())
+    return tasks[VALIDATION_TASKS:], tasks[:VALIDATION_TASKS]
+
+
+def training_file() -> Path:
+    """Write the training tasks and return where they are."""
+    return _write("train.jsonl", make_splits()[0])
+
+
+def validation_file() -> Path:
+    """Write the validation tasks and return where they are."""
+    return _write("validation.jsonl", make_splits()[1])
+
+
+def _write(name: str, tasks: list[dict[str, str]]) -> Path:
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / name
+    path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return path
+
+
+if __name__ == "__main__":
+    print(training_file(), validation_file(), sep="\n")
