@@ -1,0 +1,1 @@
+"""Backbones: what runs episodes and moves weights. Each loads lazily, by name."""

@@ -60,10 +60,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
                 f"but {len(call.logprobs)} logprobs"
             )
     ordered = sorted(((encode(call), call) for call in trained), key=lambda pair: (pair[0], _identity(pair[1])))
-    if merge == "leaf":
-        rows = _leaf_rows(ordered)
-    else:
-        rows = [_single_row(encoded, call) for encoded, call in ordered]
+    rows = _leaf_rows(ordered) if merge == "leaf" else [_single_row(encoded, call) for encoded, call in ordered]
     total = sum(len(call.completion_ids) for call in trained)
     return [_finish(row, total) for row in rows]
 

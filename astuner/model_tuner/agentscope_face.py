@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def to_chat_response(answer: ChatAnswer) -> ChatResponse:
     """Return the answer as AgentScope's `ChatResponse`: thinking, text and tool-use blocks."""
     from agentscope.message import TextBlock, ThinkingBlock, ToolUseBlock
-    from agentscope.model import ChatResponse, ChatUsage
+    from agentscope.model import ChatResponse
 
     parsed, call = answer.parsed, answer.call
     blocks: list[Any] = []
@@ -25,9 +25,4 @@ def to_chat_response(answer: ChatAnswer) -> ChatResponse:
         ToolUseBlock(type="tool_use", id=tool.id, name=tool.name, input=dict(tool.arguments))
         for tool in parsed.tool_calls
     )
-    usage = ChatUsage(
-        input_tokens=len(call.prompt_ids),
-        output_tokens=len(call.completion_ids),
-        time=call.end_time - call.start_time,
-    )
-    return ChatResponse(content=blocks, id=call.call_id, usage=usage)
+    return ChatResponse(content=blocks, id=call.call_id)

@@ -57,6 +57,7 @@ class ChatCodec:
         self.tokenizer = tokenizer
         self._renderer = _build_renderer(tokenizer, renderer)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
+        self.renderer_name: str = self._renderer.config.name
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -90,7 +91,7 @@ class ChatCodec:
         )
         if rendered is not None:
             return tuple(rendered.token_ids)
-        if self._renderer.config.name == "default":
+        if self.renderer_name == "default":
             return self._bridge_by_template(previous, messages, known, tool_list)
         return None
 
@@ -100,14 +101,14 @@ class ChatCodec:
         prompt_ids: Sequence[int],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> ParsedAnswer:
-        """Return what a completion says; a malformed tool call becomes text."""
+        """Return what a completion says; a malformed tool call, or any where no tools are offered, becomes text."""
         parsed = self._renderer.parse_response(
             list(completion_ids), tools=list(tools) if tools else None, prompt_ids=list(prompt_ids)
         )
         calls, malformed = [], []
         for attempt in parsed.tool_calls:
             # An unknown tool's name is the agent's affair: it answers with an error that the model can read.
-            well_formed = attempt.name and attempt.status in ("ok", "unknown_tool")
+            well_formed = tools and attempt.name and attempt.status in ("ok", "unknown_tool")
             if well_formed and isinstance(attempt.arguments, Mapping):
                 identity = attempt.id or f"call_{uuid.uuid4().hex[:16]}"
                 calls.append(ToolCall(identity, attempt.name, attempt.arguments))

@@ -1,0 +1,138 @@
+"""What the user brings, loaded and checked: workflow, tasks, judge, and the model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner.config.root import AstunerConfig
+from astuner.errors import ConfigError, ModelError
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
+from astuner.plugin import load_class, load_function
+from astuner.schema import TaskSet
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_reader import read_tasks
+from astuner.task_rollout import TaskRollout
+from astuner.task_runner import TaskRunner
+from astuner.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """The user's parts of a run.
+
+    Attributes:
+        tasks: training and validation tasks.
+        model_path: a local folder or a Hugging Face name.
+        tokenizer: of that model.
+        codec: messages to ids and back.
+        workflow: the class to tune; None for supervised training.
+        judge: None where the workflow scores itself.
+    """
+
+    tasks: TaskSet
+    model_path: str
+    tokenizer: Any
+    codec: ChatCodec
+    workflow: type[Workflow] | None
+    judge: BaseJudge | None
+
+    def rollout(self, config: AstunerConfig, engine: LlmEngine) -> TaskRollout:
+        """Return what runs episodes against `engine`."""
+        if self.workflow is None:
+            raise ConfigError("rollout.agentscope_workflow is not set, so there is no agent to run")
+        runner = TaskRunner(
+            workflow=self.workflow,
+            judge=self.judge,
+            engine=engine,
+            codec=self.codec,
+            episode_timeout=config.rollout.episode_timeout,
+            judge_timeout=config.task_judge.timeout,
+            max_samples=config.rollout.multi_turn.max_sample_per_task,
+            madness_reward=config.rollout.agent_madness_reward,
+        )
+        return TaskRollout(runner, workers=config.rollout.max_env_worker, max_retries=config.rollout.max_retries)
+
+
+def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) -> Ingredients:
+    """Load what the user brings; cheap mistakes are found before anything slow is done.
+
+    Args:
+        config: the resolved configuration.
+        config_dir: the YAML's folder.
+        model: a model to use instead of `model.path`.
+
+    Raises:
+        AstunerError: whatever is wrong with any of it.
+    """
+    search = (Path.cwd(), config_dir)
+    supervised = config.trainer_common.algorithm.adv_estimator == "sft"
+    workflow = None
+    if config.rollout.agentscope_workflow and not supervised:
+        workflow = load_class(config.rollout.agentscope_workflow, Workflow, search=search)  # type: ignore[type-abstract]
+    judge = None
+    if config.task_judge.judge_protocol and not supervised:
+        judge_class = load_class(
+            config.task_judge.judge_protocol,
+            BaseJudge,  # type: ignore[type-abstract]
+            search=search,
+        )
+        judge = judge_class(config.task_judge)
+    tasks = read_tasks(config.task_reader, base_dir=config_dir, search=search, transcripts=supervised)
+    path = _model_path(model or config.model.path, search)
+    tokenizer = load_tokenizer(path)
+    return Ingredients(tasks, path, tokenizer, ChatCodec(tokenizer, config.model.renderer), workflow, judge)
+
+
+def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
+    """Return what holds for every LLM call of a training or validation episode."""
+    rollout, val = config.rollout, config.rollout.val_kwargs
+    temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
+    if validation:
+        temperature, top_p, top_k = (val.temperature if val.do_sample else 0.0), val.top_p, val.top_k
+    return CallSettings(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=rollout.max_response_length_in_one_turn,
+        max_model_len=rollout.max_model_len,
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=config.data.max_response_length,
+        max_calls=rollout.multi_turn.max_steps,
+        disable_tools=rollout.agentscope_disable_toolcalls,
+        madness_checklist=tuple(rollout.compute_madness_checklist),
+        madness_ends_episode=rollout.agent_madness_termination,
+    )
+
+
+def validation_repeats(config: AstunerConfig) -> int:
+    """Return the number of validation episodes per task."""
+    return max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)
+
+
+def _model_path(path: str, search: Sequence[Path]) -> str:
+    """Return a folder or hub name; `package.module->function` is called to make the folder.
+
+    Raises:
+        ModelError: a path that looks local does not exist.
+    """
+    if "->" in path:
+        made = load_function(path, search=search)()
+        return str(_existing_folder(Path(made), f"{path} returned"))
+    local = Path(path).expanduser()
+    if path.startswith(("/", ".", "~")) or local.exists():
+        return str(_existing_folder(local, "model.path is"))
+    return path
+
+
+def _existing_folder(folder: Path, what: str) -> Path:
+    if not folder.is_dir():
+        kind = "a file" if folder.exists() else "does not exist"
+        raise ModelError(f"{what} {str(folder)!r}, which {kind}; a folder in transformers' format is expected")
+    if not (folder / "config.json").exists():
+        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+        raise ModelError(f"{what} {str(folder)!r}, which holds no config.json and so is no model (it holds {found})")
+    return folder

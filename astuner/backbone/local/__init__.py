@@ -1,0 +1,1 @@
+"""The local backbone: PyTorch in this process."""

@@ -1,0 +1,65 @@
+"""AdamW with a learning rate that depends on the step alone, so that a resumed run needs no scheduler state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from astuner.config.trainer import OptimConfig
+from astuner.errors import BackboneError
+
+
+class Optimiser:
+    """AdamW, gradient clipping, and the schedule of `trainer_common.optim`."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], config: OptimConfig, total_steps: int) -> None:
+        self._parameters = list(parameters)
+        self._config = config
+        self._total = total_steps
+        self._adamw = torch.optim.AdamW(
+            self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        )
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of training step `step` (1-based): linear warm-up, then the schedule."""
+        config = self._config
+        if step <= config.lr_warmup_steps:
+            return config.lr * step / (config.lr_warmup_steps + 1)
+        span = max(self._total - config.lr_warmup_steps, 1)
+        done = min((step - 1 - config.lr_warmup_steps) / span, 1.0)
+        shape = {
+            "constant": 1.0,
+            "linear": 1.0 - done,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+        }[config.lr_scheduler]
+        return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * shape)
+
+    def step(self, step: int) -> float:
+        """Apply the accumulated gradient and clear it; return its norm before clipping.
+
+        Raises:
+            BackboneError: the gradient is not finite; the weights are left as they were.
+        """
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.grad_clip))
+        if not math.isfinite(norm):
+            self._adamw.zero_grad(set_to_none=True)
+            raise BackboneError(
+                f"step {step}: the gradient's norm is {norm}; lower trainer_common.optim.lr, "
+                "or set model.dtype: float32"
+            )
+        for group in self._adamw.param_groups:
+            group["lr"] = self.lr(step)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        return norm
+
+    def state(self) -> dict[str, Any]:
+        """Return what `load` takes back."""
+        return self._adamw.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take back `state`."""
+        self._adamw.load_state_dict(state)

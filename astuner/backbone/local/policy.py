@@ -1,0 +1,172 @@
+"""The model in training: loading, LoRA, precision, and what leaves it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from astuner.config.rollout import LoraConfig, ModelConfig
+from astuner.errors import BackboneError, ModelError
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device to compute on.
+
+    Raises:
+        BackboneError: CUDA was asked for and there is none.
+    """
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise BackboneError("trainer_common.device is cuda, but PyTorch sees no CUDA device; use device: auto or cpu")
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
+def compute_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the type that the model computes in: bfloat16 on CUDA and float32 on CPU unless told otherwise."""
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if wanted == "bfloat16" else torch.float32
+
+
+def load_causal_lm(path: str, dtype: torch.dtype) -> Any:
+    """Load an `AutoModelForCausalLM`.
+
+    Raises:
+        ModelError: `path` is no model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(
+            f"model.path {path!r} is no causal language model that transformers can load ({reason}). "
+            "Give a folder with config.json and weights, or the name of a model on Hugging Face."
+        ) from error
+
+
+class Policy:
+    """A causal language model that is trained, with its starting weights at hand as the reference.
+
+    Trained weights are kept in float32, since a learning rate of 1e-6 would be lost in bfloat16's rounding;
+    computation runs in the configured type under autocast.
+    """
+
+    def __init__(self, config: ModelConfig, path: str, device: torch.device) -> None:
+        """Load the model at `path`.
+
+        Raises:
+            ModelError: `path` is no model, or LoRA's target modules are not in it.
+        """
+        self.device = device
+        self.dtype = compute_dtype(config.dtype, device)
+        self.uses_lora = config.lora.rank > 0
+        base = load_causal_lm(path, self.dtype if self.uses_lora else torch.float32)
+        base.to(device)
+        if config.gradient_checkpointing:
+            base.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model = _with_lora(base, config.lora) if self.uses_lora else base
+        self._path = path
+        self._reference: Any = None
+
+    @property
+    def max_length(self) -> int:
+        """The most positions that the model knows."""
+        return int(getattr(self.model.config, "max_position_embeddings", None) or 1_000_000)
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that an optimiser should move."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Compute in the configured type."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+    @contextlib.contextmanager
+    def reference(self) -> Iterator[Any]:
+        """Give the starting model: the adapters switched off, or a frozen second copy made on first use."""
+        if self.uses_lora:
+            with self.model.disable_adapter():
+                yield self.model
+            return
+        if self._reference is None:
+            self._reference = load_causal_lm(self._path, self.dtype).to(self.device).eval().requires_grad_(False)
+        yield self._reference
+
+    @torch.no_grad()
+    def full_weights(self) -> Mapping[str, Tensor]:
+        """Return all weights under the base model's own names, adapters merged in, detached."""
+        if not self.uses_lora:
+            return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        self.model.merge_adapter()
+        try:
+            merged = self.model.get_base_model().state_dict()
+            return {
+                name.replace(".base_layer", ""): tensor.detach().clone()
+                for name, tensor in merged.items()
+                if "lora_" not in name
+            }
+        finally:
+            self.model.unmerge_adapter()
+
+    def base_model(self) -> Any:
+        """Return the model without its adapters' wrapper."""
+        return self.model.get_base_model() if self.uses_lora else self.model
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads, adapters merged in."""
+        model = self.base_model()
+        weights = {name: tensor.to("cpu").contiguous() for name, tensor in self.full_weights().items()}
+        with _reporting_its_own_type(model, self.dtype):
+            model.save_pretrained(folder, state_dict=weights)
+        tokenizer.save_pretrained(folder)
+
+    def training_state(self) -> dict[str, Tensor]:
+        """Return the trained parameters by name: what a checkpoint must hold beside the starting model."""
+        return {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
+
+    @torch.no_grad()
+    def load_training_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take back what `training_state` gave."""
+        named = dict(self.model.named_parameters())
+        for name, value in state.items():
+            named[name].copy_(value)
+
+
+def _with_lora(base: Any, lora: LoraConfig) -> Any:
+    from peft import LoraConfig as PeftLora
+    from peft import get_peft_model
+
+    settings = PeftLora(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(base, settings)
+    except ValueError as error:
+        raise ModelError(
+            f"model.lora.target_modules {lora.target_modules!r} does not fit this model: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _reporting_its_own_type(model: Any, dtype: torch.dtype) -> Iterator[None]:
+    """Let config.json name the type that the model computes in, not the float32 of its master weights."""
+    before = model.config.dtype
+    model.config.dtype = dtype
+    try:
+        yield
+    finally:
+        model.config.dtype = before

@@ -1,0 +1,103 @@
+"""Training rows as padded tensors, cut into micro-batches by a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from astuner.backbone.local.algorithms import CallTable
+from astuner.schema import Sample
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence to train on; all per-token sequences have length N.
+
+    Attributes:
+        token_ids: N ids.
+        loss_mask: N counts: how often each token is trained; 0 for context.
+        logprobs: N log-probabilities as sampled; empty for transcripts.
+        calls: (start, end) of each LLM call's completion; empty for transcripts.
+        episode: index of the row's episode in its batch.
+    """
+
+    token_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    logprobs: Sequence[float] = ()
+    calls: Sequence[tuple[int, int]] = ()
+    episode: int = 0
+
+    @staticmethod
+    def of_sample(sample: Sample, episode: int) -> Row:
+        """Make a row of a tracker's sample."""
+        calls = [(span.start, span.end) for span in sample.spans]
+        return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls, episode)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """B rows padded on the right to a common length T.
+
+    Attributes:
+        token_ids: [B, T] int64, padded with 0.
+        present: [B, T] bool, False for padding.
+        loss_mask: [B, T] int64.
+        logprobs: [B, T] float32, as sampled, 0 where not sampled.
+        calls: where each LLM call's completion lies.
+        episodes: [B] int64.
+        rows: indices of its rows in the list it was cut from.
+    """
+
+    token_ids: Tensor
+    present: Tensor
+    loss_mask: Tensor
+    logprobs: Tensor
+    calls: CallTable
+    episodes: Tensor
+    rows: tuple[int, ...]
+
+
+def micro_batches(rows: Sequence[Row], token_budget: int, device: torch.device) -> list[MicroBatch]:
+    """Cut rows into micro-batches of at most `token_budget` padded tokens; a longer row goes alone.
+
+    Rows of like length go together, so that little is padded. The order depends on the rows alone.
+    """
+    order = sorted(range(len(rows)), key=lambda index: (-len(rows[index].token_ids), index))
+    batches: list[MicroBatch] = []
+    current: list[int] = []
+    for index in order:
+        longest = len(rows[current[0]].token_ids) if current else 0
+        if current and longest * (len(current) + 1) > token_budget:
+            batches.append(_pad(rows, current, device))
+            current = []
+        current.append(index)
+    if current:
+        batches.append(_pad(rows, current, device))
+    return batches
+
+
+def _pad(rows: Sequence[Row], chosen: Sequence[int], device: torch.device) -> MicroBatch:
+    length = max(len(rows[index].token_ids) for index in chosen)
+
+    def padded(field: str, dtype: torch.dtype) -> Tensor:
+        table = torch.zeros((len(chosen), length), dtype=dtype)
+        for place, index in enumerate(chosen):
+            values = getattr(rows[index], field)
+            table[place, : len(values)] = torch.as_tensor(values, dtype=dtype)
+        return table.to(device)
+
+    lengths = torch.tensor([len(rows[index].token_ids) for index in chosen])
+    calls = [(place, start, end) for place, index in enumerate(chosen) for start, end in rows[index].calls]
+    columns = torch.tensor(calls, dtype=torch.int64, device=device).reshape(-1, 3).unbind(1)
+    return MicroBatch(
+        token_ids=padded("token_ids", torch.int64),
+        present=(torch.arange(length) < lengths[:, None]).to(device),
+        loss_mask=padded("loss_mask", torch.int64),
+        logprobs=padded("logprobs", torch.float32),
+        calls=CallTable(*columns),
+        episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
+        rows=tuple(chosen),
+    )

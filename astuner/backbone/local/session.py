@@ -1,0 +1,127 @@
+"""What training and evaluation have in common: the policy, the engine, and running batches of episodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from astuner.backbone.base import RunContext
+from astuner.backbone.ingredients import Ingredients, call_settings, validation_repeats
+from astuner.backbone.local.policy import Policy
+from astuner.backbone.local.progress_state import RunState
+from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.schema import Episode, Task
+from astuner.task_rollout import BatchRequest, Split, TaskRollout
+from astuner.task_rollout.statistics import ValidationResult, tokens_of, validate
+
+
+@dataclass
+class Session:
+    """A policy with an engine that samples from it.
+
+    Attributes:
+        context: the run.
+        ingredients: what the user brought.
+        policy: the model.
+        state: counters.
+    """
+
+    context: RunContext
+    ingredients: Ingredients
+    policy: Policy
+    state: RunState
+
+    @property
+    def config(self) -> AstunerConfig:
+        """Section `astuner`."""
+        return self.context.config.astuner
+
+    @cached_property
+    def engine(self) -> EmbeddedEngine:
+        """The engine, started on first use with the policy's weights of then."""
+        engine = EmbeddedEngine(
+            self.policy.base_model(),
+            max_model_len=min(self.config.rollout.max_model_len, self.policy.max_length),
+            max_num_seqs=self.config.rollout.max_num_seqs,
+        )
+        self.policy.model.eval()
+        engine.update_weights(self.policy.full_weights(), self.state.step)
+        return engine
+
+    @cached_property
+    def rollout(self) -> TaskRollout:
+        """What runs episodes."""
+        return self.ingredients.rollout(self.config, self.engine)
+
+    def run_batch(self, tasks: Sequence[Task], repeats: int, split: Split, name: str) -> list[Episode]:
+        """Run `repeats` episodes of each task behind a progress bar named `name`."""
+        scored: list[float] = []
+        with self.context.progress.phase(name, len(tasks) * repeats) as phase:
+
+            def finished(episode: Episode) -> None:
+                if episode.reward is not None:
+                    scored.append(episode.reward)
+                    if self.state.first_reward_seconds is None:
+                        self.state.first_reward_seconds = time.time() - self.context.started
+                phase.advance(f"reward {sum(scored) / len(scored):.2f}" if scored else "")
+
+            self.rollout.on_episode = finished
+            request = BatchRequest(
+                tasks=tasks,
+                repeats=repeats,
+                split=split,
+                step=self.state.step + (split == "train"),
+                seed=self.config.trainer_common.seed,
+                settings=call_settings(self.config, validation=split == "val"),
+            )
+            return self.rollout.run(request)
+
+    def validate(self, name: str, tasks: Sequence[Task] | None = None) -> ValidationResult | None:
+        """Measure the policy on the validation tasks and record it; None where there are no such tasks.
+
+        Raises:
+            BackboneError: no episode could be scored.
+        """
+        chosen = self.ingredients.tasks.validation if tasks is None else tasks
+        if not chosen:
+            return None
+        began = time.time()
+        episodes = self.run_batch(chosen, validation_repeats(self.config), "val", name)
+        for episode in episodes:
+            self.context.record.write_episode(self.state.step, "val", episode, tokens=tokens_of([episode]))
+        result = validate(episodes, self.config.trainer_common.val_pass_n)
+        refuse_all_failed(episodes)
+        metrics = {
+            "val/reward": result.reward,
+            "val/success_rate": result.success_rate,
+            "val/episodes": result.episodes,
+            "val/lost": result.lost,
+            "time/validation": time.time() - began,
+        }
+        metrics |= {f"val/pass@{k}": value for k, value in result.pass_at_k.items()}
+        self.context.record.log_metrics(self.state.step, metrics)
+        return result
+
+    def close(self) -> None:
+        """Stop the engine and the episode threads, where they were started."""
+        if "rollout" in self.__dict__:
+            self.rollout.close()
+        if "engine" in self.__dict__:
+            self.engine.close()
+
+
+def refuse_all_failed(episodes: Sequence[Episode]) -> None:
+    """Stop a run whose every episode failed: a bug in workflow, judge or data, which more steps cannot mend.
+
+    Raises:
+        BackboneError: with the first episode's reason.
+    """
+    if all(episode.reward is None for episode in episodes):
+        raise BackboneError(
+            f"all {len(episodes)} episodes failed, so there is nothing to learn from. The first: "
+            f"[{episodes[0].error_kind}] {episodes[0].error}"
+        )

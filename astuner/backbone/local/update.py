@@ -1,0 +1,259 @@
+"""One training step: from episodes with rewards to moved weights."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from astuner.backbone.local.algorithms import (
+    Algorithm,
+    LossMetrics,
+    PolicyBatch,
+    ReinforcementRule,
+    episode_sums,
+    has_signal,
+    overlong_punishment,
+    rewards_with_kl,
+    sample_scales,
+    token_kl,
+    token_weights,
+)
+from astuner.backbone.local.forward import token_logprobs
+from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.policy import Policy
+from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
+from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
+from astuner.schema import Episode
+
+# Engine and trainer hold the same weights when a step begins, so their logprobs agree but for rounding
+# (1e-5 in float32, some hundredths in bfloat16). A larger mean difference means that weights did not arrive.
+_MOST_LOGPROB_DIFFERENCE = 0.3
+
+
+@dataclass
+class _Sums:
+    """What a step's micro-batches add up to, kept on the device until the step ends."""
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+    loss: LossMetrics | None = None
+
+    def add(self, name: str, value: Tensor) -> None:
+        value = value.detach().double()
+        self.values[name] = self.values[name] + value if name in self.values else value
+
+    def add_loss(self, metrics: LossMetrics) -> None:
+        self.loss = metrics if self.loss is None else self.loss + metrics
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What a training step did.
+
+    Attributes:
+        metrics: by name.
+        advantages: one an episode, in the order given.
+        moved: False if no group had reward variance, in which case the weights stayed as they were.
+    """
+
+    metrics: dict[str, float]
+    advantages: tuple[float, ...]
+    moved: bool
+
+
+@dataclass
+class PolicyUpdate:
+    """Moves a policy's weights by one batch of episodes.
+
+    Attributes:
+        config: the run's configuration.
+        algorithm: resolved; it has a rule.
+        policy, optimiser: what moves.
+    """
+
+    config: AstunerConfig
+    algorithm: Algorithm
+    policy: Policy
+    optimiser: Optimiser
+
+    @property
+    def _rule(self) -> ReinforcementRule:
+        assert self.algorithm.rule is not None
+        return self.algorithm.rule
+
+    def step(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
+        """Train on episodes that have a reward and samples; groups are the episodes of one task.
+
+        Raises:
+            BackboneError: the engine's logprobs do not belong to the policy's weights, or the gradient is not finite.
+        """
+        rows = [Row.of_sample(sample, index) for index, episode in enumerate(episodes) for sample in episode.samples]
+        rewards, advantages, signal = self._advantages(episodes, rows)
+        if self._rule.dynamic_sampling and bool(signal.any()):
+            rows = [row for row in rows if bool(signal[row.episode])]
+        moved = bool(advantages.ne(0).any())
+        metrics = {
+            "reward/shaped": float(rewards.mean()),
+            "update/groups_without_variance": _groups_without(signal, episodes),
+        }
+        if moved:
+            metrics |= self._move(rows, advantages, step)
+        return UpdateResult(metrics, tuple(advantages.tolist()), moved)
+
+    def _move(self, rows: Sequence[Row], advantages: Tensor, step: int) -> dict[str, float]:
+        sums = _Sums()
+        norms = []
+        for index, mini_batch in enumerate(_mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step))):
+            self._accumulate(mini_batch, advantages, sums, first=index == 0)
+            norms.append(self.optimiser.step(step))
+        return self._summary(sums, norms, step)
+
+    def _mini_batch_num(self, rows: Sequence[Row]) -> int:
+        return min(self.config.trainer_common.mini_batch_num, len({row.episode for row in rows}))
+
+    def _shuffle_seed(self, step: int) -> str:
+        return f"{self.config.trainer_common.seed}|mini-batches|{step}"
+
+    def _advantages(self, episodes: Sequence[Episode], rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return shaped rewards [E], advantages [E] and whether each episode's group has reward variance [E]."""
+        raw = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
+        algorithm = self.config.trainer_common.algorithm
+        lengths = torch.tensor([_response_length(episode) for episode in episodes])
+        rewards = raw + overlong_punishment(
+            lengths, self.config.data.max_response_length, algorithm.overlong_buffer_length
+        )
+        if algorithm.use_kl_in_reward:
+            rewards = rewards_with_kl(rewards, self._kl_of_episodes(rows, len(episodes)), algorithm.kl_coef)
+        groups = {task_id: index for index, task_id in enumerate(dict.fromkeys(e.task.task_id for e in episodes))}
+        group_ids = torch.tensor([groups[episode.task.task_id] for episode in episodes])
+        advantages = self._rule.advantages(rewards, group_ids)
+        return rewards, advantages, has_signal(raw, group_ids)
+
+    @torch.no_grad()
+    def _kl_of_episodes(self, rows: Sequence[Row], n_episodes: int) -> Tensor:
+        total = torch.zeros(n_episodes)
+        for batch in self._micro_batches(rows):
+            reference = self._reference_logprobs(batch)
+            kl = token_kl(batch.logprobs, reference, self.config.trainer_common.algorithm.kl_penalty)
+            total += episode_sums(kl, batch.loss_mask, batch.episodes, n_episodes).cpu()
+        return total
+
+    def _accumulate(self, rows: Sequence[Row], advantages: Tensor, sums: _Sums, *, first: bool) -> None:
+        """Add the mini-batch's gradient to the parameters'."""
+        trained = torch.tensor([sum(row.loss_mask) for row in rows])
+        episode_index = torch.tensor([row.episode for row in rows])
+        scales = sample_scales(
+            trained, episode_index, self.algorithm.loss_agg_mode, self.config.data.max_response_length
+        )
+        wanted = list(range(len(rows)))
+        if not self._uses_kl_loss():
+            # A row whose advantage is zero has no gradient; its tokens have their weight in `scales` already.
+            wanted = [index for index in wanted if advantages[rows[index].episode] != 0]
+        chosen = [rows[index] for index in wanted]
+        chosen_scales = scales[wanted]
+        for batch in self._micro_batches(chosen):
+            place = list(batch.rows)
+            loss = self._loss(batch, advantages, chosen_scales[place].to(self.policy.device), sums, first=first)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def _loss(self, batch: MicroBatch, advantages: Tensor, scales: Tensor, sums: _Sums, *, first: bool) -> Tensor:
+        """Return this micro-batch's share of the mini-batch's loss."""
+        with self.policy.autocast():
+            logprobs, entropy = token_logprobs(
+                self.policy.model, batch.token_ids, batch.loss_mask, self.config.rollout.temperature
+            )
+        weights = token_weights(batch.loss_mask, scales)
+        policy_batch = PolicyBatch(
+            logprobs=logprobs,
+            old_logprobs=batch.logprobs,
+            advantages=advantages.to(self.policy.device)[batch.episodes],
+            loss_mask=batch.loss_mask,
+            calls=batch.calls,
+        )
+        result = self._rule.policy_loss(policy_batch)
+        loss = (result.token_losses * weights).sum()
+        sums.add("loss/policy", loss)
+        sums.add_loss(result.metrics)
+        sums.add("entropy", (entropy * batch.loss_mask).sum())
+        if first:
+            difference = policy_batch.only_trained(logprobs.detach() - batch.logprobs).abs()
+            sums.add("logprob_difference", (difference * batch.loss_mask).sum())
+            sums.add("compared_tokens", batch.loss_mask.sum())
+        if self._uses_kl_loss():
+            common = self.config.trainer_common
+            with torch.no_grad():
+                reference = self._reference_logprobs(batch)
+            kl = (policy_batch.only_trained(token_kl(logprobs, reference, common.kl_loss_type)) * weights).sum()
+            sums.add("loss/kl", kl)
+            loss = loss + common.kl_loss_coef * kl
+        sums.add("loss/total", loss)
+        return loss
+
+    def _uses_kl_loss(self) -> bool:
+        common = self.config.trainer_common
+        return common.use_kl_loss and common.kl_loss_coef > 0
+
+    def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
+        with self.policy.reference() as model, self.policy.autocast():
+            logprobs, _ = token_logprobs(model, batch.token_ids, batch.loss_mask, self.config.rollout.temperature)
+        return logprobs
+
+    def _micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+        return micro_batches(rows, self.config.trainer_common.max_tokens_per_micro_batch, self.policy.device)
+
+    def _summary(self, sums: _Sums, norms: Sequence[float], step: int) -> dict[str, float]:
+        steps = len(norms)
+        values = {name: float(value) for name, value in sums.values.items()}
+        assert sums.loss is not None
+        loss = sums.loss.summary()
+        trained = float(sums.loss.trained_tokens)
+        difference = values.pop("logprob_difference") / max(values.pop("compared_tokens"), 1.0)
+        metrics: dict[str, float] = {
+            name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
+        }
+        metrics |= {
+            "entropy": values["entropy"] / max(trained, 1.0),
+            "clip_fraction": loss["clip_fraction_low"] + loss["clip_fraction_high"],
+            "kl/rollout": loss["approx_kl"],
+            "ratio/mean": loss["ratio_mean"],
+            "ratio/max": loss["ratio_max"],
+            "logprob_difference": difference,
+            "grad_norm": sum(norms) / steps,
+            "lr": self.optimiser.lr(step),
+            "update/optimiser_steps": steps,
+        }
+        if difference > _MOST_LOGPROB_DIFFERENCE:
+            raise BackboneError(
+                f"step {step}: logprobs of the rollout and of the trainer differ by {difference:.3f} nats a token on "
+                f"average (at most {_MOST_LOGPROB_DIFFERENCE} can be rounding): the engine did not sample with the "
+                "trained weights, or sampled in another precision"
+            )
+        return metrics
+
+
+def _mini_batches(rows: Sequence[Row], count: int, seed: str) -> list[list[Row]]:
+    """Deal the episodes, shuffled by `seed`, into `count` parts; an episode's rows stay together."""
+    episodes = sorted({row.episode for row in rows})
+    random.Random(seed).shuffle(episodes)
+    part = {episode: index % count for index, episode in enumerate(episodes)}
+    batches: list[list[Row]] = [[] for _ in range(count)]
+    for row in rows:
+        batches[part[row.episode]].append(row)
+    return batches
+
+
+def _response_length(episode: Episode) -> int:
+    """Return the tokens that follow the first prompt, on the episode's longest timeline."""
+    return max(len(sample.token_ids) for sample in episode.samples) - len(episode.calls[0].prompt_ids)
+
+
+def _groups_without(signal: Tensor, episodes: Sequence[Episode]) -> float:
+    by_task: dict[str, bool] = defaultdict(bool)
+    for episode, has in zip(episodes, signal.tolist(), strict=True):
+        by_task[episode.task.task_id] |= has
+    return sum(not has for has in by_task.values()) / max(len(by_task), 1)

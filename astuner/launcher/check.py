@@ -1,0 +1,121 @@
+"""`astuner check`: what a run would do, and what is wrong, before it is started."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from astuner.backbone.base import MemoryEstimate, load_backbone
+from astuner.backbone.ingredients import Ingredients, gather, validation_repeats
+from astuner.backbone.task_order import TaskOrder
+from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
+from astuner.launcher.console import make_console
+from astuner.launcher.launch import Launch
+from astuner.schema import Episode
+
+_SHOWN_TASKS = 2
+_GIB = 2**30
+
+
+def check_launch(launch: Launch, *, dry_run: bool) -> None:
+    """Load everything that the run would load, print the arithmetic, and roll out a few episodes if asked.
+
+    Raises:
+        AstunerError: whatever would stop the run.
+    """
+    console = make_console()
+    config = launch.config.astuner
+    backbone = load_backbone(config.backbone)
+    ingredients = gather(config, launch.config_dir)
+    _print_ingredients(console, config, ingredients)
+    _print_arithmetic(console, config, ingredients)
+    _print_memory(console, backbone.estimate(config, ingredients.model_path))
+    if dry_run:
+        _print_episodes(console, launch.dry_run())
+    console.print("[green]all right[/]: this configuration can run")
+
+
+def _print_ingredients(console: Console, config: AstunerConfig, ingredients: Ingredients) -> None:
+    tasks = ingredients.tasks
+    console.print(f"backbone   {config.backbone}, {config.trainer_common.algorithm.adv_estimator}")
+    console.print(
+        f"model      {ingredients.model_path} (vocabulary of {len(ingredients.tokenizer)}, "
+        f"renderer {ingredients.codec.renderer_name})",
+        soft_wrap=True,
+    )
+    if ingredients.workflow is not None:
+        console.print(f"workflow   {config.rollout.agentscope_workflow}")
+        console.print(f"judge      {config.task_judge.judge_protocol or 'none: the workflow returns its reward'}")
+    skipped = f", {tasks.skipped_rows} bad rows skipped" if tasks.skipped_rows else ""
+    console.print(f"tasks      {len(tasks.training)} for training, {len(tasks.validation)} for validation{skipped}")
+    for task in tasks.training[:_SHOWN_TASKS]:
+        console.print(escape(f"           {task.task_id}: {task.main_query[:100]!r}"), soft_wrap=True)
+
+
+def _print_arithmetic(console: Console, config: AstunerConfig, ingredients: Ingredients) -> None:
+    common, repeats = config.trainer_common, config.rollout.num_repeat
+    order = TaskOrder(ingredients.tasks.training, config.data.train_batch_size, None)
+    batch = min(config.data.train_batch_size, len(ingredients.tasks.training))
+    steps = order.total_steps(common.total_epochs, common.total_training_steps)
+    if common.algorithm.adv_estimator == "sft":
+        console.print(f"a step     {batch} transcripts → 1 optimiser step")
+    else:
+        episodes = batch * repeats
+        samples = episodes * config.rollout.multi_turn.expected_steps
+        console.print(
+            f"a step     {batch} tasks × {repeats} repeats → {episodes} episodes → about {samples} samples "
+            f"→ {common.mini_batch_num} optimiser steps",
+            soft_wrap=True,
+        )
+        validations = math.ceil(steps / common.test_freq) + common.val_before_train
+        per_validation = len(ingredients.tasks.validation) * validation_repeats(config)
+        console.print(f"validation {per_validation} episodes, {validations} times")
+    console.print(
+        f"the run    {steps} steps ({order.steps_per_epoch} an epoch), {steps * common.mini_batch_num} optimiser steps"
+    )
+
+
+def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, size in estimate.parts.items():
+        if size:
+            table.add_row(f"           {name}", f"{size / _GIB:.2f} GiB")
+    console.print(
+        f"memory     about {estimate.total / _GIB:.2f} GiB of {estimate.available / _GIB:.0f} GiB at the peak"
+    )
+    console.print(f"           {estimate.parameters:,} weights, {estimate.trained:,} of them trained")
+    console.print(table)
+    if estimate.total > estimate.available:
+        console.print(
+            "[yellow]this will hardly fit[/]: lower trainer_common.max_tokens_per_micro_batch, set "
+            "model.gradient_checkpointing, or train adapters (model.lora.rank: 16)",
+            soft_wrap=True,
+        )
+
+
+def _print_episodes(console: Console, episodes: list[Episode]) -> None:
+    table = Table(title="dry run", title_justify="left")
+    for name in ("task", "reward", "success", "calls", "samples", "tokens", "seconds"):
+        table.add_column(name, justify="left" if name == "task" else "right")
+    for episode in episodes:
+        table.add_row(
+            escape(episode.task.main_query[:40]),
+            "-" if episode.reward is None else f"{episode.reward:.2f}",
+            "-" if episode.is_success is None else ("yes" if episode.is_success else "no"),
+            str(len(episode.calls)),
+            str(len(episode.samples)),
+            str(sum(len(sample.token_ids) for sample in episode.samples)),
+            f"{episode.end_time - episode.start_time:.2f}",
+        )
+    console.print(table)
+    failed = [episode for episode in episodes if episode.status == "failed"]
+    for episode in failed[:3]:
+        console.print(escape(f"failed: [{episode.error_kind}] {episode.error}"), style="yellow", soft_wrap=True)
+    if len(failed) == len(episodes):
+        raise BackboneError("no episode of the dry run got a reward; mend what is said above")

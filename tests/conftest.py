@@ -1,0 +1,93 @@
+"""Shared fixtures: a tiny tokenizer and model, made once a session."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loguru import logger
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+                "required": ["a", "b"],
+            },
+        },
+    }
+]
+
+
+def conversation(rng: random.Random) -> dict[str, Any]:
+    """Return a transcript with a tool call."""
+    a, b = rng.randint(0, 99), rng.randint(0, 99)
+    call = {"name": "add", "arguments": f'{{"a": {a}, "b": {b}}}'}
+    return {
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": f"What is {a} + {b}?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+            {"role": "tool", "content": str(a + b), "tool_call_id": "1", "name": "add"},
+            {"role": "assistant", "content": f"\\boxed{{{a + b}}}"},
+        ],
+        "tools": TOOLS,
+    }
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Any:
+    """A byte-level BPE tokenizer with Qwen's chat markup."""
+    from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
+
+    rng = random.Random(0)
+    return build_tokenizer([conversation(rng) for _ in range(50)], context=512)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3-shaped model of some 50,000 parameters, with that tokenizer."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def log() -> Iterator[list[str]]:
+    """What is logged during the test, a message an entry."""
+    messages: list[str] = []
+    sink = logger.add(lambda message: messages.append(message.record["message"]), level="INFO", format="{message}")
+    yield messages
+    logger.remove(sink)

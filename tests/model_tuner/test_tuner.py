@@ -1,0 +1,212 @@
+"""ModelTuner: exact prompts, bridged turns, bounds, and what agents see of malformed answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from astuner.context_tracker import build_samples, certificate
+from astuner.errors import AgentMadness, CallLimitError, ContextLengthError, WorkflowError
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'
+
+
+@pytest.fixture(scope="module", params=["qwen3", "auto"])
+def codec(request: pytest.FixtureRequest, tokenizer: Any) -> ChatCodec:
+    """The qwen3 renderer, and the tokenizer's own template with our bridge."""
+    return ChatCodec(tokenizer, request.param)
+
+
+def make(codec: ChatCodec, answers: Sequence[str], **settings: Any) -> ModelTuner:
+    """A tuner whose model says `answers`, one a call."""
+    left = [codec.tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
+    engine = ScriptedEngine(lambda prompt, params: left.pop(0), max_model_len=4096)
+    defaults = {"max_model_len": 4096, "max_response_length": 4096}
+    return ModelTuner(engine, codec, CallSettings(**{**defaults, **settings}), episode_id="e")
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+async def test_a_tool_turn_extends_the_sampled_tokens(codec: ChatCodec):
+    tuner = make(codec, [CALL, "3<|im_end|>"])
+    first = await tuner.chat([user("1+2?")], tools=TOOLS)
+    (tool,) = first.parsed.tool_calls
+    assert (tool.name, tool.arguments) == ("add", {"a": 1, "b": 2})
+    history = [user("1+2?"), first.call.messages[-1], {"role": "tool", "content": "3", "tool_call_id": tool.id}]
+    second = await tuner.chat(history, tools=TOOLS)
+    said = first.call.prompt_ids + first.call.completion_ids
+    assert second.call.prompt_ids[: len(said)] == said
+    assert second.call.fork_cause is None
+    text = codec.tokenizer.decode(second.call.prompt_ids[len(said) :])
+    assert text == "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    (sample,) = build_samples(tuner.calls)
+    assert certificate(tuner.calls, [sample]) == 1.0
+
+
+async def test_what_was_sampled_is_kept_even_where_text_would_tokenise_otherwise(codec: ChatCodec):
+    """Completion ids spelled one byte a token: re-tokenising their text would give fewer."""
+    byte_ids = [codec.tokenizer.convert_tokens_to_ids(char) for char in "Whatis"]
+    stop = codec.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    answers = [[*byte_ids, stop], [stop]]
+    engine = ScriptedEngine(lambda prompt, params: answers.pop(0), max_model_len=4096)
+    tuner = ModelTuner(engine, codec, CallSettings(), episode_id="e")
+    first = await tuner.chat([user("hi")])
+    second = await tuner.chat([user("hi"), first.call.messages[-1], user("again")])
+    if second.call.fork_cause is None:
+        assert second.call.prompt_ids[: len(first.call.prompt_ids) + len(byte_ids)][-len(byte_ids) :] == tuple(byte_ids)
+    else:  # Qwen3's template re-renders at a new question, to drop earlier thinking
+        assert (codec.renderer_name, second.call.fork_cause) == ("qwen3", "template_rewrote_history")
+
+
+async def test_forks_name_their_cause(codec: ChatCodec):
+    tuner = make(codec, [CALL, *["ok<|im_end|>"] * 3])
+    first = await tuner.chat([{"role": "system", "content": "s"}, user("1+2?")], tools=TOOLS)
+    answer = first.call.messages[-1]
+    result = {"role": "tool", "content": "3", "tool_call_id": answer["tool_calls"][0]["id"]}
+    system = {"role": "system", "content": "s"}
+    changed = await tuner.chat([system, user("1+2?"), answer, result])
+    edited = await tuner.chat([system, user("2+2?"), answer, result], tools=TOOLS)
+    other = await tuner.chat([{"role": "system", "content": "t"}, user("1+2?"), answer, result], tools=TOOLS)
+    causes = [call.call.fork_cause for call in (first, changed, edited, other)]
+    assert causes == [None, "tools_changed", "framework_edited_history", "system_changed"]
+
+
+async def test_a_turn_cut_by_length_gets_no_end_token_of_its_own(codec: ChatCodec):
+    tuner = make(codec, ["a b c d e f g h", "ok<|im_end|>"], max_tokens=3)
+    first = await tuner.chat([user("hi")])
+    assert (first.call.finish_reason, len(first.call.completion_ids)) == ("length", 3)
+    await tuner.chat([user("hi"), first.call.messages[-1], {"role": "tool", "content": "x"}])
+    trained = sum(sum(sample.loss_mask) for sample in build_samples(tuner.calls))
+    assert trained == 3 + len(tuner.calls[1].completion_ids)
+
+
+@pytest.mark.parametrize(
+    "broken", ['<tool_call>\n{"name": "add", "arguments": {"a": \n</tool_call>', "<tool_call>\nnot json"]
+)
+async def test_a_malformed_tool_call_reaches_the_agent_as_text(codec: ChatCodec, broken: str):
+    tuner = make(codec, [f"let me see {broken}<|im_end|>"])
+    answer = await tuner.chat([user("hi")], tools=TOOLS)
+    assert answer.parsed.tool_calls == ()
+    assert answer.parsed.content.startswith("let me see")
+    assert broken.removeprefix("<tool_call>").removesuffix("</tool_call>").strip() in answer.parsed.content
+    assert codec.tokenizer.decode(answer.call.completion_ids) == f"let me see {broken}<|im_end|>"
+
+
+async def test_dashscope_parts_and_arguments_as_objects_are_understood(codec: ChatCodec):
+    tuner = make(codec, [CALL, "3<|im_end|>"])
+    first = await tuner.chat([user("1+2?")], tools=TOOLS)
+    call = {"id": "other", "function": {"name": "add", "arguments": {"b": 2, "a": 1}}}
+    again = {"role": "assistant", "content": [], "tool_calls": [call]}
+    question = {"role": "user", "content": [{"text": "1+"}, {"type": "text", "text": "2?"}]}
+    second = await tuner.chat([question, again, {"role": "tool", "content": [{"text": "3"}]}], tools=TOOLS)
+    assert second.call.fork_cause is None
+    assert second.call.prompt_ids[: len(first.call.prompt_ids)] == first.call.prompt_ids
+
+
+@pytest.mark.parametrize(
+    ("messages", "says"),
+    [
+        ([], "at least one"),
+        (["hi"], "mapping with a role"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "image_url"),
+        ([{"role": "user", "content": 3}], "text or a list of parts"),
+    ],
+)
+async def test_messages_that_cannot_be_used_say_why(codec: ChatCodec, messages: list[Any], says: str):
+    with pytest.raises(WorkflowError, match=says):
+        await make(codec, ["ok"]).chat(messages)
+
+
+async def test_bounds_are_named(codec: ChatCodec):
+    with pytest.raises(ContextLengthError, match=r"data\.max_prompt_length is 5"):
+        await make(codec, ["ok"], max_prompt_length=5).chat([user("hi there")])
+    with pytest.raises(ContextLengthError, match=r"rollout\.max_model_len"):
+        await make(codec, ["ok"], max_model_len=5).chat([user("hi there")])
+    tuner = make(codec, ["ok<|im_end|>"] * 2, max_calls=1)
+    await tuner.chat([user("hi")])
+    with pytest.raises(CallLimitError, match=r"max_steps is 1"):
+        await tuner.chat([user("hi")])
+
+
+async def test_max_response_length_bounds_the_episode(codec: ChatCodec):
+    tuner = make(codec, ["a b c d<|im_end|>", "a b c d e f g h i j k l"], max_response_length=25)
+    first = await tuner.chat([user("hi")])
+    second = await tuner.chat([user("hi"), first.call.messages[-1], {"role": "tool", "content": "x"}])
+    call = second.call
+    assert len(call.prompt_ids) + len(call.completion_ids) <= len(first.call.prompt_ids) + 25
+
+
+@pytest.mark.parametrize(
+    ("answer", "checklist", "mad"),
+    [
+        ("la " * 300, ["nonsense"], True),
+        ("π ≤ é → √ and кириллица 中文", ["nonsense"], False),
+        ("la " * 300, ["wrong_toolcall"], False),
+        ("<tool_call>\nnot json\n</tool_call>", ["wrong_toolcall"], True),
+        (CALL, ["nonsense", "wrong_toolcall"], False),
+    ],
+)
+async def test_madness(codec: ChatCodec, answer: str, checklist: list[str], mad: bool):
+    tuner = make(codec, [answer], madness_checklist=tuple(checklist), max_tokens=4000)
+    if mad:
+        with pytest.raises(AgentMadness):
+            await tuner.chat([user("hi")], tools=TOOLS)
+    else:
+        await tuner.chat([user("hi")], tools=TOOLS)
+    assert (tuner.madness is not None) == mad
+    assert len(tuner.calls) == 1
+
+
+async def test_agentscope_sees_text_and_tool_blocks(codec: ChatCodec):
+    tuner = make(codec, [f"so\n{CALL}"])
+    response = await tuner([user("1+2?")], tools=TOOLS, tool_choice=None)
+    kinds = [block["type"] for block in response.content]
+    assert kinds == ["text", "tool_use"]
+    assert response.content[1]["input"] == {"a": 1, "b": 2}
+    assert json.dumps(response.content)
+
+
+async def test_ignored_wishes_are_said_once(codec: ChatCodec, log: list[str]):
+    from astuner.model_tuner import tuner as module
+
+    module._said.clear()
+    tuner = make(codec, ["ok<|im_end|>"] * 2)
+    for _ in range(2):
+        await tuner.chat([user("hi")], temperature=0.1, tool_choice="required")
+    assert [line for line in log if "temperature" in line] == [line for line in log if "temperature" in line][:1]
+    assert any("tool_choice='required'" in line for line in log)
+
+
+async def test_tool_choice_none_gives_text(codec: ChatCodec):
+    answer = await make(codec, [CALL]).chat([user("hi")], tools=TOOLS, tool_choice="none")
+    assert answer.parsed.tool_calls == ()
+    assert "add" in answer.parsed.content
+
+
+def test_seeds_differ_between_calls_and_episodes(codec: ChatCodec):
+    seeds: list[int | None] = []
+
+    def answer(prompt: Sequence[int], params: Any) -> list[int]:
+        seeds.append(params.seed)
+        return [codec.stop_token_ids[0]]
+
+    import asyncio
+
+    run: Callable[[int], None] = lambda seed: asyncio.run(_two_calls(answer, codec, seed))  # noqa: E731
+    run(1), run(2), run(1)
+    assert len(set(seeds[:4])) == 4
+    assert seeds[4:] == seeds[:2]
+
+
+async def _two_calls(answer: Any, codec: ChatCodec, seed: int) -> None:
+    tuner = ModelTuner(ScriptedEngine(answer, 4096), codec, CallSettings(), episode_id="e", seed=seed)
+    await tuner.chat([user("hi")])
+    await tuner.chat([user("hi")])

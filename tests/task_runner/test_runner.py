@@ -1,0 +1,145 @@
+"""TaskRunner: whatever a workflow or a judge does becomes an episode."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from astuner import Workflow, WorkflowOutput, WorkflowTask
+from astuner.config.data import TaskJudgeConfig
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.schema import Episode, Task
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_runner import TaskRunner
+
+TASK = WorkflowTask(Task("t", "What is 1 + 2?", metadata={"answer": "3"}), "train-000001-t-0")
+
+
+class LengthJudge(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        return float(len(workflow_output.metadata["said"])), True
+
+
+class Talk(Workflow):
+    reward: Any = None
+    madness = False
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        answer = await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        return WorkflowOutput(reward=self.reward, metadata={"said": answer.parsed.content})
+
+
+class Rewarded(Talk):
+    reward = 0.0
+
+
+class Raises(Talk):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await super().execute(workflow_task, model_tuner)
+        raise KeyError("no such thing")
+
+
+class Exits(Talk):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        raise SystemExit(3)
+
+
+class Hangs(Talk):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await super().execute(workflow_task, model_tuner)
+        await asyncio.sleep(60)
+        raise AssertionError
+
+
+class OwnTimeout(Talk):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        raise TimeoutError("the user's own")
+
+
+class Rubbish(Talk):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        return "well"  # type: ignore[return-value]
+
+
+class NotANumber(Talk):
+    reward = math.nan
+
+
+class SaysNothing(Talk):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        return WorkflowOutput(reward=1.0)
+
+
+class SwallowsErrors(Talk):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        try:
+            return await super().execute(workflow_task, model_tuner)
+        except Exception:
+            return WorkflowOutput(reward=1.0)
+
+
+def run(tokenizer: Any, workflow: type[Workflow], answer: str = "three<|im_end|>", **changes: Any) -> Episode:
+    ids = tokenizer.encode(answer, add_special_tokens=False)
+    engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=4096)
+    judge = changes.pop("judge", LengthJudge(TaskJudgeConfig()))
+    settings = CallSettings(max_tokens=2000, **changes.pop("settings", {}))
+    runner = TaskRunner(workflow, judge, engine, ChatCodec(tokenizer, "qwen3"), **{"episode_timeout": 5.0, **changes})
+    return asyncio.run(runner.run(TASK, settings))
+
+
+def test_a_workflow_without_reward_is_judged(tokenizer: Any):
+    episode = run(tokenizer, Talk)
+    assert (episode.status, episode.reward, episode.is_success) == ("ok", 5.0, True)
+    assert len(episode.samples) == len(episode.calls) == 1
+
+
+def test_a_workflow_with_reward_needs_no_judge(tokenizer: Any):
+    episode = run(tokenizer, Rewarded, judge=None)
+    assert (episode.status, episode.reward, episode.is_success) == ("ok", 0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "kind", "says"),
+    [
+        (Raises, "workflow", "KeyError: 'no such thing' (at "),
+        (Exits, "workflow", "SystemExit: 3"),
+        (OwnTimeout, "workflow", "the user's own"),
+        (Rubbish, "workflow", "must return a WorkflowOutput, got str: 'well'"),
+        (NotANumber, "workflow", "WorkflowOutput.reward must be a finite number, got nan"),
+    ],
+)
+def test_a_workflow_that_misbehaves_is_a_failed_episode(tokenizer: Any, workflow: type[Workflow], kind: str, says: str):
+    episode = run(tokenizer, workflow)
+    assert (episode.status, episode.reward, episode.error_kind, episode.samples) == ("failed", None, kind, ())
+    assert says in (episode.error or "")
+    assert "test_runner.py" in (episode.error or "") or kind != "workflow" or "WorkflowOutput" in (episode.error or "")
+
+
+def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
+    episode = run(tokenizer, Hangs, episode_timeout=0.2)
+    assert (episode.status, episode.error_kind, len(episode.calls)) == ("failed", "timeout", 1)
+    assert "train-000001-t-0/0" in (episode.error or "")
+
+
+def test_a_missing_judge_is_a_failed_episode(tokenizer: Any):
+    episode = run(tokenizer, Talk, judge=None)
+    assert (episode.status, episode.error_kind) == ("failed", "judge")
+
+
+def test_an_episode_without_tokens_is_dropped(tokenizer: Any):
+    episode = run(tokenizer, SaysNothing)
+    assert (episode.status, episode.error_kind, episode.reward) == ("dropped", "no_tokens", 1.0)
+
+
+@pytest.mark.parametrize("workflow", [Talk, SwallowsErrors])
+@pytest.mark.parametrize("ends", [True, False])
+def test_madness_has_its_own_reward(tokenizer: Any, workflow: type[Workflow], ends: bool):
+    settings = {"madness_checklist": ("nonsense",), "madness_ends_episode": ends}
+    episode = run(tokenizer, workflow, answer="la " * 300, settings=settings, madness_reward=-2.0)
+    assert (episode.status, episode.reward, episode.is_success) == ("ok", -2.0, False)
+    assert "repeats itself" in episode.metadata["madness"]
+    assert episode.samples

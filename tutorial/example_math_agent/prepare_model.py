@@ -1,0 +1,154 @@
+"""Make the small starting model of math_agent_tiny.yaml: about 1 M parameters, warmed up to know the agent's form.
+
+A blank Qwen3-shaped model is fine-tuned with astuner's own supervised stage on seeded transcripts, half of which
+use the Python tool while the other half guess. So it starts out using the tool about half the time, which leaves
+the rest to reinforcement learning. The result lies in the user's cache folder, under a name that changes
+with this recipe.
+"""
+
+import hashlib
+import json
+import os
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from astuner import AstunerJob
+from tutorial.example_math_agent.math_agent import system_prompt
+from tutorial.example_math_agent.prepare_data import make_splits, make_task
+from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that the starting model depends on, beside the text of these files."""
+
+    seed: int = 1
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    context: int = 2048
+    initializer_range: float = 0.06
+    transcripts: int = 32_000
+    validation_transcripts: int = 128
+    batch: int = 32
+    lr: float = 3e-3
+    prompt_loss_weight: float = 0.1
+
+
+def tiny_model() -> Path:
+    """Return the folder of the starting model, after making it if it is not there yet."""
+    recipe = Recipe()
+    folder = _cache_folder() / f"math_agent_tiny_{_fingerprint(recipe)}"
+    if not (folder / "model" / "config.json").exists():
+        _make(recipe, folder)
+    return folder / "model"
+
+
+def transcript(rng: random.Random, avoid: set[str]) -> dict:
+    """Return one conversation, as the agent would have had it; questions in `avoid` are not used."""
+    task = make_task(rng)
+    while task["question"] in avoid:
+        task = make_task(rng)
+    question, answer = task["question"], task["answer"]
+    messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": question}]
+    if rng.random() < 0.5:
+        expression = question.removeprefix("What is ").removesuffix("?")
+        call = {"name": "execute_python_code", "arguments": json.dumps({"code": f"print({expression})"})}
+        output = f"<returncode>0</returncode><stdout>{answer}\n</stdout><stderr></stderr>"
+        messages += [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": call}]},
+            {"role": "tool", "content": output, "tool_call_id": "1", "name": "execute_python_code"},
+        ]
+    else:
+        answer = str(int(answer) + rng.choice([1, -1, 10, -10, 100, -100]))
+    messages.append({"role": "assistant", "content": f"\\boxed{{{answer}}}"})
+    return {"messages": messages, "tools": _tools()}
+
+
+def _tools() -> list[dict]:
+    from agentscope.tool import Toolkit, execute_python_code
+
+    toolkit = Toolkit()
+    toolkit.register_tool_function(execute_python_code)
+    return toolkit.get_json_schemas()
+
+
+def _make(recipe: Recipe, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(recipe.seed)
+    training, validation = make_splits()
+    avoid = {task["question"] for task in (*training, *validation)}
+    tools = _tools()
+    rows = [transcript(rng, avoid) | {"tools": tools} for _ in range(recipe.transcripts)]
+    tokenizer = build_tokenizer(rows[:500], recipe.context)
+    _blank_model(recipe, tokenizer).save_pretrained(folder / "blank")
+    tokenizer.save_pretrained(folder / "blank")
+    held_out = recipe.validation_transcripts
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[held_out:]))
+    (folder / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:held_out]))
+    job = AstunerJob(
+        algorithm="sft",
+        model=folder / "blank",
+        project_name="math_agent",
+        experiment_name="warm_up",
+        model__renderer="qwen3",
+        data__train_batch_size=recipe.batch,
+        trainer_common__algorithm__prompt_loss_weight=recipe.prompt_loss_weight,
+        trainer_common__optim={
+            "lr": recipe.lr,
+            "betas": (0.9, 0.95),
+            "lr_scheduler": "cosine",
+            "lr_warmup_steps": 20,
+            "min_lr_ratio": 0.1,
+        },
+        trainer_common__total_epochs=1,
+        trainer_common__save_freq=200,
+        trainer_common__test_freq=200,
+        trainer_common__seed=recipe.seed,
+        trainer_common__use_kl_loss=False,
+    )
+    job.set_data(type="file", dataset_path=folder / "train.jsonl", validation_path=folder / "validation.jsonl")
+    tuned = job.tune(exp_dir=folder)
+    tuned.path.rename(folder / "model")
+
+
+def _blank_model(recipe: Recipe, tokenizer):
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(recipe.seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        max_position_embeddings=recipe.context,
+        initializer_range=recipe.initializer_range,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def _fingerprint(recipe: Recipe) -> str:
+    here = Path(__file__).parent
+    sources = [(here / name).read_text() for name in ("prepare_model.py", "tiny_tokenizer.py", "prepare_data.py")]
+    text = json.dumps([asdict(recipe), system_prompt, *sources])
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astuner" / "models"
+
+
+if __name__ == "__main__":
+    print(tiny_model())

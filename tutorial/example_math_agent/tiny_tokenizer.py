@@ -1,0 +1,113 @@
+"""A small byte-level BPE tokenizer with Qwen's chat and tool markup, trained on the transcripts themselves."""
+
+from transformers import PreTrainedTokenizerFast
+
+VOCABULARY = 1024
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+# Plain tokens, as in Qwen's tokenizers: decoding keeps them, so that tool calls can be read.
+MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+
+# Qwen's ChatML template with Hermes tool calls, without the parts about thinking.
+CHAT_TEMPLATE = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\n' }}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\\n' }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments ' }}
+    {{- 'within <tool_call></tool_call> XML tags:\\n<tool_call>\\n' }}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call><|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' + (message.content or '') }}
+        {%- for call in message.tool_calls or [] %}
+            {%- if not loop.first or message.content %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
+            {%- if call.function.arguments is string %}
+                {{- call.function.arguments }}
+            {%- else %}
+                {{- call.function.arguments | tojson }}
+            {%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def build_tokenizer(transcripts: list[dict], context: int) -> PreTrainedTokenizerFast:
+    """Train on the text of `transcripts` (rows with `messages` and `tools`).
+
+    Digits and line ends stand alone; anything else may merge up to a whole line, since what the agent's prompt
+    always says the same way is not worth a small model's time.
+    """
+    from tokenizers import trainers
+
+    blank = _wrap(_bpe(), context)
+    texts = [blank.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False) for row in transcripts]
+    tokenizer = _bpe()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY - len(MARKUP),
+        special_tokens=SPECIAL,
+        initial_alphabet=_alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_between_markup(texts), trainer)
+    return _wrap(tokenizer, context)
+
+
+def _alphabet() -> list[str]:
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def _bpe():
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE())
+    pieces = pre_tokenizers.Split(Regex(r"\p{N}|\n|[^\p{N}\n]+"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _wrap(tokenizer, context: int) -> PreTrainedTokenizerFast:
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.add_tokens(MARKUP, special_tokens=False)
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def _between_markup(texts: list[str]) -> list[str]:
+    """Return the text between markup tokens, which are added whole and must not be merged into others."""
+    import re
+
+    markup = "|".join(re.escape(token) for token in (*SPECIAL, *MARKUP))
+    return [piece for text in texts for piece in re.split(markup, text) if piece]
