@@ -80,9 +80,7 @@ class WorkflowOutput:
         if self.reward is not None:
             self.reward = checked_reward(self.reward, "WorkflowOutput.reward")
         if self.is_success is not None and not isinstance(self.is_success, bool):
-            raise WorkflowError(
-                f"WorkflowOutput.is_success must be True, False or None, got {self.is_success!r}"
-            )
+            raise WorkflowError(f"WorkflowOutput.is_success must be True, False or None, got {self.is_success!r}")
         for name in ("metadata", "log_metrics"):
             if not isinstance(getattr(self, name), dict):
                 raise WorkflowError(f"WorkflowOutput.{name} must be a dict, got {getattr(self, name)!r}")

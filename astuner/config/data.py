@@ -26,7 +26,7 @@ class DatasetFileSplit(Section):
     """One split of `dataset_file`."""
 
     file_path: str = ""
-    """A .jsonl, .json, .csv or .parquet file, or `package.module->function` that makes the file and returns its path."""
+    """A .jsonl, .json, .csv or .parquet file, or `package.module->function`, which makes it and returns its path."""
 
 
 class FieldMapping(Section):
@@ -57,7 +57,7 @@ class HuggingFaceConfig(Section):
     """`task_reader.huggingface_dat_repo`: tasks from a Hugging Face data set."""
 
     dataset_path: str = "gsm8k"
-    """A hub name (`gsm8k`), a hub name with its subset (`gsm8k/main`, `openai/gsm8k/main`), or a local folder in hub layout."""
+    """A hub name (`gsm8k`), one with its subset (`gsm8k/main`, `openai/gsm8k/main`), or a folder in hub layout."""
     dataset_name: str | None = None
     """The subset (configuration) of the data set, where dataset_path does not carry it."""
     training_split: str = "train"

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
 
 from astuner.config.section import Section
 
 Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+def _all_or_some(top_k: int) -> int:
+    if top_k == 0:
+        raise ValueError("expected -1 (all) or a number of at least 1")
+    return top_k
+
+
+TopK = Annotated[int, Field(ge=-1), AfterValidator(_all_or_some)]
 
 
 class LoraConfig(Section):
@@ -55,7 +64,7 @@ class ValKwargs(Section):
 
     temperature: NonNegativeFloat = 0.0
     """Sampling temperature; 0 is greedy."""
-    top_k: int = -1
+    top_k: TopK = -1
     """Keep the k likeliest tokens; -1 keeps all."""
     top_p: Probability = 1.0
     """Nucleus mass."""
@@ -80,9 +89,9 @@ class RolloutConfig(Section):
     """Seconds that one episode may take, judge apart; a slower one fails and is counted."""
     max_retries: Annotated[int, Field(ge=0)] = 0
     """How often an episode that failed is run again."""
-    gamma: Literal[1.0] = 1.0
-    """Discount over steps; only 1.0 (none) is offered."""
-    compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = ["nonsense"]
+    gamma: Probability = 1.0
+    """Discount of the reward over the steps of an episode; only 1.0, no discount, is offered."""
+    compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = Field(default=["nonsense"])
     """Signs that the model lost control: nonsense (endless repetition, broken characters), wrong_toolcall."""
     agent_madness_termination: bool = True
     """End the episode at the first such sign."""
@@ -108,7 +117,7 @@ class RolloutConfig(Section):
     """Sampling temperature in training."""
     top_p: Probability = 1.0
     """Nucleus mass in training."""
-    top_k: int = -1
+    top_k: TopK = -1
     """Keep the k likeliest tokens in training; -1 keeps all."""
     val_kwargs: ValKwargs = ValKwargs()
     """Sampling in validation."""

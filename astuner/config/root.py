@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
@@ -14,13 +14,22 @@ from astuner.config.trainer import TrainerCommonConfig
 BackboneName = Literal["debug", "local", "trinity", "verl"]
 
 
+def _folder_name(name: str) -> str:
+    if not name.strip(". ") or set(name) & set("/\\\0"):
+        raise ValueError("expected a name that a folder can have, without / and \\")
+    return name
+
+
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+
+
 class AstunerConfig(Section):
     """Section `astuner`: everything about a run."""
 
     project_name: str = "astuner_default_project"
     """Groups experiments in loggers."""
-    experiment_name: str = "read_yaml_name"
-    """Name of the run; read_yaml_name takes the YAML file's."""
+    experiment_name: FolderName = "read_yaml_name"
+    """Name of the run and of its folder; read_yaml_name takes the YAML file's."""
     experiment_dir: str = "auto"
     """Folder of the run record; auto is {exp-dir}/{experiment_name}."""
     backbone: BackboneName = "local"

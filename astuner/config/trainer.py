@@ -10,6 +10,7 @@ from astuner.config.section import Section
 
 AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo", "sft"]
 KlType = Literal["k1", "k2", "low_var_kl"]
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class AlgorithmConfig(Section):
@@ -22,7 +23,7 @@ class AlgorithmConfig(Section):
     clip_ratio_high: PositiveFloat | None = None
     """Clip the probability ratio above 1 + this."""
     loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None = None
-    """How token losses become one number: over all tokens, over episodes of per-token means, or Dr. GRPO's fixed length."""
+    """How token losses become one number: over all tokens, over episodes of token means, or over a fixed length."""
     norm_adv_by_std: bool | None = None
     """Divide advantages by the group's standard deviation."""
     task_norm_patch: bool = False
@@ -34,7 +35,7 @@ class AlgorithmConfig(Section):
     kl_coef: NonNegativeFloat = 0.001
     """Coefficient of the KL in the reward."""
     overlong_buffer_length: NonNegativeInt = 0
-    """DAPO's soft punishment: responses within this many tokens of max_response_length lose up to 1 of reward; 0 is off."""
+    """DAPO's soft punishment: within this many tokens of max_response_length up to 1 of reward is lost; 0 is off."""
     prompt_loss_weight: NonNegativeFloat = 0.0
     """sft: the weight of tokens that the assistant did not write (its own weigh 1)."""
 
@@ -44,7 +45,7 @@ class OptimConfig(Section):
 
     lr: PositiveFloat = 1e-6
     """Learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """AdamW's decay rates."""
     weight_decay: NonNegativeFloat = 0.0
     """AdamW's decoupled weight decay."""
@@ -94,7 +95,9 @@ class TrainerCommonConfig(Section):
     """Machines (verl, trinity)."""
     n_gpus_per_node: PositiveInt = 8
     """GPUs per machine (verl, trinity)."""
-    logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = ["console", "tensorboard"]
+    logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = Field(
+        default=["console", "tensorboard"]
+    )
     """Where metrics go, beside metrics.jsonl."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """The algorithm. A bare name (`algorithm: sft`) stands for its adv_estimator."""

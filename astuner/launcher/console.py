@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -24,8 +25,14 @@ def make_console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def log_to(console: Console) -> int:
-    """Send the log to the console, above any progress bars and free of secrets; return the sink's id."""
+class _Sinks:
+    """The console sink in use, so that a later run replaces it and leaves the user's own sinks alone."""
+
+    current = 0  # loguru's default sink
+
+
+def log_to(console: Console) -> None:
+    """Send the log to the console, above any progress bars and free of secrets."""
 
     def write(message: Message) -> None:
         record = message.record
@@ -33,8 +40,9 @@ def log_to(console: Console) -> int:
         text = redact(f"{record['time']:HH:mm:ss} {record['message']}")
         console.print(escape(text), style=style, soft_wrap=True)
 
-    logger.remove()
-    return logger.add(write, level="INFO", format="{message}")
+    with contextlib.suppress(ValueError):  # removed by someone else
+        logger.remove(_Sinks.current)
+    _Sinks.current = logger.add(write, level="INFO", format="{message}")
 
 
 def print_error(error: BaseException) -> None:

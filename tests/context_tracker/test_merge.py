@@ -62,9 +62,7 @@ def test_leaf_rows_are_needed(calls):
             if one is not other and other.token_ids[: len(one.token_ids)] == one.token_ids:
                 assert any(
                     a and b and x != y
-                    for a, b, x, y in zip(
-                        one.loss_mask, other.loss_mask, one.logprobs, other.logprobs, strict=False
-                    )
+                    for a, b, x, y in zip(one.loss_mask, other.loss_mask, one.logprobs, other.logprobs, strict=False)
                 )
 
 

@@ -99,7 +99,7 @@ class Policy:
                 yield self.model
             return
         if self._reference is None:
-            self._reference = load_causal_lm(self._path, self.dtype).to(self.device).eval().requires_grad_(False)
+            self._reference = self.frozen_copy()
         yield self._reference
 
     @torch.no_grad()
@@ -118,14 +118,14 @@ class Policy:
         finally:
             self.model.unmerge_adapter()
 
-    def base_model(self) -> Any:
-        """Return the model without its adapters' wrapper."""
-        return self.model.get_base_model() if self.uses_lora else self.model
+    def frozen_copy(self) -> Any:
+        """Return the starting model once more, in the type that the policy computes in."""
+        return load_causal_lm(self._path, self.dtype).to(self.device).eval().requires_grad_(False)
 
     def save(self, folder: Path, tokenizer: Any) -> None:
         """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads, adapters merged in."""
-        model = self.base_model()
-        weights = {name: tensor.to("cpu").contiguous() for name, tensor in self.full_weights().items()}
+        model = self.model.get_base_model() if self.uses_lora else self.model
+        weights = {name: tensor.to("cpu", self.dtype).contiguous() for name, tensor in self.full_weights().items()}
         with _reporting_its_own_type(model, self.dtype):
             model.save_pretrained(folder, state_dict=weights)
         tokenizer.save_pretrained(folder)

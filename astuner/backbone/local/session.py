@@ -44,11 +44,10 @@ class Session:
     def engine(self) -> EmbeddedEngine:
         """The engine, started on first use with the policy's weights of then."""
         engine = EmbeddedEngine(
-            self.policy.base_model(),
+            self.policy.frozen_copy(),
             max_model_len=min(self.config.rollout.max_model_len, self.policy.max_length),
             max_num_seqs=self.config.rollout.max_num_seqs,
         )
-        self.policy.model.eval()
         engine.update_weights(self.policy.full_weights(), self.state.step)
         return engine
 

@@ -1,0 +1,26 @@
+"""Check that the main job did what the README promises: `check_main_job.py RECORDS`."""
+
+import json
+import sys
+from pathlib import Path
+
+MOST_BEFORE, LEAST_AFTER, MOST_SECONDS, NOISE = 0.65, 0.95, 480, 0.06
+
+records = Path(sys.argv[1])
+run = json.loads((records / "math_agent_tiny" / "summary.json").read_text())
+again = json.loads((records / "math_agent_tiny-eval" / "summary.json").read_text())
+before = run["validation"]["before"]["success_rate"]
+after = run["validation"]["after"]["success_rate"]
+evaluated = again["validation"]["after"]["success_rate"]
+print(json.dumps({"before": before, "after": after, "evaluated": evaluated, "seconds": run["seconds"]}))
+problems = [
+    text
+    for text, wrong in {
+        f"success before is {before}, at most {MOST_BEFORE} expected": before > MOST_BEFORE,
+        f"success after is {after}, at least {LEAST_AFTER} expected": after < LEAST_AFTER,
+        f"astuner eval gives {evaluated}, {after} expected": abs(evaluated - after) > NOISE,
+        f"the run took {run['seconds']} s, at most {MOST_SECONDS} expected": run["seconds"] > MOST_SECONDS,
+    }.items()
+    if wrong
+]
+sys.exit("; ".join(problems))

@@ -1,0 +1,20 @@
+.PHONY: setup check test bench demo
+
+setup:  ## install astuner with everything that developers need
+	pip install -e ".[dev]"
+
+check:  ## lint, format, types, import contracts
+	ruff check astuner tests tutorial .ci
+	ruff format --check astuner tests tutorial .ci
+	mypy
+	lint-imports
+
+test:  ## the test suite
+	pytest
+
+bench:  ## print one JSON line a benchmark; needs `pip install -e ".[dev,bench]"`
+	python tests/bench/bench_engine.py
+	python tests/bench/bench_step.py
+
+demo:  ## tune the tiny math agent
+	astuner --conf tutorial/example_math_agent/math_agent_tiny.yaml

@@ -1,0 +1,149 @@
+"""One YAML file as its tree of values and the line of every key."""
+
+from __future__ import annotations
+
+import difflib
+import io
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from astuner.config.keys import KeyPath
+from astuner.errors import ConfigError
+
+SUFFIXES = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, slots=True)
+class YamlFile:
+    """A file as read, nothing resolved.
+
+    Attributes:
+        path: the file.
+        text: what it holds.
+        tree: its values; `1e-6` is a float, a date stays text (OmegaConf's reading, not YAML 1.1's).
+        lines: 1-based line of every key and list item; an item's last part is its index.
+    """
+
+    path: Path
+    text: str
+    tree: dict[str, Any]
+    lines: Mapping[KeyPath, int]
+
+    def where(self, path: KeyPath) -> str:
+        """`file:line` of a key, or of the nearest section around it that is written in the file."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self.lines:
+                return place(self.path, self.lines[path[:end]])
+        return shown(self.path)
+
+
+def shown(path: Path) -> str:
+    """The path as errors show it: relative where it lies under the working directory."""
+    absolute = Path(os.path.abspath(path))
+    here = Path.cwd()
+    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+
+
+def place(path: Path, line: int) -> str:
+    """`file:line`."""
+    return f"{shown(path)}:{line}"
+
+
+def read_yaml(path: Path) -> YamlFile:
+    """Read a YAML file whose top level is a mapping; an empty file is an empty mapping.
+
+    Raises:
+        ConfigError: no such file, no text, a syntax error (with line, column and reason), or no mapping.
+    """
+    text = _text(path)
+    lines: dict[KeyPath, int] = {}
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if root is None or root.tag == "tag:yaml.org,2002:null":
+            return YamlFile(path, text, {}, {})
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{place(path, 1)}: expected `key: value` lines, beginning with `astuner:`")
+        _collect_lines(yaml.SafeLoader(""), root, (), lines)
+        tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(_syntax_error(path, error)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{shown(path)}: {error}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(_interpolation_error(path, lines, error)) from error
+    except RecursionError:
+        raise ConfigError(f"{shown(path)}: an anchor (&…) contains itself") from None
+    assert isinstance(tree, dict)
+    return YamlFile(path, text, {str(key): value for key, value in tree.items()}, lines)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(_missing_file(path)) from None
+    except IsADirectoryError:
+        raise ConfigError(f"{shown(path)} is a folder; expected a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown(path)} is not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{shown(path)} cannot be read: {error.strerror}") from None
+
+
+def _missing_file(path: Path) -> str:
+    folder = path.parent
+    if not folder.is_dir():
+        return f"no file {shown(path)}: there is no folder {shown(folder)}"
+    beside = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
+    alike = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5)
+    hint = f"; did you mean {shown(folder / alike[0])}?" if alike else ""
+    return f"no file {shown(path)}{hint}"
+
+
+def _syntax_error(path: Path, error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"{place(path, mark.line + 1)}, column {mark.column + 1}" if mark else shown(path)
+    reason = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"{where}: not valid YAML: {reason}"
+
+
+def _interpolation_error(path: Path, lines: Mapping[KeyPath, int], error: OmegaConfBaseException) -> str:
+    key = key_path(error.full_key or "")
+    where = place(path, lines[key]) if key in lines else shown(path)
+    return f"{where}: {error.full_key} is not a valid ${{…}} reference: {first_line(error)}"
+
+
+def key_path(full_key: str) -> KeyPath:
+    """OmegaConf's name of a place (`a.b[0].c`) as a path."""
+    return tuple(part for part in re.split(r"[.\[\]]+", full_key) if part)
+
+
+def first_line(error: Exception) -> str:
+    """The reason that an error of OmegaConf or Hydra gives, without its technical tail."""
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\w+ raised while resolving interpolation: ", "", line).strip('"')
+
+
+def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, lines: dict[KeyPath, int]) -> None:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _add_line(loader, (*prefix, str(index)), item, item, lines)
+    if isinstance(node, yaml.MappingNode):
+        loader.flatten_mapping(node)  # `<<: *base` brings the base's keys, with their own lines
+        for key, value in node.value:
+            _add_line(loader, (*prefix, str(key.value)), key, value, lines)
+
+
+def _add_line(
+    loader: yaml.SafeLoader, path: KeyPath, at: yaml.Node, value: yaml.Node, lines: dict[KeyPath, int]
+) -> None:
+    lines[path] = at.start_mark.line + 1
+    _collect_lines(loader, value, path, lines)

@@ -1,0 +1,169 @@
+"""Forward passes through transformers' own modules, for any causal language model.
+
+`CachedFallback` serves models whose only state is keys and values per token: it rebuilds their `DynamicCache` for
+every step. `UncachedFallback` computes each sequence anew for each token, which is right for any model (recurrent
+ones, say) and slow. `fallback_forward` tries the first on the model and takes the second where the logits disagree.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+
+import torch
+from loguru import logger
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from astuner.llm_engine.embedded.forward import Chunk, Forward, KvShape, LaneGroup
+from astuner.llm_engine.embedded.weights import WeightNames
+
+_TRIAL_LENGTHS = (4, 7)
+
+
+def fallback_forward(model: PreTrainedModel) -> Forward:
+    """The faster of the two forwards that computes what `model` computes. Puts `model` into evaluation mode."""
+    model.eval()
+    uncached = UncachedFallback(model)
+    # What a model does with a cache that it was not made for is its own affair: any error at all means "not so".
+    try:
+        cached = CachedFallback(model)
+        difference = _trial(cached, uncached)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
+        if difference < tolerance:
+            return cached
+        reason = f"its logits with a key/value cache are off by {difference:.2g} of their spread"
+    logger.warning(
+        "{} cannot be sampled with a plain key/value cache ({}); every token computes its whole sequence anew, slowly",
+        type(model).__name__,
+        reason,
+    )
+    return uncached
+
+
+def _trial(cached: CachedFallback, uncached: UncachedFallback) -> float:
+    """Largest difference between the two on sequences of unequal length, relative to the logits' spread."""
+    sequences = [[(7 * i + n) % cached.vocab_size for i in range(n)] for n in _TRIAL_LENGTHS]
+    shape = cached.kv_shape
+    kv = torch.zeros(1, len(sequences), 1, max(_TRIAL_LENGTHS), shape.width, dtype=shape.dtype, device=shape.device)
+    with torch.inference_mode():
+        group = [LaneGroup(kv, sequences)]
+        expected = uncached.decode(group)
+        cached.extend([Chunk(kv[:, i], ids[:2], 0) for i, ids in enumerate(sequences)])
+        cached.extend([Chunk(kv[:, i], ids[2:-1], 2) for i, ids in enumerate(sequences)])
+        return float((cached.decode(group) - expected).abs().max() / expected.std())
+
+
+class _Fallback:
+    """What both fallbacks share: the model, its weights, and which arguments it takes."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._names = WeightNames(model)
+        self._accepts = inspect.signature(model.forward).parameters.keys()
+        self._device = model.get_input_embeddings().weight.device
+        self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take new weights, see `Forward.load`: they are written into the model."""
+        self._names.copy_into_model(self._names.resolve(weights))
+
+    def _last_logits(self, **arguments: object) -> Tensor:
+        """The logits at the last position, [batch, vocab_size], float32."""
+        arguments["logits_to_keep"] = 1
+        known = {name: value for name, value in arguments.items() if name in self._accepts}
+        logits: Tensor = self._model(**known).logits
+        return logits[:, -1].float()
+
+
+class UncachedFallback(_Fallback):
+    """A `Forward` without a cache: the whole of each sequence for each of its tokens."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        self.kv_shape = KvShape(1, 1, 0, model.dtype, self._device)
+
+    def extend(self, chunks: Sequence[Chunk]) -> None:
+        """Nothing to write."""
+
+    def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
+        """The logits after each sequence, see `Forward.decode`."""
+        sequences = [ids for group in groups for ids in group.sequences]
+        return torch.cat([self._logits_after(ids) for ids in sequences])
+
+    def _logits_after(self, token_ids: Sequence[int]) -> Tensor:
+        return self._last_logits(input_ids=torch.tensor([token_ids], device=self._device), use_cache=False)
+
+
+class CachedFallback(_Fallback):
+    """A `Forward` with a cache, for models whose only state is keys and values per token.
+
+    One lane holds, per token, the keys and values of all layers side by side. Prompts are extended one by one, and a
+    decode step pads its sequences on the left, where padding changes neither positions nor the distances that a
+    sliding window counts.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(model)
+        cache = DynamicCache()
+        with torch.inference_mode():
+            self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), past_key_values=cache)
+        sizes = [layer_kv.shape for layer in cache.layers for layer_kv in (layer.keys, layer.values)]
+        # Heads and width of the keys of layer 0, its values, the keys of layer 1, and so on.
+        self._parts = [(size[1], size[3]) for size in sizes]
+        self._widths = [heads * width for heads, width in self._parts]
+        self.kv_shape = KvShape(1, 1, sum(self._widths), cache.layers[0].keys.dtype, self._device)
+
+    def extend(self, chunks: Sequence[Chunk]) -> None:
+        """Write the cache of the chunks' tokens, see `Forward.extend`."""
+        for chunk in chunks:
+            stop = chunk.start + len(chunk.token_ids)
+            cache = self._cache(chunk.kv[0, :, : chunk.start])
+            self._last_logits(
+                input_ids=torch.tensor([chunk.token_ids], device=self._device),
+                attention_mask=torch.ones(1, stop, dtype=torch.long, device=self._device),
+                position_ids=torch.arange(chunk.start, stop, device=self._device)[None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            chunk.kv[0, 0, chunk.start : stop] = self._newest(cache, len(chunk.token_ids))[0]
+
+    def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
+        """Write the cache of the last tokens and return their logits, see `Forward.decode`."""
+        return torch.cat([self._decode_group(group.kv[0, :, 0], group.sequences) for group in groups])
+
+    def _decode_group(self, kv: Tensor, sequences: Sequence[Sequence[int]]) -> Tensor:
+        """As `decode`, of lanes [n, capacity, width]."""
+        lanes = torch.arange(len(sequences), device=self._device)
+        known = torch.tensor([len(ids) - 1 for ids in sequences], device=self._device)
+        longest = max(map(len, sequences)) - 1
+        # Right-aligned: column c of lane i is position c - (longest - known[i]).
+        places = torch.arange(longest + 1, device=self._device) - (longest - known)[:, None]
+        cache = self._cache(kv[lanes[:, None], places[:, :-1].clamp(min=0)])
+        logits = self._last_logits(
+            input_ids=torch.tensor([[ids[-1]] for ids in sequences], device=self._device),
+            attention_mask=(places >= 0).long(),
+            position_ids=known[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        kv[lanes, known] = self._newest(cache, 1)[:, 0]
+        return logits
+
+    def _cache(self, kv: Tensor) -> DynamicCache:
+        """A transformers cache of [batch, tokens, width]. All layers keep all tokens: sliding windows only mask."""
+        if kv.shape[1] == 0:
+            return DynamicCache()
+        parts = [
+            part.view(*part.shape[:2], *size).transpose(1, 2)
+            for part, size in zip(torch.split(kv, self._widths, dim=-1), self._parts, strict=True)
+        ]
+        return DynamicCache(list(zip(parts[::2], parts[1::2], strict=True)))
+
+    def _newest(self, cache: DynamicCache, num_tokens: int) -> Tensor:
+        """The last `num_tokens` tokens of a cache, [batch, num_tokens, width]."""
+        parts = [part[:, :, -num_tokens:] for layer in cache.layers for part in (layer.keys, layer.values)]
+        return torch.cat([part.transpose(1, 2).flatten(2) for part in parts], dim=-1)

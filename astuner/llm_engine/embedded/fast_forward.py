@@ -1,0 +1,291 @@
+"""Our own batched forward pass for models of Llama's shape: Llama, Qwen2, Qwen3.
+
+RMSNorm, rotary positions, grouped-query attention, SwiGLU; optional biases and per-head norms of queries and keys
+(see the papers on Llama, Touvron et al. 2023; GQA, Ainslie et al. 2023; RoPE, Su et al. 2021). It computes what
+transformers' modules compute, with fewer and larger operations, for many sequences of different lengths at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+
+from astuner.llm_engine.embedded.forward import Chunk, KvShape, LaneGroup
+from astuner.llm_engine.embedded.weights import WeightNames
+
+_MODEL_CLASSES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+# Types whose frequencies do not depend on the sequence's length, so that those of the rotary module hold for all.
+_STATIC_ROPE = {"default", "linear", "yarn", "llama3"}
+# Below this size a second copy of the weights, joined for speed, costs little.
+_FUSE_PARAMETERS = 200_000_000
+
+_Projection = tuple[tuple[Tensor, Tensor | None], ...]
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """Whether `FastForward` computes exactly what `model` computes."""
+    config = model.config
+    return (
+        # No subclasses: they may compute something else.
+        type(model) in _MODEL_CLASSES
+        and config.hidden_act == "silu"
+        and getattr(model.model.rotary_emb, "rope_type", None) in _STATIC_ROPE
+        and "sliding_attention" not in (getattr(config, "layer_types", None) or ())
+        and all(_is_known(name) for name in model.state_dict())
+    )
+
+
+def _is_known(name: str) -> bool:
+    """Whether a weight has a place here; adapters and quantised layers bring names that have none."""
+    if name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        return True
+    prefix, _, rest = name.partition(".layers.")
+    block, _, kind = rest.partition(".")[2].rpartition(".")
+    return prefix == "model" and (
+        (block in _LINEARS and kind in ("weight", "bias")) or (block in _NORMS and kind == "weight")
+    )
+
+
+_LINEARS = {f"self_attn.{x}_proj" for x in "qkvo"} | {f"mlp.{x}_proj" for x in ("gate", "up", "down")}
+_NORMS = {"input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: _Projection
+    qk_norm: Tensor | None
+    output: _Projection
+    mlp_norm: Tensor
+    gate_up: _Projection
+    down: _Projection
+
+
+@dataclass(frozen=True, slots=True)
+class _LaneBatch:
+    """What a decode step needs of a lane group, the same in all layers.
+
+    Attributes:
+        rows: where the group's lanes lie in the batch.
+        lanes, positions: [n], where to write each lane's new token.
+        length: keys to attend to, n lanes padded to the longest.
+        mask: [n × key-value heads, query heads per key-value head, length], 0 or -inf.
+    """
+
+    kv: Tensor
+    rows: slice
+    lanes: Tensor
+    positions: Tensor
+    length: int
+    mask: Tensor
+
+
+class FastForward:
+    """A `Forward` for a model that `supports` accepts.
+
+    On a CPU, small models' weights are copied, joined for speed, and the model itself is not used again. Otherwise
+    the model's own weights are used where they are, and `load` writes to them.
+
+    Args:
+        model: where the weights and the configuration come from.
+        max_model_len: positions are below this.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
+        config = model.config
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._eps: float = config.rms_norm_eps
+        self._num_layers: int = config.num_hidden_layers
+        self._names = WeightNames(model)
+        embedding = self._names.tensors["model.embed_tokens.weight"]
+        small = sum(p.numel() for p in model.parameters()) < _FUSE_PARAMETERS
+        self._fuse = small and embedding.device.type == "cpu"
+        self.vocab_size = embedding.shape[0]
+        self.kv_shape = KvShape(2 * self._num_layers, self._kv_heads, self._head_dim, embedding.dtype, embedding.device)
+        self._cos, self._sin = _rope_table(model, max_model_len, embedding.dtype)
+        self._take(self._names.tensors)
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take new weights, see `Forward.load`."""
+        resolved = self._names.resolve(weights)
+        if self._fuse:
+            self._take(resolved)
+        else:
+            self._names.copy_into_model(resolved)
+            self._take(self._names.tensors)
+
+    @torch.no_grad()
+    def _take(self, weights: Mapping[str, Tensor]) -> None:
+        """Point the layers at `weights`, or at joined copies."""
+        tied = weights["lm_head.weight"] is weights["model.embed_tokens.weight"]
+        self._embedding = self._own(weights["model.embed_tokens.weight"])
+        self._head = self._embedding if tied else self._own(weights["lm_head.weight"])
+        self._final_norm = self._own(weights["model.norm.weight"])
+        self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(self._num_layers)]
+
+    def _own(self, weight: Tensor) -> Tensor:
+        """`weight` in our dtype and place, and in memory of our own where weights are copied."""
+        return weight.to(self.kv_shape.device, self.kv_shape.dtype, copy=self._fuse)
+
+    def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> _Layer:
+        def project(block: str, names: Sequence[str]) -> _Projection:
+            paths = [f"{prefix}{block}.{name}_proj" for name in names]
+            kernels = [self._own(weights[f"{path}.weight"]) for path in paths]
+            biases = [self._own(weights[f"{path}.bias"]) for path in paths if f"{path}.bias" in weights]
+            if self._fuse:
+                return ((torch.cat(kernels), torch.cat(biases) if biases else None),)
+            return tuple(zip_longest(kernels, biases))
+
+        qk_norm = None
+        if f"{prefix}self_attn.q_norm.weight" in weights:
+            q, k = (self._own(weights[f"{prefix}self_attn.{x}_norm.weight"]) for x in "qk")
+            qk_norm = torch.cat([q.expand(self._heads, -1), k.expand(self._kv_heads, -1)])
+        return _Layer(
+            attention_norm=self._own(weights[f"{prefix}input_layernorm.weight"]),
+            qkv=project("self_attn", "qkv"),
+            qk_norm=qk_norm,
+            output=project("self_attn", "o"),
+            mlp_norm=self._own(weights[f"{prefix}post_attention_layernorm.weight"]),
+            gate_up=project("mlp", ("gate", "up")),
+            down=project("mlp", ("down",)),
+        )
+
+    def extend(self, chunks: Sequence[Chunk]) -> None:
+        """Write the cache of the chunks' tokens, see `Forward.extend`. Tokens are packed, not padded."""
+        device = self.kv_shape.device
+        token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
+        spans = [(chunk.start, chunk.start + len(chunk.token_ids)) for chunk in chunks]
+        positions = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
+        sizes = [stop - start for start, stop in spans]
+        masks = [_chunk_mask(start, stop, device) for start, stop in spans]
+        rope = self._cos[positions], self._sin[positions]
+        x = functional.embedding(token_ids, self._embedding)
+        for i, layer in enumerate(self._layers):
+            q, k, v = self._qkv(x, layer, rope)
+            both = torch.split(torch.stack([k, v]).transpose(1, 2), sizes, dim=2)
+            for chunk, (start, stop), piece in zip(chunks, spans, both, strict=True):
+                chunk.kv[2 * i : 2 * i + 2, :, start:stop] = piece
+            if i == self._num_layers - 1:
+                return  # Nobody asks what follows these tokens.
+            attended = [
+                self._attend_chunk(qi, chunk.kv[2 * i, :, :stop], chunk.kv[2 * i + 1, :, :stop], mask)
+                for qi, chunk, (_, stop), mask in zip(torch.split(q, sizes), chunks, spans, masks, strict=True)
+            ]
+            x = self._finish_layer(x, torch.cat(attended), layer)
+
+    def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
+        """Write the cache of the last tokens and return their logits, see `Forward.decode`."""
+        device = self.kv_shape.device
+        token_ids = torch.tensor([ids[-1] for group in groups for ids in group.sequences], device=device)
+        positions = torch.tensor([len(ids) - 1 for group in groups for ids in group.sequences], device=device)
+        batches = self._lane_batches(groups, positions)
+        rope = self._cos[positions], self._sin[positions]
+        x = functional.embedding(token_ids, self._embedding)
+        for i, layer in enumerate(self._layers):
+            q, k, v = self._qkv(x, layer, rope)
+            attended = [self._attend_lanes(i, batch, q[batch.rows], k[batch.rows], v[batch.rows]) for batch in batches]
+            x = self._finish_layer(x, attended[0] if len(attended) == 1 else torch.cat(attended), layer)
+        x = functional.rms_norm(x, x.shape[-1:], self._final_norm, self._eps)
+        return functional.linear(x, self._head).float()
+
+    def _lane_batches(self, groups: Sequence[LaneGroup], positions: Tensor) -> list[_LaneBatch]:
+        batches, begin = [], 0
+        for group in groups:
+            size = len(group.sequences)
+            rows = slice(begin, begin + size)
+            begin += size
+            length = max(map(len, group.sequences))
+            at = positions[rows]
+            hidden = torch.arange(length, device=at.device) > at[:, None]
+            mask = torch.zeros(hidden.shape, dtype=group.kv.dtype, device=at.device).masked_fill_(hidden, -torch.inf)
+            mask = mask[:, None, None].expand(-1, self._kv_heads, self._heads // self._kv_heads, -1)
+            lanes = torch.arange(size, device=at.device)
+            batches.append(_LaneBatch(group.kv, rows, lanes, at, length, mask.flatten(0, 1).contiguous()))
+        return batches
+
+    def _qkv(self, x: Tensor, layer: _Layer, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of n tokens."""
+        both = self._heads + self._kv_heads
+        qkv = _project(functional.rms_norm(x, x.shape[-1:], layer.attention_norm, self._eps), layer.qkv)
+        qkv = qkv.view(len(x), both + self._kv_heads, self._head_dim)
+        qk = qkv[:, :both]
+        if layer.qk_norm is not None:
+            qk = functional.rms_norm(qk, (self._head_dim,), None, self._eps) * layer.qk_norm
+        # The table holds -sin in its lower half, which makes a plain roll do for "rotate half".
+        cos, sin = rope
+        qk = torch.addcmul(qk * cos, qk.roll(self._head_dim // 2, -1), sin)
+        return qk[:, : self._heads], qk[:, self._heads :], qkv[:, both:]
+
+    def _attend_lanes(self, index: int, batch: _LaneBatch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store one new token a lane and attend to the lane's tokens; [n, heads × head_dim]."""
+        keys, values = batch.kv[2 * index], batch.kv[2 * index + 1]
+        keys[batch.lanes, :, batch.positions] = k
+        values[batch.lanes, :, batch.positions] = v
+        keys = keys.flatten(0, 1)[:, : batch.length]
+        values = values.flatten(0, 1)[:, : batch.length]
+        # The query heads that share a key-value head stand where several query positions would.
+        q = q.reshape(len(keys), -1, self._head_dim)
+        if q.dtype == torch.float32:
+            # Two plain products are faster than the attention kernel at so few queries.
+            scores = torch.baddbmm(batch.mask, q, keys.transpose(1, 2), alpha=self._head_dim**-0.5)
+            attended = torch.bmm(scores.softmax(-1), values)
+        else:
+            attended = functional.scaled_dot_product_attention(
+                q[None], keys[None], values[None], attn_mask=batch.mask[None]
+            )
+        return attended.reshape(len(batch.lanes), -1)
+
+    def _attend_chunk(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention of n consecutive tokens of one sequence, [n, heads × head_dim].
+
+        Args:
+            q: [n, heads, head_dim].
+            keys, values: [kv_heads, m, head_dim], of the whole sequence so far.
+            mask: [n, m], true where a token may look; None for plain causal attention (n = m).
+        """
+        keys, values = keys[None], values[None]
+        if mask is None:
+            q = q.transpose(0, 1)[None]
+            gqa = self._heads != self._kv_heads
+            attended = functional.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=gqa)
+            return attended[0].transpose(0, 1).flatten(1)
+        # With a mask, the kernels that need little memory know no grouped heads: see the group as more positions.
+        size, group = len(q), self._heads // self._kv_heads
+        q = q.view(size, self._kv_heads, group, -1).permute(1, 2, 0, 3).reshape(1, self._kv_heads, group * size, -1)
+        attended = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask.repeat(group, 1))
+        return attended.view(self._heads, size, -1).transpose(0, 1).flatten(1)
+
+    def _finish_layer(self, x: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
+        x = x + _project(attended, layer.output)
+        gate, up = _project(functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, self._eps), layer.gate_up).chunk(2, -1)
+        return x + _project(functional.silu(gate).mul_(up), layer.down)
+
+
+def _project(x: Tensor, parts: _Projection) -> Tensor:
+    if len(parts) == 1:
+        return functional.linear(x, *parts[0])
+    return torch.cat([functional.linear(x, weight, bias) for weight, bias in parts], dim=-1)
+
+
+def _chunk_mask(start: int, stop: int, device: torch.device) -> Tensor | None:
+    """Which of `stop` positions each of those from `start` on may look at; None where causality says it all."""
+    if start == 0:
+        return None
+    return torch.arange(stop, device=device) <= torch.arange(start, stop, device=device)[:, None]
+
+
+def _rope_table(model: PreTrainedModel, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines, and sines with the lower half negated, [length, 1, head_dim], by the model's own frequencies."""
+    rotary = model.model.rotary_emb
+    inv_freq = rotary.inv_freq.float()
+    angles = torch.arange(length, device=inv_freq.device).float()[:, None] * inv_freq
+    cos, sin = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+    return torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype)

@@ -1,0 +1,137 @@
+"""Keeps the cache of token prefixes that were computed before, each shared prefix once.
+
+A radix tree over token ids, as in SGLang's RadixAttention (Zheng et al. 2024, https://arxiv.org/abs/2312.07104):
+every edge carries some ids and their cache, so sequences that begin alike share what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+TokenArray = NDArray[np.int64]
+# Evicting down to this share of the capacity makes one walk over the tree serve many insertions.
+_KEPT_SHARE = 7 / 8
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """An edge and its lower end: `ids` [n] and their cache `kv` [planes, heads, n, width]."""
+
+    ids: TokenArray
+    kv: Tensor | None
+    parent: _Node | None
+    children: dict[int, _Node] = field(default_factory=dict)
+    used_at: int = 0
+
+
+class PrefixTree:
+    """A bounded store of prefixes; the least recently used ends of sequences go first.
+
+    Args:
+        capacity: the most tokens that it holds; 0 keeps nothing.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._clock = 0
+        self.clear()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens held now."""
+        return self._num_tokens
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._root = _Node(np.empty(0, dtype=np.int64), None, None)
+        self._num_tokens = 0
+
+    def match(self, token_ids: Sequence[int]) -> list[Tensor]:
+        """The cache of the longest known prefix of `token_ids`: pieces [planes, heads, n, width], in order."""
+        path, used = self._walk(np.asarray(token_ids, dtype=np.int64))
+        pieces = [node.kv for node in path if node.kv is not None]
+        if pieces and used < len(path[-1].ids):
+            pieces[-1] = pieces[-1][..., :used, :]
+        return pieces
+
+    def insert(self, token_ids: Sequence[int], read: Callable[[int, int], Tensor]) -> None:
+        """Remember a sequence.
+
+        Args:
+            token_ids: its ids.
+            read: `read(start, stop)` returns a copy of the sequence's cache at those positions,
+                [planes, heads, stop - start, width]; asked only for what the tree does not have yet.
+        """
+        ids = np.asarray(token_ids, dtype=np.int64)
+        path, used = self._walk(ids)
+        known = sum(len(node.ids) for node in path[:-1]) + used
+        missing = len(ids) - known
+        if missing == 0 or len(ids) > self._capacity:
+            return
+        if used < len(path[-1].ids):
+            path[-1] = self._split(path[-1], used)
+        end = path[-1]
+        if self._num_tokens + missing > self._capacity:
+            # The path is kept: together with what is missing it fits.
+            self._evict(max(0, int(self._capacity * _KEPT_SHARE) - missing), path)
+        leaf = _Node(ids[known:].copy(), read(known, len(ids)), end, used_at=self._clock)
+        end.children[int(leaf.ids[0])] = leaf
+        self._num_tokens += missing
+
+    def _walk(self, ids: TokenArray) -> tuple[list[_Node], int]:
+        """Nodes along the longest known prefix, root first, and how many ids of the last one belong to it."""
+        self._clock += 1
+        node, path, position = self._root, [self._root], 0
+        while position < len(ids) and (child := node.children.get(int(ids[position]))) is not None:
+            child.used_at = self._clock
+            path.append(child)
+            common = _common_length(child.ids, ids[position:])
+            if common < len(child.ids):
+                return path, common
+            node, position = child, position + common
+        return path, len(node.ids)
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cut an edge in two and return the upper part. Both get memory of their own, so that one can go alone."""
+        assert node.parent is not None
+        assert node.kv is not None
+        kv = node.kv
+        upper = _Node(node.ids[:at].copy(), kv[..., :at, :].clone(), node.parent, used_at=node.used_at)
+        node.parent.children[int(upper.ids[0])] = upper
+        node.ids, node.kv, node.parent = node.ids[at:].copy(), kv[..., at:, :].clone(), upper
+        upper.children[int(node.ids[0])] = node
+        return upper
+
+    def _evict(self, target: int, keep: Sequence[_Node]) -> None:
+        """Drop leaves, least recently used first, until at most `target` tokens are left or only `keep` is."""
+        kept = set(map(id, keep))
+        while self._num_tokens > target:
+            leaves = [node for node in self._nodes() if not node.children and id(node) not in kept]
+            if not leaves:
+                return
+            for leaf in sorted(leaves, key=lambda node: node.used_at):
+                if self._num_tokens <= target:
+                    return
+                assert leaf.parent is not None
+                del leaf.parent.children[int(leaf.ids[0])]
+                self._num_tokens -= len(leaf.ids)
+
+    def _nodes(self) -> Iterator[_Node]:
+        """All nodes except the root."""
+        stack = list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+
+def _common_length(a: TokenArray, b: TokenArray) -> int:
+    """Length of the longest common prefix."""
+    size = min(len(a), len(b))
+    differing = np.flatnonzero(a[:size] != b[:size])
+    return int(differing[0]) if len(differing) else size

@@ -1,0 +1,41 @@
+"""What a run leaves in `launcher_record/{experiment}/`: its writer, and readers for whoever shows it."""
+
+from astuner.run_record.episode_file import Split, read_episode
+from astuner.run_record.episodes import EpisodeEntry, read_index
+from astuner.run_record.log_file import RedactingStream
+from astuner.run_record.metrics import MetricsRow, read_metrics
+from astuner.run_record.plots import plot_run
+from astuner.run_record.record import RunRecord
+from astuner.run_record.secrets import redact, redact_argv
+from astuner.run_record.sinks import LoggerName
+from astuner.run_record.summary import (
+    EpisodesSummary,
+    RunSummary,
+    TokensSummary,
+    ValidationsSummary,
+    ValidationSummary,
+    read_summary,
+    write_summary,
+)
+
+__all__ = [
+    "EpisodeEntry",
+    "EpisodesSummary",
+    "LoggerName",
+    "MetricsRow",
+    "RedactingStream",
+    "RunRecord",
+    "RunSummary",
+    "Split",
+    "TokensSummary",
+    "ValidationSummary",
+    "ValidationsSummary",
+    "plot_run",
+    "read_episode",
+    "read_index",
+    "read_metrics",
+    "read_summary",
+    "redact",
+    "redact_argv",
+    "write_summary",
+]

@@ -1,0 +1,183 @@
+"""Pictures of a run: `plots/reward.png` and `plots/loss.png`."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from astuner.run_record.files import write_atomically
+from astuner.run_record.metrics import MetricsRow, read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_FOLDER = "plots"
+_TRAIN, _VALIDATION, _LOSS, _KL = "#2563eb", "#c2410c", "#475569", "#7c3aed"
+_INK, _MUTED, _GRID = "#1e293b", "#94a3b8", "#e2e8f0"
+# Above this many steps single values are noise: a moving mean is drawn over them.
+_SMOOTH_FROM = 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """Values by step, ascending; NaN where a value was recorded as null."""
+
+    steps: Sequence[int]
+    values: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """One pair of axes: lines of training metrics, and points of validation metrics."""
+
+    title: str
+    label: str
+    line: str
+    line_label: str
+    colour: str = _TRAIN
+    points: str = ""
+    is_share: bool = False
+
+
+_REWARD_PANELS = (
+    _Panel("Reward", "mean reward", "reward/mean", "training, per step", points="val/reward"),
+    _Panel(
+        "Success", "episodes solved", "success/rate", "training, per step", points="val/success_rate", is_share=True
+    ),
+)
+_LOSS_PANELS = (
+    _Panel("Policy loss", "loss", "loss/policy", "policy loss", colour=_LOSS),
+    _Panel("KL to the starting model", "estimated KL", "loss/kl", "KL", colour=_KL),
+    _Panel("Supervised loss", "cross-entropy (nats per token)", "loss/sft", "training loss", colour=_LOSS),
+)
+
+
+def plot_run(folder: Path) -> list[Path]:
+    """Draw what `metrics.jsonl` has of reward and loss, as PNG files under `plots/`.
+
+    Args:
+        folder: the run's folder.
+
+    Returns:
+        The files written: `reward.png`, `loss.png`, each only where there is something to show.
+
+    Raises:
+        RecordError: the metrics cannot be read, or a picture cannot be written.
+    """
+    series = _series_by_name(read_metrics(folder))
+    written = []
+    for name, panels in (("reward.png", _REWARD_PANELS), ("loss.png", _LOSS_PANELS)):
+        present = [panel for panel in panels if panel.line in series or panel.points in series]
+        if present:
+            path = folder / _FOLDER / name
+            write_atomically(path, _draw(folder.name, present, series))
+            written.append(path)
+    return written
+
+
+def _series_by_name(rows: Sequence[MetricsRow]) -> Mapping[str, _Series]:
+    values: dict[str, dict[int, float]] = {}
+    for row in rows:
+        for name, value in row.metrics.items():
+            values.setdefault(name, {})[row.step] = math.nan if value is None else value
+    return {
+        name: _Series(sorted(by_step), [by_step[step] for step in sorted(by_step)])
+        for name, by_step in values.items()
+        if any(map(math.isfinite, by_step.values()))
+    }
+
+
+def _draw(experiment: str, panels: Sequence[_Panel], series: Mapping[str, _Series]) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4 * len(panels), 4.0), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, panel, series)
+    _title(figure, experiment)
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    return image.getvalue()
+
+
+def _title(figure: Figure, experiment: str) -> None:
+    # Names may hold characters that the font lacks, and dollar signs, which are no formulas.
+    shown = experiment.encode("ascii", "replace").decode()
+    figure.suptitle(shown, x=0.008, ha="left", color=_MUTED, fontsize=10, parse_math=False)
+
+
+def _draw_panel(axes: Axes, panel: _Panel, series: Mapping[str, _Series]) -> None:
+    _style(axes, panel)
+    if panel.line in series:
+        _draw_line(axes, panel, series[panel.line])
+    if panel.points in series:
+        _draw_validation(axes, panel, series[panel.points])
+    if len(axes.get_legend_handles_labels()[0]) > 1:
+        axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
+    low, high = axes.dataLim.intervalx
+    if low == high:
+        axes.set_xlim(low - 1, high + 1)
+
+
+def _style(axes: Axes, panel: _Panel) -> None:
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    axes.set_title(panel.title, loc="left", color=_INK, fontsize=12, fontweight="bold")
+    axes.set_xlabel("training step", color=_INK)
+    axes.set_ylabel(panel.label, color=_INK)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_MUTED)
+    axes.tick_params(colors=_INK, labelsize=9)
+    if panel.is_share:
+        axes.set_ylim(-0.02, 1.05)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def _draw_line(axes: Axes, panel: _Panel, series: _Series) -> None:
+    steps, values = series.steps, series.values
+    if len(steps) < _SMOOTH_FROM:
+        # Markers show a value that stands alone between gaps.
+        axes.plot(steps, values, color=panel.colour, linewidth=1.6, marker="o", markersize=3, label=panel.line_label)
+        return
+    axes.plot(steps, values, color=panel.colour, linewidth=0.8, alpha=0.3, label=panel.line_label)
+    reach = max(2, len(steps) // 40)
+    smooth = _moving_mean(values, reach)
+    axes.plot(steps, smooth, color=panel.colour, linewidth=2.0, label=f"mean over {2 * reach + 1} steps")
+
+
+def _draw_validation(axes: Axes, panel: _Panel, series: _Series) -> None:
+    """Draw the points, mark the first and the last one, and say their values beside the title."""
+    measured = [pair for pair in zip(series.steps, series.values, strict=True) if math.isfinite(pair[1])]
+    steps, values = zip(*measured, strict=True)
+    axes.plot(steps, values, color=_VALIDATION, linewidth=1.2, linestyle=(0, (4, 3)), marker="o", markersize=3,
+              label="validation", zorder=3)  # fmt: skip
+    said = []
+    for word, index, fill in (("before", 0, "white"), ("after", -1, _VALIDATION)):
+        # Step 0 is the starting model; a later step is not.
+        if (word == "before") == (steps[index] == 0):
+            axes.plot(steps[index], values[index], color=_VALIDATION, marker="D", markersize=8, markerfacecolor=fill,
+                      markeredgewidth=1.6, linestyle="none", label=f"validation {word}", zorder=4)  # fmt: skip
+            said.append(f"{word} {values[index]:.1%}" if panel.is_share else f"{word} {values[index]:.3f}")
+    axes.set_title(" → ".join(said), loc="right", color=_VALIDATION, fontsize=10, fontweight="bold")
+
+
+def _moving_mean(values: Sequence[float], reach: int) -> list[float]:
+    """Return the mean of the finite values up to `reach` places away on either side; NaN where there is none."""
+    sums = [0.0, *itertools.accumulate(value if math.isfinite(value) else 0.0 for value in values)]
+    counts = [0, *itertools.accumulate(int(math.isfinite(value)) for value in values)]
+    means = []
+    for index in range(len(values)):
+        low, high = max(0, index - reach), min(len(values), index + reach + 1)
+        count = counts[high] - counts[low]
+        means.append((sums[high] - sums[low]) / count if count else math.nan)
+    return means

@@ -1,0 +1,50 @@
+"""Small agents and judges for tests of whole runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class Digits(Workflow):
+    """Two turns; the reward is the share of digits in what the model says, which a random model learns to raise."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        said = ""
+        for _ in range(2):
+            answer = await model_tuner.chat(messages)
+            text = answer.parsed.content
+            said += text
+            messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "go on"}]
+        share = sum(char.isdigit() for char in said) / max(len(said), 1)
+        return WorkflowOutput(reward=share, is_success=share > 0.5, log_metrics={"characters": len(said)})
+
+
+class TenthCrashes(Digits):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.repeat_index == 1 and workflow_task.task.metadata.get("unlucky"):
+            raise RuntimeError("the environment broke down")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class AlwaysCrashes(Digits):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        raise RuntimeError("typo in the agent")
+
+
+class NeverLearns(Digits):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        return WorkflowOutput(reward=0.0, metadata=output.metadata)
+
+
+class KilledAtStep(Digits):
+    """Kills the whole process at the training step that the environment names."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith(f"train-{int(os.environ.get('KILL_AT', '0')):06d}-"):
+            os.kill(os.getpid(), int(os.environ.get("KILL_WITH", str(int(signal.SIGKILL)))))
+        return await super().execute(workflow_task, model_tuner)

@@ -1,0 +1,151 @@
+"""Whole runs of the local backbone on a random model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from astuner import AstunerJob
+from astuner.errors import BackboneError, NoSignalError
+from astuner.run_record import read_episode, read_index, read_metrics
+
+MakeJob = Callable[..., AstunerJob]
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """Return the policy loss by step."""
+    return {row.step: row.metrics["loss/policy"] for row in read_metrics(folder) if "loss/policy" in row.metrics}
+
+
+def test_a_run_learns_and_leaves_its_record(make_job: MakeJob, tmp_path: Path, model_folder: Path):
+    job = make_job(trainer_common__total_training_steps=12, trainer_common__val_before_train=True)
+    tuned = job.tune(tmp_path / "records")
+    summary = json.loads((tuned.record / "summary.json").read_text())
+    assert set(summary) == {
+        "backbone",
+        "seed",
+        "steps",
+        "seconds",
+        "validation",
+        "first_reward_seconds",
+        "tokens",
+        "episodes",
+        "model",
+    }
+    assert summary["validation"]["before"]["episodes"] == summary["validation"]["after"]["episodes"] == 4
+    assert summary["episodes"] == {"ok": 96, "failed": 0, "dropped": 0}
+    assert summary["tokens"]["raw"] > summary["tokens"]["distinct"] > summary["tokens"]["trained"] > 0
+    rewards = [row.metrics["reward/mean"] for row in read_metrics(tuned.record) if "reward/mean" in row.metrics]
+    assert len(rewards) == 12
+    assert sum(rewards[-3:]) / 3 > 2 * sum(rewards[:3]) / 3
+    index = list(read_index(tuned.record))
+    assert len(index) == 96 + 8
+    episode = read_episode(tuned.record / index[20].path)
+    assert episode.samples[0].loss_mask.count(1) == sum(len(call.completion_ids) for call in episode.calls)
+    assert {path.name for path in (tuned.record / "plots").iterdir()} == {"reward.png", "loss.png"}
+    model, tokenizer = tuned.load()
+    before, _ = _weights(model_folder)
+    assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert tokenizer.chat_template
+
+
+def _weights(folder: Path) -> tuple[dict[str, Any], Any]:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict(), None
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+def test_every_algorithm_moves_the_weights(make_job: MakeJob, tmp_path: Path, algorithm: str):
+    settings: dict[str, Any] = {"trainer_common__mini_batch_num": 2, "trainer_common__total_training_steps": 1}
+    if algorithm in ("dapo", "gspo"):
+        settings |= {"trainer_common__use_kl_loss": True, "trainer_common__kl_loss_type": "k2"}
+    if algorithm == "rloo":
+        settings |= {"trainer_common__algorithm__use_kl_in_reward": True}
+    tuned = make_job(algorithm=algorithm, **settings).tune(tmp_path / "records")
+    (row,) = [row for row in read_metrics(tuned.record) if "loss/policy" in row.metrics]
+    assert row.metrics["update/optimiser_steps"] == 2
+    assert row.metrics["grad_norm"] > 0
+    assert row.metrics["logprob_difference"] < 1e-5
+    assert ("loss/kl" in row.metrics) == ("trainer_common__use_kl_loss" in settings)
+
+
+def test_lora_trains_adapters_and_saves_a_whole_model(make_job: MakeJob, tmp_path: Path, model_folder: Path):
+    tuned = make_job(model__lora={"rank": 4, "alpha": 8}, trainer_common__use_kl_loss=True).tune(tmp_path / "records")
+    model, _ = tuned.load()
+    before, _ = _weights(model_folder)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(before[name], value)}
+    assert changed
+    assert all("proj" in name for name in changed)
+
+
+def test_micro_batches_and_gradient_checkpointing_change_nothing(make_job: MakeJob, tmp_path: Path):
+    whole = make_job().tune(tmp_path / "a")
+    cut = make_job(trainer_common__max_tokens_per_micro_batch=100, model__gradient_checkpointing=True).tune(
+        tmp_path / "b"
+    )
+    assert losses(cut.record) == pytest.approx(losses(whole.record), rel=1e-4, abs=1e-6)
+
+
+def test_a_tenth_of_crashing_episodes_is_counted_and_the_step_completes(make_job: MakeJob, tmp_path: Path):
+    tuned = make_job("TenthCrashes").tune(tmp_path / "records")
+    assert (tuned.metrics.episodes.ok, tuned.metrics.episodes.failed) == (22, 2)
+    failed = [entry for entry in read_index(tuned.record) if entry.status == "failed" and entry.split == "train"]
+    assert [entry.error_kind for entry in failed] == ["workflow", "workflow"]
+    assert all(entry.reward is None for entry in failed)
+
+
+def test_a_run_whose_episodes_all_fail_stops_with_the_reason(make_job: MakeJob, tmp_path: Path):
+    with pytest.raises(BackboneError, match=r"all 8 episodes failed.*typo in the agent"):
+        make_job("AlwaysCrashes").tune(tmp_path / "records")
+
+
+def test_no_signal_is_said_and_stops_when_asked(make_job: MakeJob, tmp_path: Path, log: list[str]):
+    settings = {"trainer_common__no_signal_patience": 2}
+    make_job("NeverLearns", **settings).tune(tmp_path / "a")
+    with pytest.raises(NoSignalError, match="2 steps in a row gave no group with reward variance"):
+        make_job("NeverLearns", trainer_common__stop_on_no_signal=True, **settings).tune(tmp_path / "b")
+
+
+def _in_a_process(job: AstunerJob, tmp_path: Path, records: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    yaml = job.dump_job_as_yaml(tmp_path / "run.yaml")
+    command = [sys.executable, "-m", "astuner", "--conf", str(yaml), "--exp-dir", str(records)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment, cwd=tmp_path
+    )
+
+
+@pytest.mark.parametrize(("kill_with", "exit_code"), [("9", -9), ("2", 130)])
+def test_a_killed_run_goes_on_to_the_same_losses(make_job: MakeJob, tmp_path: Path, kill_with: str, exit_code: int):
+    job = make_job("KilledAtStep", trainer_common__total_training_steps=5, trainer_common__save_freq=2)
+    whole = _in_a_process(job, tmp_path, tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    killed = _in_a_process(job, tmp_path, tmp_path / "killed", KILL_AT="4", KILL_WITH=kill_with)
+    assert killed.returncode == exit_code, killed.stderr
+    assert not (tmp_path / "killed/run/summary.json").exists()
+    resumed = _in_a_process(job, tmp_path, tmp_path / "killed")
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"step {2 if kill_with == '9' else 3}" in resumed.stderr
+    expected, got = losses(tmp_path / "whole/run"), losses(tmp_path / "killed/run")
+    assert list(got) == [1, 2, 3, 4, 5]
+    assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    ends = [json.loads((tmp_path / name / "run/summary.json").read_text()) for name in ("whole", "killed")]
+    for key in ("steps", "tokens", "episodes"):
+        assert ends[0][key] == ends[1][key]
+
+
+def test_a_finished_run_is_moved_aside_not_resumed(make_job: MakeJob, tmp_path: Path):
+    job = make_job(trainer_common__total_training_steps=1)
+    first = job.tune(tmp_path / "records")
+    job.tune(tmp_path / "records")
+    assert (tmp_path / "records" / "run.1" / "summary.json").exists()
+    assert list(losses(first.record)) == [1]

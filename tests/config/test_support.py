@@ -1,0 +1,102 @@
+"""What each backbone can honour: keys set aside with a notice, values refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.config.keys import parts, schema
+from astuner.config.loading import load_config
+from astuner.config.root import RunConfig
+from astuner.config.support import REFUSALS, SCOPES, set_aside, unsupported
+from astuner.errors import ConfigError
+
+Write = Callable[..., Path]
+
+
+def config_with(key: str, value: object, backbone: str) -> RunConfig:
+    tree: dict[str, Any] = {"astuner": {"backbone": backbone}}
+    node = tree
+    *path, last = key.split(".")
+    for part in path:
+        node = node.setdefault(part, {})
+    node[last] = value
+    return RunConfig.model_validate(tree)
+
+
+def test_the_tables_name_keys_that_exist() -> None:
+    for name in (*(name for scope in SCOPES for name in scope.keys), *(refusal.key for refusal in REFUSALS)):
+        assert list(schema().below(parts(name))), name
+
+
+def test_defaults_are_honoured_by_every_backbone_without_a_word() -> None:
+    for backbone in ("debug", "local", "trinity", "verl"):
+        config = RunConfig.model_validate({"astuner": {"backbone": backbone}})
+        assert list(unsupported(config)) == []
+        assert list(set_aside(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "users"),
+    [
+        ("astuner.trainer_common.nnodes", 2, {"trinity", "verl"}),
+        ("astuner.trainer_common.n_gpus_per_node", 2, {"trinity", "verl"}),
+        ("astuner.trainer_common.fsdp_config.param_offload", False, {"trinity", "verl"}),
+        ("astuner.trainer_common.ulysses_sequence_parallel_size", 2, {"trinity", "verl"}),
+        ("astuner.rollout.tensor_model_parallel_size", 2, {"trinity", "verl"}),
+        ("astuner.rollout.n_vllm_engine", 3, {"trinity"}),
+        ("astuner.debug.debug_first_n_tasks", 3, {"debug"}),
+        ("astuner.debug.debug_vllm_port", 2000, set()),
+        ("astuner.trainer_common.device", "cpu", {"debug", "local"}),
+        ("astuner.trainer_common.optim.lr", 1.0, {"local", "trinity", "verl"}),
+        ("verl", {"x": 1}, {"verl"}),
+        ("trinity", {"x": 1}, {"trinity"}),
+        ("astuner.rollout.temperature", 0.5, {"debug", "local", "trinity", "verl"}),
+    ],
+)
+def test_keys_of_other_backbones_are_set_aside(key: str, value: object, users: set[str]) -> None:
+    for backbone in ("debug", "local", "trinity", "verl"):
+        config = config_with(key, value, backbone)
+        assert list(unsupported(config)) == []
+        assert list(set_aside(config)) == ([] if backbone in users else [f"not used by {backbone}: {key}"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "refusers"),
+    [
+        ("astuner.rollout.name", "vllm", {"debug", "local"}),
+        ("astuner.rollout.name", "sglang", {"debug", "local"}),
+        ("astuner.rollout.name", "embedded", {"trinity", "verl"}),
+        ("astuner.rollout.use_agentscope_protocol", False, {"debug", "local", "trinity", "verl"}),
+        ("astuner.rollout.gamma", 0.9, {"debug", "local", "trinity", "verl"}),
+        ("astuner.trainer_common.algorithm.task_norm_patch", True, {"debug", "local", "trinity", "verl"}),
+        ("astuner.task_reader.type", "env_service", {"debug", "local", "trinity", "verl"}),
+        ("astuner.task_judge.judge_type", "rubrics_auto_grader", {"debug", "local", "trinity", "verl"}),
+        ("astuner.context_tracker.max_env_len", 5, {"debug", "local", "trinity", "verl"}),
+    ],
+)
+def test_values_that_a_backbone_cannot_honour_are_refused(key: str, value: object, refusers: set[str]) -> None:
+    for backbone in ("debug", "local", "trinity", "verl"):
+        problems = list(unsupported(config_with(key, value, backbone)))
+        assert len(problems) == (backbone in refusers)
+        for problem in problems:
+            assert problem.text.startswith(f"{key} is {value!r}, which --backbone={backbone} cannot honour: ")
+            assert problem.keys == (parts(key),)
+
+
+def test_a_refusal_has_the_place_where_the_key_was_set(write: Write, minimal: str) -> None:
+    path = write(minimal + "    name: sglang\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'sglang', which --backbone=local"):
+        load_config(path)
+    assert load_config(path, backbone="verl").config.astuner.rollout.name == "sglang"
+
+
+def test_one_notice_lists_all_keys_set_aside(write: Write, minimal: str) -> None:
+    text = minimal + "  trainer_common: {nnodes: 2, n_gpus_per_node: 8}\nverl: {a: 1}\n"
+    loaded = load_config(write(text), ["astuner.rollout.tensor_model_parallel_size=2"])
+    assert loaded.notices == (
+        "not used by local: astuner.trainer_common.nnodes, astuner.rollout.tensor_model_parallel_size, verl",
+    )

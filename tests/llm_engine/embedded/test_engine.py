@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from astuner.errors import ContextLengthError, ModelError
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.schema import SamplingParams
+
+from .tiny_models import VOCAB, assert_exact, gpt_neox, llama, mamba, qwen2, qwen3, random_prompt
+
+
+@pytest.fixture
+def start():
+    """Makes engines and closes them."""
+    engines = []
+
+    def make(model=None, **options):
+        engines.append(EmbeddedEngine(model or qwen3(), **{"max_model_len": 512, **options}))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+async def test_fits_the_protocol(start):
+    engine: LlmEngine = start(policy_version=7)
+    completion = await engine.generate([1, 2, 3], SamplingParams(max_tokens=4))
+    assert len(completion.token_ids) == 4
+    assert completion.policy_version == engine.policy_version == 7
+    assert engine.max_model_len == 512
+
+
+@pytest.mark.parametrize("make", [qwen3, qwen2, llama, gpt_neox, mamba])
+async def test_logprobs_are_the_models(start, make):
+    model = make()
+    engine = start(model, max_num_seqs=6)
+    prompts = [random_prompt(1 + 11 * i % 30, seed=i) for i in range(10)]
+    params = SamplingParams(max_tokens=9, temperature=0.8)
+    first = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
+    # The second turn goes on from the first and from the prefix cache.
+    longer = [
+        [*prompt, *done.token_ids, *random_prompt(5, seed=99)] for prompt, done in zip(prompts, first, strict=True)
+    ]
+    second = await asyncio.gather(*(engine.generate(prompt, params) for prompt in longer))
+    for prompt, done in zip([*prompts, *longer], [*first, *second], strict=True):
+        assert_exact(model, prompt, done.token_ids, done.logprobs, 0.8)
+    assert (engine.stats.reused_tokens > 100) == (make is not mamba)
+
+
+async def test_stats_count(start):
+    engine = start()
+    await engine.generate(random_prompt(20), SamplingParams(max_tokens=5))
+    stats = engine.stats
+    assert (stats.prompt_tokens, stats.sampled_tokens, stats.steps) == (20, 5, 5)
+    assert stats.busy_seconds > 0
+
+
+async def test_update_weights(start):
+    old, new = qwen3(), qwen3(seed=1)
+    engine = start(old)
+    prompt, params = random_prompt(40), SamplingParams(max_tokens=6, seed=2)
+    before = await engine.generate(prompt, params)
+    assert_exact(old, prompt, before.token_ids, before.logprobs)
+    await asyncio.to_thread(engine.update_weights, new.state_dict(), 5)
+    assert engine.policy_version == 5
+    reused = engine.stats.reused_tokens
+    after = await engine.generate(prompt, params)
+    # Nothing of the old weights' cache is used.
+    assert engine.stats.reused_tokens == reused
+    assert after.policy_version == 5
+    assert_exact(new, prompt, after.token_ids, after.logprobs)
+    assert after.token_ids != before.token_ids
+
+
+@pytest.mark.parametrize("make", [qwen3, gpt_neox])
+async def test_requests_in_flight_keep_their_weights(start, make):
+    old, new = make(), make(seed=1)
+    reference = make()
+    engine = start(old, max_num_seqs=3)
+    prompts = [random_prompt(12, seed=i) for i in range(6)]
+    asked = [asyncio.create_task(engine.generate(prompt, SamplingParams(max_tokens=150))) for prompt in prompts]
+    while engine.stats.steps < 3:
+        await asyncio.sleep(0.001)
+    await asyncio.to_thread(engine.update_weights, new.state_dict(), 1)
+    answers = await asyncio.gather(*asked)
+    assert [answer.policy_version for answer in answers] == [0, 0, 0, 1, 1, 1]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        model = new if answer.policy_version else reference
+        assert_exact(model, prompt, answer.token_ids, answer.logprobs)
+
+
+async def test_a_bad_update_leaves_the_old_weights(start):
+    model = qwen3()
+    engine = start(model)
+    given = dict(qwen3(seed=1).state_dict())
+    given["lm_head.weight"] = given["lm_head.weight"] * 2
+    with pytest.raises(ModelError, match="tied"):
+        engine.update_weights(given, 1)
+    answer = await engine.generate([1, 2], SamplingParams(max_tokens=5))
+    assert answer.policy_version == 0
+    assert_exact(model, [1, 2], answer.token_ids, answer.logprobs)
+
+
+async def test_context_length(start):
+    engine = start(max_model_len=20)
+    full = await engine.generate(random_prompt(15), SamplingParams(max_tokens=50))
+    assert len(full.token_ids) == 5
+    assert full.finish_reason == "length"
+    assert len((await engine.generate(random_prompt(19), SamplingParams())).token_ids) == 1
+    with pytest.raises(ContextLengthError, match="20 tokens"):
+        await engine.generate(random_prompt(20), SamplingParams())
+
+
+async def test_the_models_positions_bound_the_context(start):
+    engine = start(llama(max_position_embeddings=64), max_model_len=18_000)
+    assert engine.max_model_len == 64
+    assert len((await engine.generate([1], SamplingParams(max_tokens=500))).token_ids) == 63
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], SamplingParams(), "at least one"),
+        ([1, VOCAB], SamplingParams(), "token ids from 1 to 97"),
+        ([-1], SamplingParams(), "token ids from -1"),
+        ([1], SamplingParams(temperature=-0.1), "temperature"),
+        ([1], SamplingParams(temperature=float("nan")), "temperature"),
+        ([1], SamplingParams(top_p=0.0), "top_p"),
+        ([1], SamplingParams(top_k=0), "top_k"),
+        ([1], SamplingParams(max_tokens=0), "max_tokens"),
+    ],
+)
+async def test_bad_requests_are_refused_alone(start, prompt, params, message):
+    engine = start()
+    with pytest.raises(ModelError, match=message):
+        await engine.generate(prompt, params)
+    assert (await engine.generate([1], SamplingParams(max_tokens=2))).token_ids
+
+
+async def test_cancelling_makes_way(start):
+    engine = start(max_num_seqs=1, max_model_len=2000)
+    endless = asyncio.create_task(engine.generate([1], SamplingParams(max_tokens=1990)))
+    while engine.stats.steps < 2:
+        await asyncio.sleep(0.001)
+    endless.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await endless
+    async with asyncio.timeout(5):
+        await engine.generate([2], SamplingParams(max_tokens=2))
+    assert engine.stats.sampled_tokens < 1500
+
+
+async def test_close_answers_everyone(start):
+    engine = start(max_num_seqs=2)
+    asked = [asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=400))) for _ in range(5)]
+    await asyncio.sleep(0.02)
+    await asyncio.to_thread(engine.close)
+    engine.close()
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(answer, ModelError) and "closed" in str(answer) for answer in answers)
+    with pytest.raises(ModelError, match="closed"):
+        await engine.generate([1], SamplingParams())
+    with pytest.raises(ModelError, match="closed"):
+        engine.update_weights({}, 1)
+
+
+async def test_a_broken_model_answers_everyone(start, monkeypatch):
+    model = gpt_neox()
+    engine = start(model, max_num_seqs=2)
+    await engine.generate([1], SamplingParams(max_tokens=2))
+
+    def fail(**arguments):
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr(model, "forward", fail)
+    asked = [asyncio.create_task(engine.generate([1, 2], SamplingParams())) for _ in range(5)]
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(answer, ModelError) and "no memory left" in str(answer) for answer in answers)
+    assert all(isinstance(answer.__cause__, RuntimeError) for answer in answers)
+    with pytest.raises(ModelError, match="no memory left"):
+        await engine.generate([1], SamplingParams())
+    with pytest.raises(ModelError, match="no memory left"):
+        engine.update_weights(model.state_dict(), 1)
+
+
+async def test_an_update_that_breaks_midway_does_not_hang(start):
+    engine = start()
+    given = dict(qwen3(seed=1).state_dict())
+    given["model.norm.weight"] = given["model.norm.weight"].to("meta")
+    with pytest.raises(ModelError, match="broke"):
+        engine.update_weights(given, 1)
+    with pytest.raises(ModelError, match="broke"):
+        await engine.generate([1], SamplingParams())
+
+
+def test_serves_several_event_loops(start):
+    model = qwen3()
+    engine = start(model, max_num_seqs=4)
+    answers = {}
+
+    def client(number):
+        async def ask():
+            prompts = [random_prompt(8, seed=10 * number + i) for i in range(6)]
+            done = await asyncio.gather(*(engine.generate(p, SamplingParams(max_tokens=7)) for p in prompts))
+            return list(zip(prompts, done, strict=True))
+
+        answers[number] = asyncio.run(ask())
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=10)
+    assert sorted(answers) == [0, 1, 2]
+    for prompt, done in (pair for pairs in answers.values() for pair in pairs):
+        assert_exact(model, prompt, done.token_ids, done.logprobs)
+
+
+def test_a_loop_that_is_gone_does_not_disturb_others(start):
+    engine = start()
+
+    async def leave():
+        task = asyncio.create_task(engine.generate([1], SamplingParams(max_tokens=300)))
+        while engine.stats.steps < 1:
+            await asyncio.sleep(0.001)
+        return task
+
+    loop = asyncio.new_event_loop()
+    abandoned = loop.run_until_complete(leave())
+    loop.close()
+    abandoned._log_destroy_pending = False
+    assert asyncio.run(engine.generate([2], SamplingParams(max_tokens=3))).token_ids
+    while engine.stats.sampled_tokens < 303:
+        time.sleep(0.001)
+    assert asyncio.run(engine.generate([2], SamplingParams(max_tokens=3))).token_ids
+
+
+def test_a_program_may_end_without_close():
+    code = """
+import asyncio
+from llm_engine.embedded.tiny_models import qwen3
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.schema import SamplingParams
+async def main():
+    engine = EmbeddedEngine(qwen3(), max_model_len=2000)
+    asyncio.create_task(engine.generate([1], SamplingParams(max_tokens=1900)))
+    while engine.stats.steps < 2:
+        await asyncio.sleep(0.001)
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": ":".join(sys.path)},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_weights_stay_where_they_are_unless_copies_are_cheap(start, monkeypatch):
+    from astuner.llm_engine.embedded import fast_forward
+
+    monkeypatch.setattr(fast_forward, "_FUSE_PARAMETERS", 0)
+    model, new = qwen3(), qwen3(seed=1)
+    engine = start(model)
+    engine.update_weights(new.state_dict(), 1)
+    assert torch.equal(model.lm_head.weight, new.lm_head.weight)
+    prompt = random_prompt(9)
+    answer = asyncio.run(engine.generate(prompt, SamplingParams(max_tokens=5)))
+    assert_exact(new, prompt, answer.token_ids, answer.logprobs)

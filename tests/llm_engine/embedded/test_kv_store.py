@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astuner.llm_engine.embedded.forward import KvShape
+from astuner.llm_engine.embedded.kv_store import MIN_CAPACITY, KvStore
+from astuner.llm_engine.embedded.request import Request
+from astuner.schema import SamplingParams
+
+SHAPE = KvShape(2, 1, 3, torch.float32, torch.device("cpu"))
+MAX_LEN = 1500
+PLENTY = 10**9
+
+
+def request(length):
+    return Request([0] * length, length, MAX_LEN, SamplingParams(), lambda result: None)
+
+
+def prefix(length, value):
+    return torch.full((2, 1, length, 3), float(value))
+
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["place", "grow", "release"]), st.integers(0, 20), st.integers(1, 700)), max_size=40
+)
+
+
+@given(steps=steps, budget=st.sampled_from([3000, PLENTY]))
+@settings(max_examples=100, deadline=None)
+def test_lanes_keep_their_contents(steps, budget):
+    store = KvStore(SHAPE, 8, MAX_LEN, budget)
+    held: dict[Request, tuple[int, int]] = {}
+    for number, (kind, pick, size) in enumerate(steps):
+        chosen = list(held)[pick % len(held)] if held else None
+        if kind == "place" and len(held) < 8:
+            new = request(size)
+            if store.place(new, [prefix(size // 2, number), prefix(size - size // 2, number)]):
+                held[new] = (size, number)
+        elif kind == "grow" and chosen is not None:
+            more = min(size, MAX_LEN - len(chosen.tokens))
+            chosen.tokens.extend([0] * more)
+            if not store.make_room(chosen):
+                del chosen.tokens[len(chosen.tokens) - more :]
+        elif kind == "release" and chosen is not None:
+            store.release(chosen)
+            del held[chosen]
+        assert len(store) == len(held)
+        for owner, (length, value) in held.items():
+            lane = store.lane(owner)
+            assert lane.shape[-2] >= len(owner.tokens)
+            assert bool((lane[..., :length, :] == value).all())
+        assert store.held_tokens <= max(budget, 3 * MAX_LEN)
+
+
+def test_memory_follows_the_lengths():
+    store = KvStore(SHAPE, 64, 100_000, PLENTY)
+    requests = [request(20) for _ in range(64)]
+    for i, each in enumerate(requests):
+        assert store.place(each, [], len(requests) - 1 - i)
+    assert store.held_tokens == 64 * MIN_CAPACITY
+    requests[0].tokens.extend([0] * 9000)
+    assert store.make_room(requests[0])
+    # One long request does not make the others long.
+    assert store.held_tokens <= 64 * MIN_CAPACITY + 4 * 16384
+    store.clear()
+    assert store.held_tokens == 0
+
+
+def test_free_lanes_are_given_back_before_a_request_is_refused():
+    store = KvStore(SHAPE, 8, MAX_LEN, 4 * MIN_CAPACITY)
+    first, second = request(20), request(20)
+    assert store.place(first, [])
+    assert store.place(second, [])
+    assert store.held_tokens == 4 * MIN_CAPACITY
+    first.tokens.extend([0] * 400)
+    assert store.make_room(first)
+    assert store.held_tokens <= 4 * MIN_CAPACITY
+    assert not store.place(request(1000), [])
+
+
+def test_a_lone_request_may_exceed_the_budget():
+    store = KvStore(SHAPE, 8, MAX_LEN, 10)
+    alone = request(20)
+    assert store.place(alone, [])
+    assert not store.place(request(20), [])
+    alone.tokens.extend([0] * 1400)
+    assert store.make_room(alone)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+import time
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astuner.run_record.secrets import Redactor, redact, redact_argv, secrets_in
+
+VISIBLE = st.characters(max_codepoint=0x2FF, exclude_categories=("Z", "C"), exclude_characters="[]")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OPENAI_API_KEY",
+        "HF_TOKEN",
+        "MY_SECRET",
+        "PGPASSWORD",
+        "aws_credentials",
+        "HTTP_AUTHORIZATION",
+        "SESSION_COOKIE",
+    ],
+)
+def test_value_of_a_variable_named_like_a_secret_is_redacted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "Zr9-plain/looking=value")
+    assert redact("a Zr9-plain/looking=value b") == "a [redacted] b"
+
+
+def test_each_of_several_keys_in_one_variable_is_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASHSCOPE_API_KEY", "sk-aaaaa1|sk-bbbbb2")
+    assert redact("with sk-bbbbb2, then sk-aaaaa1") == "with [redacted], then [redacted]"
+    assert "bbbbb2" not in redact("DASHSCOPE_API_KEY=sk-aaaaa1|sk-bbbbb2")
+
+
+def test_value_that_looks_like_a_key_is_redacted_whatever_the_variable_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MY_SERVICE", "sk-short77")
+    monkeypatch.setenv("DATABASE_URL", "postgres://joe:dbpass9word@host/db")
+    assert redact("sk-short77 and dbpass9word") == "[redacted] and [redacted]"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "sk-proj-abcdEFGH1234abcdEFGH",
+        "hf_abcdefghijklmnopqrst",
+        "ghp_abcdefghijklmnopqrst0123456789",
+        "github_pat_11ABCDEFG0abcdefghijk_xyz",
+        "glpat-abcdefghij1234567890",
+        "xoxb-1234567890-abcdef",
+        "AKIAABCDEFGHIJKLMNOP",
+        "AIzaSyA1234567890abcdefghijklmnopqrstu",
+        "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc-DEF",
+    ],
+)
+def test_well_known_formats_are_redacted_without_any_variable(key: str) -> None:
+    assert redact(f'{{"k": "{key}"}}') == '{"k": "[redacted]"}'
+
+
+def test_credentials_in_headers_urls_and_key_files_are_redacted() -> None:
+    assert redact("Authorization: Bearer abcdefghij.klmnopqrst-uv") == "Authorization: Bearer [redacted]"
+    assert redact("https://joe:pa55@host/x?y") == "https://[redacted]@host/x?y"
+    pem = "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----"
+    assert redact(f"key: {pem}.") == "key: [redacted]."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "risk-averse people",
+        "a task-oriented agent",
+        "sk-learn-is-a-library-without-digits",
+        "https://host:80/a@b",
+        "hf_hub",
+    ],
+)
+def test_ordinary_text_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_short_values_authors_tokenizers_and_existing_paths_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "dev")
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Ada Lovelace")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "very-false")
+    monkeypatch.setenv("KEY_FOLDER", __file__)
+    text = f"dev Ada Lovelace very-false {__file__}"
+    assert redact(text) == text
+
+
+def test_a_change_of_the_environment_is_seen_at_once_and_what_was_seen_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert redact("later-set-value") == "later-set-value"
+    monkeypatch.setenv("LATE_TOKEN", "later-set-value")
+    assert redact("later-set-value") == "[redacted]"
+    monkeypatch.delenv("LATE_TOKEN")
+    assert redact("later-set-value") == "[redacted]"
+
+
+def test_a_secret_that_contains_another_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FIRST_KEY", "abcdefgh")
+    monkeypatch.setenv("SECOND_KEY", "abcdefghIJKL")
+    assert redact("abcdefghIJKL") == "[redacted]"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    secret=st.text(VISIBLE, min_size=8, max_size=40),
+    before=st.text(max_size=30),
+    after=st.text(max_size=30),
+)
+def test_no_written_form_of_a_secret_survives(secret: str, before: str, after: str) -> None:
+    redactor = Redactor(tuple(secrets_in({"SERVICE_KEY": secret})))
+    written_forms = (
+        secret,
+        json.dumps(secret)[1:-1],
+        repr(secret)[1:-1],
+        quote(secret, safe=""),
+        quote_plus(secret),
+    )
+    for written in written_forms:
+        assert written not in redactor(before + written + after)
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["run", "--api-key", "hunter2"], ["run", "--api-key", "[redacted]"]),
+        (["run", "--api-key=hunter2"], ["run", "--api-key=[redacted]"]),
+        (["run", "astuner.judge.api_key=hunter2"], ["run", "astuner.judge.api_key=[redacted]"]),
+        (["run", "x.max_tokens=512", "--conf", "a.yaml"], ["run", "x.max_tokens=512", "--conf", "a.yaml"]),
+        (["run", "url=https://u:p4ss@h/"], ["run", "url=https://[redacted]@h/"]),
+    ],
+)
+def test_command_line_loses_its_secrets(argv: list[str], shown: list[str]) -> None:
+    assert redact_argv(argv) == shown
+
+
+def test_long_texts_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        monkeypatch.setenv(f"SERVICE_{number}_KEY", f"sk-abcdefgh-{number:04}")
+    text = "a light sketch of a long answer :// with gh and sk- in it. " * 20_000
+    start = time.perf_counter()
+    assert redact(text) == text
+    assert time.perf_counter() - start < 1.0

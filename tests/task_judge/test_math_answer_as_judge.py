@@ -1,0 +1,237 @@
+"""The mathematical judge, on real answers and on hostile ones, with the real math-verify."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from astuner.config.data import TaskJudgeConfig
+from astuner.errors import JudgeError
+from astuner.schema import Task, WorkflowOutput, WorkflowTask
+from astuner.task_judge import math_verify_server
+from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge, is_same_answer
+from astuner.task_judge.math_verify_process import MathVerifyProcess
+from astuner.task_judge.scoring import score
+
+GSM8K = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 in all.\n#### 72"
+
+
+def boxed(answer: str) -> str:
+    return rf"We find \boxed{{{answer}}}."
+
+
+def given(answer: Any, final_answer: Any) -> tuple[WorkflowTask, WorkflowOutput]:
+    task = Task("t-1", "How many?", metadata={"question": "How many?", "answer": answer})
+    return WorkflowTask(task, episode_id="e-1"), WorkflowOutput(metadata={"final_answer": final_answer})
+
+
+@pytest.fixture
+def judge() -> MathAnswerAsJudge:
+    return MathAnswerAsJudge(TaskJudgeConfig())
+
+
+RIGHT = [
+    (GSM8K, "72"),
+    (GSM8K, boxed("72")),
+    (GSM8K, "The answer is 72."),
+    (GSM8K, "<think>#### 5</think> so #### 72"),
+    (72, "72"),
+    (72.0, 72),
+    ("1/2", boxed(r"\frac{1}{2}")),
+    (r"\frac{1}{2}", boxed("0.5")),
+    (r"\boxed{\frac{1}{2}}", "1/2"),
+    ("0.5", boxed(r"50\%")),
+    ("50", boxed("50%")),
+    ("50%", "it is about 50 percent"),
+    ("1,234", boxed("1234")),
+    ("1234", boxed("1{,}234")),
+    ("#### 1,234", "It is 1,234 in all."),
+    ("72", boxed(r"\$72.00")),
+    ("72", boxed("72 dollars")),
+    ("72", boxed(r"72\text{ cm}")),
+    ("72", "She makes $72 every day."),
+    ("-5", boxed("\u22125")),
+    ("4", r"\boxed{3}, or rather \boxed{4}"),
+    ("3", r"\boxed{3}, or rather \boxed{\frac{"),
+    ("1/3", boxed("0.333333")),
+    ("3", "x = 3"),
+    ("7", "3 + 4 = 7"),
+    (r"2\sqrt{2}", boxed(r"\sqrt{8}")),
+    (r"2\sqrt{2}", r"2\sqrt{2}"),
+    ("x^2+2x+1", boxed("(x+1)^2")),
+    (r"1\frac{1}{2}", boxed("1.5")),
+    (r"\{1, 2\}", boxed("2, 1")),
+    (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", boxed(r"\begin{pmatrix}1\\2\end{pmatrix}")),
+    ("5000", boxed(r"5 \times 10^3")),
+    ("B", boxed(r"\text{B}")),
+    ("blue", boxed("blue")),
+]
+WRONG = [
+    (GSM8K, "24"),
+    (GSM8K, ""),
+    (GSM8K, None),
+    (GSM8K, "I do not know."),
+    (GSM8K, boxed("")),
+    ("-5", boxed("5")),
+    ("0.5", boxed(r"5\%")),
+    ("3", r"\boxed{3}, or rather \boxed{4}"),
+    ("2", r"2\sqrt{2}"),
+    ("2", boxed("2x")),
+    (r"2\sqrt{2}", "2"),
+    ("1/3", boxed("0.33")),
+    ("5", boxed("5 million")),
+    ("5", boxed(r"5 \text{ million}")),
+    ("B", boxed("C")),
+    ("blue", boxed("red")),
+    (r"\pi", boxed("3.14")),
+]
+
+
+@pytest.mark.parametrize(("answer", "final"), RIGHT)
+def test_right_answers(judge: MathAnswerAsJudge, answer: Any, final: Any) -> None:
+    assert judge.compute_reward(*given(answer, final)) == (1.0, True)
+
+
+@pytest.mark.parametrize(("answer", "final"), WRONG)
+def test_wrong_answers(judge: MathAnswerAsJudge, answer: Any, final: Any) -> None:
+    assert judge.compute_reward(*given(answer, final)) == (0.0, False)
+
+
+def test_what_is_missing_is_an_error(judge: MathAnswerAsJudge) -> None:
+    task, output = given("72", "72")
+    with pytest.raises(JudgeError, match=r"output metadata has no 'final_answer'.* Its keys: answer, log\."):
+        judge.compute_reward(task, WorkflowOutput(metadata={"log": 1, "answer": 2}))
+    bare = WorkflowTask(Task("t-9", "How many?", metadata={"solution": "72"}), episode_id="e-1")
+    with pytest.raises(JudgeError, match=r"metadata of task t-9 has no 'answer'.* Its keys: solution\."):
+        judge.compute_reward(bare, output)
+    for empty in ("", " \n", None):
+        with pytest.raises(JudgeError, match="task t-1 has an empty `answer`"):
+            judge.compute_reward(*given(empty, "72"))
+    with pytest.raises(JudgeError, match=r"'final_answer' .* is of type list; expected a string or a number"):
+        judge.compute_reward(*given("72", ["72"]))
+
+
+def test_two_hundred_whole_numbers_take_less_than_a_second() -> None:
+    start = time.perf_counter()
+    assert sum(is_same_answer(f"#### {n:,}", boxed(str(n + n % 2))) for n in range(200)) == 100
+    assert time.perf_counter() - start < 1  # about 3 ms
+
+
+def test_the_short_cut_for_numbers_agrees_with_math_verify() -> None:
+    for gold, answer in [("72", "72"), ("72", "73"), ("-5", "5"), ("007", "7"), ("1,234", "1234"), ("1/2", "0.5")]:
+        assert is_same_answer(gold, boxed(answer)) is math_verify_server.is_same([boxed(gold)], [boxed(answer)])
+
+
+HOSTILE = [
+    boxed(r"\frac{1}{" * 20 + "1" + "}" * 20),
+    "(" * 5000 + "1" + ")" * 5000,
+    "9**9**9**9",
+    "a" * 1_000_000,
+    "9" * 1_000_000,
+    boxed("9" * 1_000_000),
+    r"\boxed{" * 150_000,
+    r"\boxed{1}" + "{" * 1_000_000,
+    "$" * 1_000_000,
+    "answer " * 100_000,
+    "answer is $x" * 50_000,
+    "\x00\ud83d",
+]
+
+
+async def test_hostile_answers_are_wrong_and_hold_nobody_up(judge: MathAnswerAsJudge) -> None:
+    """Each is bounded by itself; meanwhile the loop goes on, and afterwards right answers are right."""
+    longest = 0.0
+
+    async def tick() -> None:
+        nonlocal longest
+        while True:
+            start = time.perf_counter()
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.perf_counter() - start)
+
+    ticking = asyncio.create_task(tick())
+    scores = await asyncio.gather(*[score(judge, *given("72", answer), timeout=60) for answer in HOSTILE])
+    ticking.cancel()
+    assert scores == [(0.0, False)] * len(HOSTILE)
+    assert longest < 2
+    assert await score(judge, *given("1/2", boxed(r"\frac{x}{2x}")), timeout=60) == (1.0, True)
+
+
+def test_many_threads_ask_at_once() -> None:
+    pairs = [(f"{n}/7", boxed(rf"\frac{{{2 * n + n % 2}}}{{14}} + 0")) for n in range(1, 41)]
+    with ThreadPoolExecutor(8) as pool:
+        verdicts = list(pool.map(lambda pair: is_same_answer(*pair), pairs))
+    assert verdicts == [n % 2 == 0 for n in range(1, 41)]
+
+
+def servers() -> list[psutil.Process]:
+    mine = psutil.Process().children()
+    return [process for process in mine if any("math_verify_server" in part for part in process.cmdline())]
+
+
+def test_a_killed_server_is_started_again() -> None:
+    process = MathVerifyProcess()
+    before = set(servers())
+    assert process.is_same(["x + 1"], ["$1 + x$"]) is False  # a bare expression is no mathematics to math-verify
+    assert process.is_same(["$x + 1$"], ["$1 + x$"])
+    (server,) = set(servers()) - before
+    assert server.rlimit(psutil.RLIMIT_AS)[0] == math_verify_server.MEMORY_BYTES
+    for number in range(20):
+        for child in server.children():  # the one that compares, while it is idle
+            child.send_signal(signal.SIGKILL)
+        assert process.is_same(["$x + 1$"], [f"$1 + x + {number % 2}$"]) is (number % 2 == 0)
+    server.kill()
+    assert process.is_same(["$x + 1$"], ["$1 + x$"])
+    process.close()
+    assert set(servers()) == before
+
+
+def test_without_math_verify_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError('no antlr')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(JudgeError, match=r"math-verify cannot be started: ImportError: no antlr.* Install it with"):
+        MathVerifyProcess().is_same(["$1$"], ["$x$"])
+
+
+def test_neither_the_import_nor_whole_numbers_load_math_verify() -> None:
+    code = (
+        "import sys\nfrom astuner.task_judge.math_answer_as_judge import is_same_answer\n"
+        "assert is_same_answer('#### 72', '\\\\boxed{72}') and not is_same_answer('72', '73')\n"
+        "print([name for name in ('math_verify', 'sympy', 'torch') if name in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_after_a_fork_each_process_has_its_own_server_and_none_outlives_it() -> None:
+    code = """
+import os, sys
+from astuner.task_judge.math_answer_as_judge import is_same_answer
+def right(): return is_same_answer("x + 1", "1 + x") and not is_same_answer("x + 1", "2 + x")
+assert right()
+child = os.fork()
+if child == 0:
+    os._exit(0 if right() else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert right()
+import psutil
+print(*[process.pid for process in psutil.Process().children(recursive=True)], flush=True)
+os.kill(os.getpid(), 9)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert len(pids) == 2  # the server, and its child that compares
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+        assert time.monotonic() < deadline, "the server outlived a process that was killed"
+        time.sleep(0.05)

@@ -1,0 +1,229 @@
+"""Scoring: sync and async judges, bounded in time, their results checked."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from astuner.config.data import TaskJudgeConfig
+from astuner.errors import EpisodeTimeout, JudgeError
+from astuner.schema import Task, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.scoring import score
+
+TASK = WorkflowTask(Task("t", "1+1?", metadata={"answer": "2"}), episode_id="e-1")
+OUTPUT = WorkflowOutput(metadata={"final_answer": "2"})
+
+
+def sync_judge(body: Callable[[], Any]) -> BaseJudge:
+    class Sync(BaseJudge):
+        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            assert (workflow_task, workflow_output) == (TASK, OUTPUT)
+            return body()
+
+    return Sync(TaskJudgeConfig())
+
+
+def async_judge(body: Callable[[], Any]) -> BaseJudge:
+    class Async(BaseJudge):
+        async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            assert (workflow_task, workflow_output) == (TASK, OUTPUT)
+            result = body()
+            return await result if asyncio.iscoroutine(result) else result
+
+    return Async(TaskJudgeConfig())
+
+
+both = pytest.mark.parametrize("make", [sync_judge, async_judge])
+Make = Callable[[Callable[[], Any]], BaseJudge]
+
+
+@both
+@pytest.mark.parametrize(
+    ("answer", "scored"),
+    [
+        ((0.5, True), (0.5, True)),
+        ([1, False], (1.0, False)),
+        (0.3, (0.3, True)),
+        (0, (0.0, False)),
+        (-1, (-1.0, False)),
+        (True, (1.0, True)),
+        ((np.float32(0.5), np.bool_(False)), (0.5, False)),
+    ],
+)
+async def test_what_a_judge_may_return(make: Make, answer: Any, scored: tuple[float, bool]) -> None:
+    result = await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
+    assert result == scored
+    assert [type(part) for part in result] == [float, bool]
+
+
+@both
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (None, "None"),
+        ("1.0", "'1.0'"),
+        ((1.0,), r"\(1\.0,\)"),
+        ((1.0, True, "why"), r"\(1\.0, True, 'why'\)"),
+        ((float("nan"), True), "nan"),
+        ((float("inf"), True), "inf"),
+        ((None, False), "None"),
+        ((1.0, 1), "is_success=1"),
+        ((1.0, None), "is_success=None"),
+        ({"reward": 1}, "reward"),
+    ],
+)
+async def test_rubbish_is_named(make: Make, answer: Any, named: str) -> None:
+    with pytest.raises(JudgeError, match=rf"(Sync|Async) returned .*{named}.*expected \(reward, is_success\)"):
+        await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
+
+
+@both
+@pytest.mark.parametrize("error", [KeyError("answer"), TimeoutError("mine"), SystemExit(3)])
+async def test_what_a_judge_raises_is_located(make: Make, error: BaseException) -> None:
+    def fails() -> None:
+        raise error
+
+    line = fails.__code__.co_firstlineno + 1
+    with pytest.raises(JudgeError) as caught:
+        await score(make(fails), TASK, OUTPUT, timeout=10)
+    assert f"{type(error).__name__}: " in str(caught.value)
+    assert str(error) in str(caught.value)
+    assert f"(at {__file__}:{line})" in str(caught.value)
+    assert caught.value.__cause__ is not None
+
+
+async def test_a_stray_stop_iteration_is_an_error_too() -> None:
+    with pytest.raises(JudgeError, match="StopIteration"):
+        await score(sync_judge(lambda: next(iter([]))), TASK, OUTPUT, timeout=10)
+
+
+@both
+async def test_a_judges_own_error_passes_as_it_is(make: Make) -> None:
+    error = JudgeError("no answer in the data")
+
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(JudgeError) as caught:
+        await score(make(fails), TASK, OUTPUT, timeout=10)
+    assert caught.value is error
+
+
+async def test_a_judge_that_cancels_itself_has_failed() -> None:
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(JudgeError, match="raised CancelledError"):
+        await score(async_judge(cancels), TASK, OUTPUT, timeout=10)
+
+
+async def test_a_sync_judge_does_not_block_the_loop() -> None:
+    thread = threading.current_thread()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    def slow() -> bool:
+        time.sleep(0.3)
+        return threading.current_thread() is not thread
+
+    ticking = asyncio.create_task(tick())
+    results = await asyncio.gather(*[score(sync_judge(slow), TASK, OUTPUT, timeout=10) for _ in range(20)])
+    ticking.cancel()
+    assert results == [(1.0, True)] * 20  # all at once, each in a thread
+    assert ticks >= 5
+
+
+async def test_a_sync_judge_sees_the_callers_context() -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(7)
+    assert await score(sync_judge(variable.get), TASK, OUTPUT, timeout=10) == (7.0, True)
+
+
+@both
+async def test_a_hung_judge_is_a_timeout(make: Make) -> None:
+    release = threading.Event()
+
+    async def ignores_cancellation() -> None:
+        while not release.is_set():
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+        raise ValueError("too late for anyone to care")
+
+    body: Any = ignores_cancellation if make is async_judge else lambda: release.wait(60)
+    start = time.perf_counter()
+    with pytest.raises(EpisodeTimeout, match=r"took longer than 0\.2 s for episode e-1; .*task_judge\.timeout"):
+        await score(make(body), TASK, OUTPUT, timeout=0.2)
+    assert time.perf_counter() - start < 5
+    release.set()
+    await asyncio.sleep(0.2)
+
+
+async def test_cancelling_the_score_cancels_the_judge() -> None:
+    seen: list[str] = []
+
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    scoring = asyncio.create_task(score(async_judge(waits), TASK, OUTPUT, timeout=60))
+    await asyncio.sleep(0.05)
+    scoring.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await scoring
+    await asyncio.sleep(0)
+    assert seen == ["cancelled"]
+
+
+def test_a_hung_judge_does_not_hold_the_interpreter() -> None:
+    code = """
+import asyncio, time
+from astuner.config.data import TaskJudgeConfig
+from astuner.errors import EpisodeTimeout
+from astuner.schema import Task, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.scoring import score
+
+class Hangs(BaseJudge):
+    def compute_reward(self, workflow_task, workflow_output):
+        time.sleep(120)
+
+try:
+    asyncio.run(score(Hangs(TaskJudgeConfig()), WorkflowTask(Task("t", "q"), "e"), WorkflowOutput(), 0.2))
+except EpisodeTimeout:
+    print("timeout")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert (done.stdout.strip(), done.stderr) == ("timeout", "")
+
+
+def test_a_late_sync_judge_finds_the_loop_closed(recwarn: pytest.WarningsRecorder) -> None:
+    """Its thread ends in silence; a thread that raises would be a warning, which fails the test."""
+    release = threading.Event()
+    with pytest.raises(EpisodeTimeout):
+        asyncio.run(score(sync_judge(lambda: release.wait(30)), TASK, OUTPUT, timeout=0.05))
+    late = [thread for thread in threading.enumerate() if thread.name.startswith("judge ")]
+    release.set()
+    for thread in late:
+        thread.join(10)
+    assert late
+    assert not recwarn.list
