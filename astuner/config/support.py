@@ -43,8 +43,10 @@ SCOPES = (
     Scope(_IN_PROCESS, ("astuner.trainer_common.device",)),
     Scope(
         ("debug",),
-        ("astuner.debug.debug_max_parallel", "astuner.debug.debug_first_n_tasks", "astuner.debug.debug_vllm_seed"),
+        ("astuner.debug.debug_max_parallel", "astuner.debug.debug_vllm_seed"),
     ),
+    # `astuner check --dry-run` takes it for every backbone that it can roll out on.
+    Scope(_IN_PROCESS, ("astuner.debug.debug_first_n_tasks",)),
     # Debug's engine is embedded: these two were for a vLLM server.
     Scope((), ("astuner.debug.debug_vllm_port", "astuner.debug.debug_tensor_parallel_size")),
     # Debug rolls out and does not train.

@@ -35,7 +35,9 @@ def drop_at(tree: dict[str, Any], path: KeyPath) -> None:
     """Remove the value at `path`, if there is one."""
     parent = get_at(tree, path[:-1])
     if isinstance(parent, dict):
-        parent.pop(path[-1], None)
+        # YAML has keys that are numbers; a path has their text.
+        for key in [key for key in parent if str(key) == path[-1]]:
+            del parent[key]
 
 
 def paths_in(value: object, prefix: KeyPath) -> Iterator[KeyPath]:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 CPU_SECONDS = 2.0
-MEMORY_BYTES = 4 << 30
+MEMORY_BYTES = 2 << 30
 
 
 def main() -> None:

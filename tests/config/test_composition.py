@@ -95,6 +95,11 @@ def test_a_users_file_with_the_name_of_a_shipped_default_is_refused(write: Write
         load_config(path)
 
 
+def test_a_key_that_is_a_number_is_unknown_like_any_other(write: Write, minimal: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.yaml:5: unknown key 'astuner\.1'"):
+        load_config(write(minimal + "  1: ${nowhere}\n"))
+
+
 def test_every_reference_that_leads_nowhere_is_said(write: Write, minimal: str) -> None:
     path = write(
         minimal + "  project_name: ${oc.env:ASTUNER_NOT_SET}\n  data:\n    train_batch_size: ${astuner.nope}\n"

@@ -22,6 +22,9 @@ def test_setting_and_dropping() -> None:
     drop_at(tree, ("a", "b", "c"))
     drop_at(tree, ("x", "y"))
     assert tree == {"a": {"b": {}}}
+    numbered: dict[str, Any] = {"a": {1: "x", 2: "y"}}
+    drop_at(numbered, ("a", "1"))
+    assert numbered == {"a": {2: "y"}}
 
 
 def test_a_copy_without_some_keys_leaves_the_tree_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -184,6 +185,7 @@ def test_a_killed_server_is_started_again() -> None:
     assert process.is_same(["x + 1"], ["$1 + x$"]) is False  # a bare expression is no mathematics to math-verify
     assert process.is_same(["$x + 1$"], ["$1 + x$"])
     (server,) = set(servers()) - before
+    assert os.getpgid(server.pid) != os.getpgrp()  # so that Ctrl-C does not reach it
     assert server.rlimit(psutil.RLIMIT_AS)[0] == math_verify_server.MEMORY_BYTES
     for number in range(20):
         for child in server.children():  # the one that compares, while it is idle

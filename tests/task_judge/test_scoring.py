@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import subprocess
 import sys
 import threading
@@ -171,8 +172,12 @@ async def test_a_hung_judge_is_a_timeout(make: Make) -> None:
     with pytest.raises(EpisodeTimeout, match=r"took longer than 0\.2 s for episode e-1; .*task_judge\.timeout"):
         await score(make(body), TASK, OUTPUT, timeout=0.2)
     assert time.perf_counter() - start < 5
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     release.set()
     await asyncio.sleep(0.2)
+    gc.collect()
+    assert not complaints  # the late error belongs to an episode that is over
 
 
 async def test_cancelling_the_score_cancels_the_judge() -> None:

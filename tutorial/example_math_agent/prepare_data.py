@@ -15,8 +15,8 @@ FOLDER = Path(__file__).parent / "data"
 
 
 def make_task(rng: random.Random) -> dict[str, str]:
-    """Return one question about two numbers of two or three digits, with its answer."""
-    left, right = rng.randint(10, 999), rng.randint(10, 999)
+    """Return one question about two numbers of two digits, with its answer."""
+    left, right = rng.randint(10, 99), rng.randint(10, 99)
     operator = rng.choice("+-*")
     answer = {"+": left + right, "-": left - right, "*": left * right}[operator]
     return {"question": f"What is {left} {operator} {right}?", "answer": str(answer)}

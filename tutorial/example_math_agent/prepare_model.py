@@ -32,7 +32,7 @@ class Recipe:
     head_dim: int = 32
     context: int = 2048
     initializer_range: float = 0.06
-    transcripts: int = 32_000
+    transcripts: int = 25_600
     validation_transcripts: int = 128
     batch: int = 32
     lr: float = 3e-3

@@ -169,20 +169,15 @@ class KvStore:
         if used < slab.num_lanes:
             return slab
         wished = min(max(2 * used, used + 1 + more_to_come, _FIRST_LANES), self._max_lanes)
-        if self._fits(capacity * (wished - used)):
+        if self.held_tokens + capacity * (wished - used) <= self._budget_tokens:
             slab.resize(wished)
             return slab
-        self._trim()
-        if alone or self._fits(capacity):
-            slab.resize(used + 1)
-            return slab
-        return None
-
-    def _fits(self, more_tokens: int) -> bool:
-        return self.held_tokens + more_tokens <= self._budget_tokens
-
-    def _trim(self) -> None:
-        """Give back the memory of free lanes."""
-        for slab in self._slabs.values():
-            if slab.num_lanes > len(slab.requests):
-                slab.resize(len(slab.requests))
+        used_tokens = sum(len(each.requests) * each.capacity for each in self._slabs.values())
+        if not alone and used_tokens + capacity > self._budget_tokens:
+            return None
+        for each in self._slabs.values():
+            # Free lanes are given back, which copies a slab, only where that makes the difference.
+            if each.num_lanes > len(each.requests):
+                each.resize(len(each.requests))
+        slab.resize(used + 1)
+        return slab

@@ -31,9 +31,9 @@ class Request:
     max_len: int
     params: SamplingParams
     deliver: Callable[[Completion | ModelError], None]
-    logprobs: list[float] = field(default_factory=list)
-    key: int = 0
-    stop_ids: frozenset[int] = frozenset()
+    logprobs: list[float] = field(default_factory=list, init=False)
+    key: int = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.key = draw_key(self.params.seed)

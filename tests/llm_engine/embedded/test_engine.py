@@ -239,10 +239,10 @@ def test_a_loop_that_is_gone_does_not_disturb_others(start):
     loop = asyncio.new_event_loop()
     abandoned = loop.run_until_complete(leave())
     loop.close()
-    abandoned._log_destroy_pending = False
     assert asyncio.run(engine.generate([2], SamplingParams(max_tokens=3))).token_ids
     while engine.stats.sampled_tokens < 303:
         time.sleep(0.001)
+    assert not abandoned.done()
     assert asyncio.run(engine.generate([2], SamplingParams(max_tokens=3))).token_ids
 
 
