@@ -27,7 +27,8 @@ class Slab:
 
     Attributes:
         capacity: tokens per lane.
-        kv: [planes, lanes held, heads, capacity, width]; lane `i` is `requests[i]`'s.
+        kv: [planes, lanes held, heads, capacity, width]; lane `i` is `requests[i]`'s. What is not filled is zero:
+            masked positions are multiplied by 0, which would not mend the NaN that diverged weights may leave.
         requests: the lanes' owners; lanes past their number are free.
     """
 
@@ -50,7 +51,7 @@ class Slab:
         self.kv = kv
 
     def _zeros(self, num_lanes: int) -> Tensor:
-        """Memory for lanes. Zeros, not garbage: a masked position is multiplied by 0, which mends all but NaN."""
+        """Memory for lanes."""
         shape = self._shape
         size = (shape.planes, num_lanes, shape.heads, self.capacity, shape.width)
         if shape.device.type != "cpu" or 0 in size:
@@ -61,10 +62,13 @@ class Slab:
 
     def remove(self, lane: int) -> None:
         """Free a lane; the last one moves into its place."""
-        last = self.requests.pop()
-        if lane < len(self.requests):
+        removed, last = self.requests[lane], self.requests.pop()
+        end, filled = len(self.requests), len(last.tokens)
+        if lane < end:
             self.requests[lane] = last
-            self.kv[:, lane] = self.kv[:, len(self.requests)]
+            wipe = max(filled, len(removed.tokens))
+            self.kv[:, lane, :, :wipe] = self.kv[:, end, :, :wipe]
+        self.kv[:, end, :, :filled] = 0
 
 
 class KvStore:

@@ -222,8 +222,6 @@ class Scheduler:
     def _deliver_finished(self, requests: Iterable[Request]) -> None:
         for request in requests:
             if not math.isfinite(request.logprobs[-1]):
-                # Whoever gets the lane next must not meet NaN in it, not even behind a mask.
-                self._store.lane(request).zero_()
                 self._leave(request)
                 self._answer(request, self._not_finite(request))
             elif (reason := request.finish_reason) is not None:

@@ -51,6 +51,11 @@ def test_lanes_keep_their_contents(steps, budget):
             lane = store.lane(owner)
             assert lane.shape[-2] >= len(owner.tokens)
             assert bool((lane[..., :length, :] == value).all())
+        for slab in store.slabs:
+            # Garbage behind a mask would do no harm, NaN would: what is not filled is zero.
+            assert not slab.kv[:, len(slab.requests) :].any()
+            for lane, owner in enumerate(slab.requests):
+                assert not slab.kv[:, lane, :, held[owner][0] :].any()
         assert store.held_tokens <= max(budget, 3 * MAX_LEN)
 
 

@@ -254,7 +254,7 @@ def test_cancelling_while_the_prompt_is_computed(model, forward, monkeypatch):
 
 
 def test_diverged_weights_fail_the_request_and_leave_no_trace(model, forward):
-    scheduler = make(forward)
+    scheduler = make(forward, prefix_cache_tokens=0)
     healthy = {name: weight.clone() for name, weight in model.state_dict().items()}
     forward.load({name: weight * torch.nan for name, weight in healthy.items()})
     broken = [Asked(scheduler, random_prompt(10, seed=i)) for i in range(3)]

@@ -1,0 +1,15 @@
+"""The agent that astuner's side of bench_step.py tunes."""
+
+from __future__ import annotations
+
+import step_task
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class OneAnswer(Workflow):
+    """Asks once and scores the answer."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        answer = await model_tuner.chat(step_task.messages(workflow_task.task.main_query))
+        return WorkflowOutput(reward=step_task.reward(answer.parsed.content))

@@ -1,0 +1,83 @@
+"""One side of bench_step.py: TRL's `GRPOTrainer`, stopped between steps."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from step_task import LEARNING_RATE, FirstReward, Gate, Sizes, messages, questions, reward
+from transformers import TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+class Gated(TrainerCallback):
+    """Waits at the gate before each step and after the last."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self._gate.wait()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self._gate.wait()
+
+
+class Scoring:
+    """The reward function, which also counts the tokens that were sampled."""
+
+    __name__ = "share_of_digits"
+
+    def __init__(self) -> None:
+        self.completion_tokens = 0
+
+    def __call__(self, completions: list[list[dict[str, str]]], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        self.completion_tokens += sum(map(len, completion_ids))
+        return [reward(completion[0]["content"]) for completion in completions]
+
+
+def arguments(folder: Path, sizes: Sizes) -> GRPOConfig:
+    """Return the settings that make it do what astuner's side does."""
+    return GRPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=sizes.prompts * sizes.group,
+        num_generations=sizes.group,
+        max_completion_length=sizes.tokens,
+        max_steps=sizes.steps,
+        shuffle_dataset=False,
+        learning_rate=LEARNING_RATE,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        beta=0.0,
+        loss_type="grpo",
+        temperature=1.0,
+        model_init_kwargs={"dtype": "float32"},
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def main(folder: Path) -> None:
+    sizes = Sizes.load(folder)
+    gate = Gate()
+    scoring = Scoring()
+    trainer = GRPOTrainer(
+        model=str(folder / "model"),
+        reward_funcs=scoring,
+        args=arguments(folder, sizes),
+        train_dataset=Dataset.from_list([{"prompt": messages(question)} for question in questions(sizes)]),
+        callbacks=[Gated(gate)],
+    )
+    trainer.train()
+    assert FirstReward.at is not None
+    gate.finish(tokens=trainer.state.num_input_tokens_seen, completion_tokens=scoring.completion_tokens)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

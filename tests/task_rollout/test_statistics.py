@@ -1,0 +1,59 @@
+"""Numbers about batches of episodes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from astuner.schema import Episode, LlmCall, Task
+from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validate
+
+
+def episode(task: str, reward: float | None, success: bool | None = None, **changes: object) -> Episode:
+    status = "failed" if reward is None else "ok"
+    values: dict[str, object] = {"status": status, "reward": reward, "is_success": success}
+    return Episode(episode_id=f"{task}-{reward}", task=Task(task, ""), repeat_index=0, **(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(4, 1, 1), (4, 2, 2), (5, 3, 3), (5, 0, 2), (3, 3, 1), (6, 2, 4)])
+def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(n: int, correct: int, k: int):
+    outcomes = [True] * correct + [False] * (n - correct)
+    subsets = list(itertools.combinations(outcomes, k))
+    assert pass_at_k(n, correct, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
+
+
+def test_pass_at_k_needs_k_attempts():
+    with pytest.raises(ValueError, match=r"pass@3 needs at least 3 attempts, got 2"):
+        pass_at_k(2, 1, 3)
+
+
+def test_validation_leaves_out_and_counts_what_has_no_reward():
+    episodes = [episode("a", 1.0, True), episode("a", 0.0, False), episode("b", 0.0, False), episode("b", None)]
+    result = validate([*episodes, episode("b", 1.0, True)], largest_k=2)
+    assert (result.episodes, result.lost) == (4, 1)
+    assert (result.success_rate, result.reward) == (0.5, 0.5)
+    assert result.pass_at_k == {1: 0.5, 2: 1.0}
+    nothing = validate([episode("a", None)], 1)
+    assert math.isnan(nothing.reward)
+    assert (nothing.episodes, nothing.pass_at_k) == (0, {})
+
+
+def test_batch_metrics_and_totals():
+    call = LlmCall("c", "e", (1, 2), (3,), (-0.1,), "stop", fork_cause="tools_changed")
+    episodes = [
+        episode("a", 1.0, True, calls=(call,), log_metrics={"turns": 2}),
+        episode("b", None),
+        episode("c", 0.5, False, status="dropped", log_metrics={"turns": 4}),
+    ]
+    metrics = batch_metrics(episodes)
+    assert metrics["reward/mean"] == 0.75
+    assert metrics["success/rate"] == 0.5
+    assert [metrics[f"episodes/{name}"] for name in ("ok", "failed", "dropped", "forks")] == [1, 1, 1, 1]
+    assert metrics["workflow/turns"] == 3
+    assert metrics["tokens/raw"] == 3
+    totals = RunTotals()
+    totals.add(episodes)
+    totals.add(episodes)
+    assert (totals.ok, totals.failed, totals.dropped, totals.tokens.raw) == (2, 2, 2, 6)

@@ -1,0 +1,67 @@
+"""AstunerJob: setting up, dumping, reloading."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from astuner import AstunerJob, Workflow, WorkflowOutput
+from astuner.config.loading import load_config
+from astuner.errors import ConfigError
+
+
+class Mine(Workflow):
+    async def execute(self, workflow_task, model_tuner):  # type: ignore[no-untyped-def]
+        return WorkflowOutput(reward=1.0)
+
+
+def job() -> AstunerJob:
+    made = AstunerJob(n_gpu=8, algorithm="grpo", model="some/model", trainer_common__optim__lr=1e-5)
+    return made.set_workflow(Mine).set_data(type="hf", dataset_path="openai/gsm8k")
+
+
+def test_a_dumped_job_reloads_to_the_equal_job(tmp_path: Path):
+    made = job()
+    path = made.dump_job_as_yaml(tmp_path / "saved" / "math.yaml")
+    loaded = AstunerJob().load_job_from_yaml(path)
+    assert loaded == made
+    assert load_config(path).config == made.config
+    assert loaded != AstunerJob()
+
+
+def test_what_is_set_stands_in_the_configuration():
+    config = job().config.astuner
+    assert config.trainer_common.n_gpus_per_node == 8
+    assert config.trainer_common.optim.lr == 1e-5
+    assert config.task_reader.type == "huggingface_dat_repo"
+    assert config.task_reader.huggingface_dat_repo.dataset_path == "openai/gsm8k"
+    assert config.rollout.agentscope_workflow is not None
+    assert config.rollout.agentscope_workflow.endswith("->Mine")
+
+
+def test_local_files_and_judges():
+    made = AstunerJob(algorithm="rloo").set_data("file", "a.jsonl", validation_path=Path("b.jsonl"))
+    made.set_judge("astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge")
+    reader = made.config.astuner.task_reader
+    assert (reader.type, reader.dataset_file.training.file_path) == ("dataset_file", "a.jsonl")
+    assert reader.dataset_file.validation.file_path == "b.jsonl"
+
+
+def test_mistakes_say_what_is_expected():
+    with pytest.raises(ConfigError, match="did you mean"):
+        AstunerJob(trainer_common__optim__lrr=1.0)
+    with pytest.raises(ConfigError, match="adv_estimator"):
+        AstunerJob(algorithm="ppo2")
+    with pytest.raises(ConfigError, match="use one of"):
+        AstunerJob().set_data("parquet", "x")
+    with pytest.raises(ConfigError, match="subclass of Workflow"):
+        AstunerJob().set_workflow(int)  # type: ignore[arg-type]
+
+    class Inner(Mine):
+        pass
+
+    with pytest.raises(ConfigError, match="inside a function"):
+        AstunerJob().set_workflow(Inner)
+    with pytest.raises(ConfigError, match="model"):
+        AstunerJob().set_workflow(Mine).tune()
