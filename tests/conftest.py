@@ -6,6 +6,8 @@ import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Tiny models gain nothing from a second thread, and lose much where something else computes beside them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import random
 from collections.abc import Iterator

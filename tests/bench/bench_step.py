@@ -140,7 +140,9 @@ def one_round(order: tuple[str, ...], sizes: Sizes, warm_up: int, seen: dict[str
             counts.append((result["tokens"], result["completion_tokens"]))
     expected = sizes.steps * sizes.prompts * sizes.group * sizes.tokens
     if counts[0] != counts[1] or counts[0][1] != expected:
-        raise SystemExit(f"both should have sampled {expected} tokens after the same prompts, got (all, sampled): {counts}")
+        raise SystemExit(
+            f"both should have sampled {expected} tokens after the same prompts, got (all, sampled): {counts}"
+        )
 
 
 def prepare(folder: Path, sizes: Sizes) -> None:

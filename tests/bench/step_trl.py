@@ -33,7 +33,9 @@ class Scoring:
     def __init__(self) -> None:
         self.completion_tokens = 0
 
-    def __call__(self, completions: list[list[dict[str, str]]], completion_ids: list[list[int]], **_: Any) -> list[float]:
+    def __call__(
+        self, completions: list[list[dict[str, str]]], completion_ids: list[list[int]], **_: Any
+    ) -> list[float]:
         self.completion_tokens += sum(map(len, completion_ids))
         return [reward(completion[0]["content"]) for completion in completions]
 

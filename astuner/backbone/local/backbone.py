@@ -6,7 +6,6 @@ import contextlib
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -15,6 +14,7 @@ from astuner.backbone.ingredients import gather
 from astuner.backbone.local.algorithms import resolve
 from astuner.backbone.local.checkpoint import Checkpoints
 from astuner.backbone.local.estimate import estimate_memory
+from astuner.backbone.local.loop import TrainingLoop
 from astuner.backbone.local.policy import Policy, choose_device
 from astuner.backbone.local.progress_state import RunState, validation_entry
 from astuner.backbone.local.reinforce import ReinforcementLoop
@@ -38,14 +38,14 @@ class LocalBackbone:
         algorithm = resolve(common.algorithm)
         checkpoints = Checkpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
         with _session(context) as session:
-            loop: _Loop
-            if algorithm.rule is None:
-                loop = SupervisedLoop(
-                    context, session.ingredients, session.policy, algorithm, checkpoints, session.state
-                )
-            else:
-                loop = ReinforcementLoop(session, algorithm, checkpoints)
-            return _to_the_end(loop, context, session)
+            kind = SupervisedLoop if algorithm.rule is None else ReinforcementLoop
+            loop: TrainingLoop = kind(session, algorithm, checkpoints)
+            loop.run()
+            folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.tokenizer)
+            plot_run(context.record.folder)
+            summary = loop.state.summary(backbone=NAME, seed=common.seed, started=context.started, model=str(folder))
+            context.record.write_summary(summary)
+            return summary
 
     def evaluate(self, context: RunContext, model: str | None, tasks: int | None) -> RunSummary:
         """Validate once."""
@@ -90,26 +90,6 @@ def _session(context: RunContext, model: str | None = None) -> Iterator[Session]
         yield session
     finally:
         session.close()
-
-
-class _Loop(Protocol):
-    @property
-    def state(self) -> RunState: ...
-    def restore(self) -> bool: ...
-    def run(self) -> None: ...
-
-
-def _to_the_end(loop: _Loop, context: RunContext, session: Session) -> RunSummary:
-    """Run a loop, from its last checkpoint if there is one, then leave model, plots and summary."""
-    common = context.config.astuner.trainer_common
-    if common.resume:
-        loop.restore()
-    loop.run()
-    folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.tokenizer)
-    plot_run(context.record.folder)
-    summary = loop.state.summary(backbone=NAME, seed=common.seed, started=context.started, model=str(folder))
-    context.record.write_summary(summary)
-    return summary
 
 
 def _save_model(folder: Path, policy: Policy, tokenizer: object) -> Path:

@@ -3,141 +3,62 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from functools import cached_property
 
 from loguru import logger
 
-from astuner.backbone.ingredients import Ingredients
-from astuner.backbone.local.algorithms import Algorithm
-from astuner.backbone.local.checkpoint import Checkpoints
 from astuner.backbone.local.interrupt import interrupt_deferred
-from astuner.backbone.local.optimiser import Optimiser
-from astuner.backbone.local.progress_state import RunState, validation_entry
-from astuner.backbone.local.session import Session, refuse_all_failed
+from astuner.backbone.local.loop import TrainingLoop
+from astuner.backbone.local.progress_state import validation_entry
+from astuner.backbone.local.session import refuse_all_failed
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
-from astuner.backbone.task_order import TaskOrder
 from astuner.errors import NoSignalError
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import batch_metrics, tokens_of
 
 
-@dataclass
-class ReinforcementLoop:
-    """Trains a session's policy on its training tasks.
-
-    Attributes:
-        session: policy, engine, state.
-        algorithm: resolved; it has a rule.
-        checkpoints: where progress is saved.
-    """
-
-    session: Session
-    algorithm: Algorithm
-    checkpoints: Checkpoints
-
-    @property
-    def state(self) -> RunState:
-        """The run's counters."""
-        return self.session.state
-
-    @property
-    def _ingredients(self) -> Ingredients:
-        return self.session.ingredients
-
-    @cached_property
-    def _order(self) -> TaskOrder:
-        config = self.session.config
-        seed = config.trainer_common.seed if config.data.shuffle else None
-        return TaskOrder(self._ingredients.tasks.training, config.data.train_batch_size, seed)
-
-    @cached_property
-    def _total_steps(self) -> int:
-        common = self.session.config.trainer_common
-        return self._order.total_steps(common.total_epochs, common.total_training_steps)
-
-    @cached_property
-    def _optimiser(self) -> Optimiser:
-        optim = self.session.config.trainer_common.optim
-        return Optimiser(self.session.policy.trainable(), optim, self._total_steps)
+class ReinforcementLoop(TrainingLoop):
+    """Rolls out episodes of the training tasks and learns from their rewards; the algorithm has a rule."""
 
     @cached_property
     def _update(self) -> PolicyUpdate:
-        return PolicyUpdate(self.session.config, self.algorithm, self.session.policy, self._optimiser)
+        return PolicyUpdate(self.config, self.algorithm, self.session.policy, self.optimiser)
 
-    def restore(self) -> bool:
-        """Go on from the newest checkpoint, if there is one."""
-        progress = self.checkpoints.load(self.session.policy, self._optimiser)
-        if progress is None:
-            return False
-        self.session.state = RunState.load(progress)
-        self.session.context.record.truncate_after(self.session.state.step)
-        logger.info("going on from the checkpoint of step {}", self.session.state.step)
-        return True
-
-    def run(self) -> None:
-        """Do the steps that are left, and the validations around them.
-
-        Raises:
-            BackboneError: nothing can be learned, or the numbers are not finite.
-            KeyboardInterrupt: after the state has been saved.
-        """
-        session, common = self.session, self.session.config.trainer_common
-        state = session.state
-        if common.val_before_train and state.step == 0 and state.before is None:
-            result = session.validate("validation before")
+    def train(self) -> None:
+        """Do the steps that are left, and the validations around them."""
+        state = self.state
+        if self.config.trainer_common.val_before_train and state.step == 0:
+            result = self.session.validate("validation before")
             state.before = validation_entry(result) if result else None
-        try:
-            with session.context.progress.phase("training", self._total_steps, done=state.step) as phase:
-                while state.step < self._total_steps:
-                    phase.advance(self._step())
-                    if state.step < self._total_steps:
-                        self._between_steps()
-        except KeyboardInterrupt:
-            self.save()
-            raise
-        if state.after is None:
-            result = session.validate("validation after")
-            state.after = validation_entry(result) if result else None
+        super().train()
+        result = self.session.validate("validation after")
+        state.after = validation_entry(result) if result else None
 
-    def save(self) -> None:
-        """Write a checkpoint of the steps done."""
-        if self.session.state.step == 0:
-            return
-        progress = self.session.state.dump(self.session.context.started)
-        self.checkpoints.save(
-            self.session.state.step, self.session.policy, self._optimiser, self._ingredients.tokenizer, progress
-        )
+    def validate(self) -> None:
+        """Measure the policy between steps."""
+        self.session.validate(f"validation, step {self.state.step}")
 
-    def _between_steps(self) -> None:
-        common, state = self.session.config.trainer_common, self.session.state
-        if state.step % common.test_freq == 0:
-            self.session.validate(f"validation, step {state.step}")
-        if state.step % common.save_freq == 0:
-            self.save()
-
-    def _step(self) -> str:
+    def step(self) -> str:
         """Do one training step; return a note for the progress bar."""
-        session, state = self.session, self.session.state
+        session, state = self.session, self.state
         began = time.time()
         number = state.step + 1
-        tasks = self._order.batch(number)
-        repeats = session.config.rollout.num_repeat
-        episodes = session.run_batch(tasks, repeats, "train", f"step {number}: episodes")
+        tasks = self.order.batch(number)
+        episodes = session.run_batch(tasks, self.config.rollout.num_repeat, "train", f"step {number}: episodes")
         rolled = time.time()
         usable = [episode for episode in episodes if episode.status == "ok"]
         if state.totals.ok == 0:
             refuse_all_failed(episodes)
-        # What a checkpoint must hold together changes together.
+        # Weights, counters and record change together, so that a checkpoint finds them in agreement.
         with interrupt_deferred():
             result = self._learn(usable, number)
             state.step = number
             state.totals.add(episodes)
-        metrics = batch_metrics(episodes) | result.metrics
-        metrics |= {"time/rollout": rolled - began, "time/update": time.time() - rolled}
-        self._record(number, episodes, usable, result)
-        metrics["time/step"] = time.time() - began
-        session.context.record.log_metrics(number, metrics)
+            metrics = batch_metrics(episodes) | result.metrics
+            metrics |= {"time/rollout": rolled - began, "time/update": time.time() - rolled}
+            self._record(number, episodes, usable, result)
+            metrics["time/step"] = time.time() - began
+            session.context.record.log_metrics(number, metrics)
         self._watch_signal(result.moved)
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
 
@@ -165,7 +86,7 @@ class ReinforcementLoop:
         Raises:
             NoSignalError: `stop_on_no_signal` is set.
         """
-        state, common = self.session.state, self.session.config.trainer_common
+        state, common = self.state, self.config.trainer_common
         state.steps_without_signal = 0 if moved else state.steps_without_signal + 1
         if moved:
             return

@@ -30,6 +30,10 @@ from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
 from astuner.schema import Completion, SamplingParams
 
+# On a CPU, the operations of smaller models take some 50 µs each. Two threads then gain a third on an idle machine,
+# lose as much where the agents' own Python needs the other core, and crawl where cores are short.
+_ONE_THREAD_PARAMETERS = 5_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class _WeightUpdate:
@@ -93,8 +97,9 @@ class EmbeddedEngine:
         self._lock = threading.Lock()
         self._failure: ModelError | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="embedded-engine", daemon=True)
-        self._thread.start()
+        small = self._forward.kv_shape.device.type == "cpu" and model.num_parameters() < _ONE_THREAD_PARAMETERS
+        self._thread = threading.Thread(target=self._run, args=(small,), name="embedded-engine", daemon=True)
+        self._start_worker()
         # A daemon thread must not be inside a tensor operation while the interpreter is torn down.
         atexit.register(self.close)
 
@@ -188,8 +193,21 @@ class EmbeddedEngine:
     def _stop(self) -> None:
         self._closing = True
 
-    def _run(self) -> None:
+    def _start_worker(self) -> None:
+        threads = torch.get_num_threads()
+        started: Future[None] = Future()
+        self._inbox.put(partial(started.set_result, None))
+        self._thread.start()
+        started.result()
+        # A thread's own setting is also what threads made later begin with: put that back.
+        torch.set_num_threads(threads)
+
+    def _run(self, one_thread: bool) -> None:
         """The worker: the only thread that touches scheduler, forward and cache."""
+        # Asking first matters: a thread takes over the process-wide number when it first asks, at the latest
+        # in its first operation, even where it has set one of its own.
+        if one_thread and torch.get_num_threads() > 1:
+            torch.set_num_threads(1)
         failure = ModelError("the engine is closed; requests must end before close()")
         try:
             with torch.inference_mode():

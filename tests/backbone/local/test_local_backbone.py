@@ -114,7 +114,9 @@ def test_no_signal_is_said_and_stops_when_asked(make_job: MakeJob, tmp_path: Pat
         make_job("NeverLearns", trainer_common__stop_on_no_signal=True, **settings).tune(tmp_path / "b")
 
 
-def _in_a_process(job: AstunerJob, tmp_path: Path, records: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def _in_a_process(
+    job: AstunerJob, tmp_path: Path, records: Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
     import os
 
     yaml = job.dump_job_as_yaml(tmp_path / "run.yaml")

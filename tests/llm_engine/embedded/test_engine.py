@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -194,6 +195,31 @@ async def test_a_broken_model_answers_everyone(start, monkeypatch):
         engine.update_weights(model.state_dict(), 1)
 
 
+async def test_cancelling_while_the_model_breaks_leaves_nobody_waiting(start, monkeypatch):
+    model = gpt_neox()
+    engine = start(model)
+    entered, leave = threading.Event(), threading.Event()
+
+    def fail(**arguments):
+        entered.set()
+        leave.wait()
+        raise RuntimeError("no memory left")
+
+    asked = [asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=400))) for _ in range(3)]
+    while engine.stats.steps < 2:
+        await asyncio.sleep(0.001)
+    monkeypatch.setattr(model, "forward", fail)
+    await asyncio.to_thread(entered.wait)
+    asked[0].cancel()
+    await asyncio.sleep(0)
+    late = asyncio.create_task(engine.generate([3], SamplingParams()))
+    await asyncio.sleep(0)
+    leave.set()
+    async with asyncio.timeout(5):
+        answers = await asyncio.gather(*asked[1:], late, return_exceptions=True)
+    assert all(isinstance(answer, ModelError) and "no memory left" in str(answer) for answer in answers)
+
+
 async def test_an_update_that_breaks_midway_does_not_hang(start):
     engine = start()
     given = dict(qwen3(seed=1).state_dict())
@@ -202,6 +228,26 @@ async def test_an_update_that_breaks_midway_does_not_hang(start):
         engine.update_weights(given, 1)
     with pytest.raises(ModelError, match="broke"):
         await engine.generate([1], SamplingParams())
+
+
+def test_the_number_of_threads_is_the_workers_own_affair(start):
+    def seen_in_a_new_thread():
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return seen[0]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine = start()
+        assert torch.get_num_threads() == seen_in_a_new_thread() == 2
+        seen = Future()
+        engine._post(lambda: seen.set_result(torch.get_num_threads()))
+        assert seen.result() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_serves_several_event_loops(start):

@@ -189,7 +189,8 @@ def test_long_prompts_are_computed_in_chunks(model, forward, monkeypatch):
 
 def test_lanes_grow_past_their_class(model, forward):
     scheduler = make(forward)
-    asked = [Asked(scheduler, random_prompt(240 + i, seed=i), max_tokens=30) for i in range(3)]
+    # They move at different steps, so that the order in the batch changes; each keeps its own parameters.
+    asked = [Asked(scheduler, random_prompt(250 - 4 * i, seed=i), max_tokens=30, temperature=0.5 + i) for i in range(3)]
     run(scheduler)
     for each in asked:
         each.check(model)

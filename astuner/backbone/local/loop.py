@@ -1,0 +1,108 @@
+"""What the reinforcement-learning and the supervised loop have in common: order of tasks, optimiser, checkpoints."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+
+from loguru import logger
+
+from astuner.backbone.local.algorithms import Algorithm
+from astuner.backbone.local.checkpoint import Checkpoints
+from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.progress_state import RunState
+from astuner.backbone.local.session import Session
+from astuner.backbone.task_order import TaskOrder
+from astuner.config.root import AstunerConfig
+
+
+@dataclass
+class TrainingLoop(ABC):
+    """Trains a session's policy on its training tasks.
+
+    Attributes:
+        session: policy, engine, state.
+        algorithm: resolved.
+        checkpoints: where progress is saved.
+    """
+
+    session: Session
+    algorithm: Algorithm
+    checkpoints: Checkpoints
+
+    @abstractmethod
+    def step(self) -> str:
+        """Do the next training step; return a note for the progress bar."""
+
+    @abstractmethod
+    def validate(self) -> None:
+        """Measure the policy between steps."""
+
+    @property
+    def config(self) -> AstunerConfig:
+        """Section `astuner`."""
+        return self.session.config
+
+    @property
+    def state(self) -> RunState:
+        """The run's counters."""
+        return self.session.state
+
+    @cached_property
+    def order(self) -> TaskOrder:
+        """Which tasks each step takes."""
+        seed = self.config.trainer_common.seed if self.config.data.shuffle else None
+        return TaskOrder(self.session.ingredients.tasks.training, self.config.data.train_batch_size, seed)
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Number of training steps of the run."""
+        common = self.config.trainer_common
+        return self.order.total_steps(common.total_epochs, common.total_training_steps)
+
+    @cached_property
+    def optimiser(self) -> Optimiser:
+        """Moves the policy."""
+        return Optimiser(self.session.policy.trainable(), self.config.trainer_common.optim, self.total_steps)
+
+    def run(self) -> None:
+        """Go on from the newest checkpoint, if there is one, and do the steps that are left.
+
+        Raises:
+            BackboneError: nothing can be learned, or the numbers are not finite.
+            KeyboardInterrupt: after the state has been saved.
+        """
+        self._restore()
+        try:
+            self.train()
+        except KeyboardInterrupt:
+            self.save()
+            raise
+
+    def train(self) -> None:
+        """Do the steps that are left, with validations and checkpoints between them."""
+        common, state = self.config.trainer_common, self.state
+        with self.session.context.progress.phase("training", self.total_steps, done=state.step) as phase:
+            while state.step < self.total_steps:
+                phase.advance(self.step())
+                last = state.step == self.total_steps
+                if state.step % common.test_freq == 0 and not last:
+                    self.validate()
+                if state.step % common.save_freq == 0 or last:
+                    self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of the steps done."""
+        state, session = self.state, self.session
+        if state.step:
+            progress = state.dump(session.context.started)
+            tokenizer = session.ingredients.tokenizer
+            self.checkpoints.save(state.step, session.policy, self.optimiser, tokenizer, progress)
+
+    def _restore(self) -> None:
+        progress = self.checkpoints.load(self.session.policy, self.optimiser)
+        if progress is not None:
+            self.session.state = RunState.load(progress)
+            self.session.context.record.truncate_after(self.state.step)
+            logger.info("going on from the checkpoint of step {}", self.state.step)
