@@ -18,7 +18,6 @@ from astuner.launcher.launch import Launch
 from astuner.schema import Episode
 
 _SHOWN_TASKS = 2
-_GIB = 2**30
 
 
 def check_launch(launch: Launch, *, dry_run: bool) -> None:
@@ -85,10 +84,8 @@ def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
     table.add_column(justify="right")
     for name, size in estimate.parts.items():
         if size:
-            table.add_row(f"           {name}", f"{size / _GIB:.2f} GiB")
-    console.print(
-        f"memory     about {estimate.total / _GIB:.2f} GiB of {estimate.available / _GIB:.0f} GiB at the peak"
-    )
+            table.add_row(f"           {name}", _readable(size))
+    console.print(f"memory     about {_readable(estimate.total)} of {_readable(estimate.available)} at the peak")
     console.print(f"           {estimate.parameters:,} weights, {estimate.trained:,} of them trained")
     console.print(table)
     if estimate.total > estimate.available:
@@ -97,6 +94,10 @@ def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
             "model.gradient_checkpointing, or train adapters (model.lora.rank: 16)",
             soft_wrap=True,
         )
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
 
 
 def _print_episodes(console: Console, episodes: list[Episode]) -> None:

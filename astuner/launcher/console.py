@@ -52,7 +52,8 @@ def print_error(error: BaseException) -> None:
 
 def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
     """Print how a run ended: validation, rewards by step, tokens, time, and where everything is."""
-    console.print(_validation_table(summary))
+    if summary.validation.before or summary.validation.after:
+        console.print(_validation_table(summary))
     rewards = [row.metrics["reward/mean"] for row in read_metrics(folder) if row.metrics.get("reward/mean") is not None]
     if rewards:
         console.print("reward per step: " + " ".join(f"{reward:.2f}" for reward in rewards), soft_wrap=True)

@@ -13,6 +13,8 @@ import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from loguru import logger
+
 from astuner import AstunerJob
 from tutorial.example_math_agent.math_agent import system_prompt
 from tutorial.example_math_agent.prepare_data import make_splits, make_task
@@ -78,6 +80,7 @@ def _tools() -> list[dict]:
 
 
 def _make(recipe: Recipe, folder: Path) -> None:
+    logger.info("making the starting model, which takes some minutes once; it is kept in {}", folder)
     folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(recipe.seed)
     training, validation = make_splits()
