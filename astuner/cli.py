@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import signal
 import sys
+import time
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -17,9 +24,7 @@ _CONF = click.option(
     metavar="FILE",
     help="The YAML configuration.",
 )
-_BACKBONE = click.option(
-    "--backbone", metavar="NAME", help="debug, local, trinity or verl; overrides astuner.backbone."
-)
+_BACKBONE = click.option("--backbone", metavar="NAME", help="Overrides astuner.backbone; this version has local.")
 _EXP_DIR = click.option(
     "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Where run records go."
 )
@@ -32,8 +37,18 @@ class _TrainByDefault(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         asks_for_help = bool(args) and args[0] in ("--help", "--version")
         if args and args[0] not in self.commands and not asks_for_help:
+            if not args[0].startswith("-") and "=" not in args[0]:
+                raise click.UsageError(_no_such_command(args[0], self.commands), ctx)
             args = ["train", *args]
         return super().parse_args(ctx, args)
+
+
+def _no_such_command(given: str, commands: Iterable[str]) -> str:
+    if given.endswith((".yaml", ".yml")):
+        return f"{given!r} is no command; to train with a configuration, write: astuner --conf {given}"
+    near = get_close_matches(given, commands, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(commands))}"
+    return f"{given!r} is no command; {hint}"
 
 
 @click.group(cls=_TrainByDefault, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -92,19 +107,76 @@ def check(conf: Path, dry_run: bool, backbone: str | None, exp_dir: str, overrid
     check_launch(Launch.from_yaml(conf, overrides, backbone, exp_dir), dry_run=dry_run)
 
 
+_SECONDS_OF_IMPATIENCE = 3.0
+
+
+class _Terminated(KeyboardInterrupt):
+    """The process was told to end, by Ctrl-C or otherwise."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__()
+        self.signal_number = signal_number
+
+
 def main() -> None:
-    """Run the command; errors of astuner's own are printed as one message, Ctrl-C exits with 130."""
+    """Run the command and exit.
+
+    Exit codes: 0 done, 1 an error (printed as one message), 2 a command line that cannot be understood, 130 Ctrl-C,
+    128 + n ended by signal n (143 for SIGTERM).
+    """
+    with _orderly_end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        code = _run()
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
         outcome: Any = astuner.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; the same command goes on from the last checkpoint", err=True)
-        sys.exit(130)
-    except AstunerError as error:
-        from astuner.launcher.console import print_error
+        return error.exit_code
+    except click.Abort as abort:  # click's name for Ctrl-C, and for an end of input
+        return _report(abort.__cause__ or abort)
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error)
+    return outcome if isinstance(outcome, int) else 0
 
+
+def _report(error: BaseException) -> int:
+    """Print what ended the command; return the exit code."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        click.echo("interrupted", err=True)
+        return 128 + getattr(error, "signal_number", signal.SIGINT)
+    from astuner.launcher.console import print_error, print_unexpected
+
+    if isinstance(error, AstunerError):
         print_error(error)
-        sys.exit(1)
-    sys.exit(outcome if isinstance(outcome, int) else 0)
+    else:
+        print_unexpected(error)
+    return 1
+
+
+@contextlib.contextmanager
+def _orderly_end_on(*numbers: int) -> Iterator[None]:
+    """Have the signals raise `_Terminated` in the main thread, but for those that are ignored (`nohup`).
+
+    What comes right after one, as of somebody who holds Ctrl-C down, does not disturb the saving that it began.
+    """
+    latest = -math.inf
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        nonlocal latest
+        if time.monotonic() - latest < _SECONDS_OF_IMPATIENCE:
+            return
+        latest = time.monotonic()
+        raise _Terminated(number)
+
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -172,7 +173,7 @@ class AstunerJob:
 
         check_config(self._config)
         config = resolve_names(self._config, Path("job.yaml"), exp_dir)
-        summary = Launch(config, Path.cwd()).train()
+        summary = Launch(config, Path.cwd(), time.time()).train()
         assert summary.model is not None
         return TunedModel(Path(summary.model), summary, Path(config.astuner.experiment_dir))
 

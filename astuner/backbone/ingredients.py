@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
+from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
-from astuner.errors import ConfigError, ModelError
+from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
-from astuner.plugin import load_class, load_function
+from astuner.plugin import load_class, load_function, raised_at
 from astuner.schema import TaskSet
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_reader import read_tasks
@@ -75,14 +79,9 @@ def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) ->
         workflow = load_class(config.rollout.agentscope_workflow, Workflow, search=search)  # type: ignore[type-abstract]
     judge = None
     if config.task_judge.judge_protocol and not supervised:
-        judge_class = load_class(
-            config.task_judge.judge_protocol,
-            BaseJudge,  # type: ignore[type-abstract]
-            search=search,
-        )
-        judge = judge_class(config.task_judge)
+        judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     tasks = read_tasks(config.task_reader, base_dir=config_dir, search=search, transcripts=supervised)
-    path = _model_path(model or config.model.path, search)
+    path = _model_path(model, "--model", search) if model else _model_path(config.model.path, "model.path", search)
     tokenizer = load_tokenizer(path)
     return Ingredients(tasks, path, tokenizer, ChatCodec(tokenizer, config.model.renderer), workflow, judge)
 
@@ -113,24 +112,71 @@ def validation_repeats(config: AstunerConfig) -> int:
     return max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)
 
 
-def _model_path(path: str, search: Sequence[Path]) -> str:
+def _make_judge(path: str, config: TaskJudgeConfig, search: Sequence[Path]) -> BaseJudge:
+    """Return the judge that `path` names.
+
+    Raises:
+        PluginError: there is none, or it cannot be made.
+    """
+    judge_class = load_class(path, BaseJudge, search=search)  # type: ignore[type-abstract]
+    try:
+        return judge_class(config)
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"task_judge.judge_protocol `{path}` could not be made from its configuration section: "
+            f"{type(error).__name__}: {error} (at {raised_at(error)})"
+        ) from error
+
+
+def _model_path(path: str, key: str, search: Sequence[Path]) -> str:
     """Return a folder or hub name; `package.module->function` is called to make the folder.
+
+    Args:
+        path: as given.
+        key: who gave it, for messages.
+        search: where relative folders are looked for.
 
     Raises:
         ModelError: a path that looks local does not exist.
+        PluginError: the function leads nowhere.
     """
     if "->" in path:
-        made = load_function(path, search=search)()
-        return str(_existing_folder(Path(made), f"{path} returned"))
-    local = Path(path).expanduser()
-    if path.startswith(("/", ".", "~")) or local.exists():
-        return str(_existing_folder(local, "model.path is"))
-    return path
+        return str(_checked_folder(_made_folder(path, search), f"{path} returned"))
+    given = Path(path).expanduser()
+    local = next((place for folder in search if (place := folder / given).exists()), None)
+    if local is None and path.startswith(("/", ".", "~")):
+        raise ModelError(f"{key} is {path!r}, which does not exist; {_expected(given, search)}")
+    if local is None:
+        logger.info("{} {!r} is no folder here; looking for it on Hugging Face", key, path)
+        return path
+    folder = _checked_folder(local, f"{key} is")
+    return str(given) if (Path.cwd() / given).exists() else str(folder)
 
 
-def _existing_folder(folder: Path, what: str) -> Path:
+def _made_folder(path: str, search: Sequence[Path]) -> Path:
+    make = load_function(path, search=search)
+    try:
+        return Path(make())
+    except AstunerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"model.path {path!r} did not return a folder: {type(error).__name__}: {error} (at {raised_at(error)})"
+        ) from error
+
+
+def _expected(given: Path, search: Sequence[Path]) -> str:
+    """Say what is expected, with folders of nearly that name."""
+    parents = [parent for folder in search if (parent := (folder / given).parent).is_dir()]
+    names = [entry.name for parent in parents for entry in parent.iterdir() if entry.is_dir()]
+    near = get_close_matches(given.name, names, 1)
+    hint = f"; did you mean {str(given.with_name(near[0]))!r}?" if near else ""
+    return f"a folder in transformers' format is expected{hint}"
+
+
+def _checked_folder(folder: Path, what: str) -> Path:
     if not folder.is_dir():
-        kind = "a file" if folder.exists() else "does not exist"
+        kind = "is a file" if folder.exists() else "does not exist"
         raise ModelError(f"{what} {str(folder)!r}, which {kind}; a folder in transformers' format is expected")
     if not (folder / "config.json").exists():
         found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"

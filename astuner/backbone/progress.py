@@ -25,7 +25,7 @@ class Phase:
 
 
 class RunProgress:
-    """The bars of one run, on one console; a bar disappears when its phase ends."""
+    """The bars of one run, on one console that is a terminal; a bar disappears when its phase ends."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -38,6 +38,7 @@ class RunProgress:
             TextColumn("{task.fields[note]}", style="dim"),
             console=console,
             transient=True,
+            disable=not console.is_terminal,  # a pipe or a file would get escape codes and empty lines
         )
         self._open = 0
 

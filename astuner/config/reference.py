@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def _key_row(path: KeyPath, section: KeyPath) -> tuple[str, ...]:
     return f"`{dotted(path[len(section) :])}`", values, f"`{_inline(key.default)}`", key.doc
 
 
+@cache
 def _json_schema(section: type[Section]) -> dict[str, Any]:
     properties: dict[str, Any] = section.model_json_schema()["properties"]
     return properties

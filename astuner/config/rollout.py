@@ -39,7 +39,7 @@ class ModelConfig(Section):
     path: str = ""
     """A local folder, a Hugging Face name, or `package.module->function` that makes the folder and returns its path."""
     renderer: str | dict[str, Any] = "auto"
-    """Turns messages into token ids: auto, a name (qwen3, llama3, default, …), or a mapping with name and options."""
+    """Turns messages into token ids: auto, a name (qwen3, llama-3, default, …), or a mapping with name and options."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights' type; auto is bfloat16 on CUDA and float32 on CPU."""
     gradient_checkpointing: bool = False

@@ -98,19 +98,19 @@ def _single_row(encoded: bytes, call: LlmCall) -> _Row:
 def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
     """One row per leaf, more only where one token was sampled twice with different logprobs."""
     rows: list[_Row] = []
-    under_leaf: list[_Row] = []
-    leaf = b""
-    # From the back, each sequence is either a prefix of the current leaf or a new leaf.
+    # From the back, the rows that a sequence is a prefix of are the last ones made.
     for encoded, call in reversed(ordered):
-        if not under_leaf or not leaf.startswith(encoded):
-            rows.extend(under_leaf)
-            leaf, under_leaf = encoded, []
-        home = next((row for row in under_leaf if row.accepts(call)), None)
+        home = None
+        for row in reversed(rows):
+            if not row.encoded.startswith(encoded):
+                break
+            if row.accepts(call):
+                home = row
+                break
         if home is None:
             home = _Row(encoded)
-            under_leaf.append(home)
+            rows.append(home)
         home.add(call)
-    rows.extend(under_leaf)
     rows.reverse()
     return rows
 

@@ -15,6 +15,8 @@ from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.launcher.console import make_console
 from astuner.launcher.launch import Launch
+from astuner.launcher.output import tidy_output
+from astuner.run_record import check_loggers
 from astuner.schema import Episode
 
 _SHOWN_TASKS = 2
@@ -27,14 +29,20 @@ def check_launch(launch: Launch, *, dry_run: bool) -> None:
         AstunerError: whatever would stop the run.
     """
     console = make_console()
+    with tidy_output():
+        _check(console, launch, dry_run=dry_run)
+
+
+def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
     config = launch.config.astuner
     backbone = load_backbone(config.backbone)
+    check_loggers(config.trainer_common.logger)
     ingredients = gather(config, launch.config_dir)
     _print_ingredients(console, config, ingredients)
     _print_arithmetic(console, config, ingredients)
     _print_memory(console, backbone.estimate(config, ingredients.model_path))
     if dry_run:
-        _print_episodes(console, launch.dry_run())
+        _print_episodes(console, launch.dry_run(ingredients))
     console.print("[green]all right[/]: this configuration can run")
 
 
@@ -42,13 +50,14 @@ def _print_ingredients(console: Console, config: AstunerConfig, ingredients: Ing
     tasks = ingredients.tasks
     console.print(f"backbone   {config.backbone}, {config.trainer_common.algorithm.adv_estimator}")
     console.print(
-        f"model      {ingredients.model_path} (vocabulary of {len(ingredients.tokenizer)}, "
+        f"model      {escape(ingredients.model_path)} (vocabulary of {len(ingredients.tokenizer)}, "
         f"renderer {ingredients.codec.renderer_name})",
         soft_wrap=True,
     )
     if ingredients.workflow is not None:
-        console.print(f"workflow   {config.rollout.agentscope_workflow}")
-        console.print(f"judge      {config.task_judge.judge_protocol or 'none: the workflow returns its reward'}")
+        console.print(escape(f"workflow   {config.rollout.agentscope_workflow}"), soft_wrap=True)
+        judge = config.task_judge.judge_protocol or "none: the workflow returns its reward"
+        console.print(escape(f"judge      {judge}"), soft_wrap=True)
     skipped = f", {tasks.skipped_rows} bad rows skipped" if tasks.skipped_rows else ""
     console.print(f"tasks      {len(tasks.training)} for training, {len(tasks.validation)} for validation{skipped}")
     for task in tasks.training[:_SHOWN_TASKS]:
@@ -60,6 +69,7 @@ def _print_arithmetic(console: Console, config: AstunerConfig, ingredients: Ingr
     order = TaskOrder(ingredients.tasks.training, config.data.train_batch_size, None)
     batch = min(config.data.train_batch_size, len(ingredients.tasks.training))
     steps = order.total_steps(common.total_epochs, common.total_training_steps)
+    per_step = 1 if common.algorithm.adv_estimator == "sft" else common.mini_batch_num
     if common.algorithm.adv_estimator == "sft":
         console.print(f"a step     {batch} transcripts → 1 optimiser step")
     else:
@@ -73,9 +83,7 @@ def _print_arithmetic(console: Console, config: AstunerConfig, ingredients: Ingr
         validations = math.ceil(steps / common.test_freq) + common.val_before_train
         per_validation = len(ingredients.tasks.validation) * validation_repeats(config)
         console.print(f"validation {per_validation} episodes, {validations} times")
-    console.print(
-        f"the run    {steps} steps ({order.steps_per_epoch} an epoch), {steps * common.mini_batch_num} optimiser steps"
-    )
+    console.print(f"the run    {steps} steps ({order.steps_per_epoch} an epoch), {steps * per_step} optimiser steps")
 
 
 def _print_memory(console: Console, estimate: MemoryEstimate) -> None:

@@ -1,6 +1,6 @@
 """The model in training and its faces."""
 
-from astuner.model_tuner.codec import ChatCodec, ParsedAnswer, ToolCall, load_tokenizer
+from astuner.model_tuner.codec import ChatCodec, ParsedAnswer, ToolCall, first_line, load_tokenizer
 from astuner.model_tuner.tuner import CallSettings, ChatAnswer, ModelTuner
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "ModelTuner",
     "ParsedAnswer",
     "ToolCall",
+    "first_line",
     "load_tokenizer",
 ]

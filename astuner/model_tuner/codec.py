@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from astuner.errors import ConfigError, ModelError
 from astuner.schema import LlmCall
 
 # The end of the Hermes tool format, by which a chat template that `renderers` does not know is recognised.
+_RENDERER_FILE = "astuner_renderer.json"
 _HERMES_MARK = "</tool_call>"
 
 
@@ -58,6 +64,12 @@ class ChatCodec:
         self._renderer = _build_renderer(tokenizer, renderer)
         self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.renderer_name: str = self._renderer.config.name
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer, and which renderer goes with it, so that the folder's name does not matter later."""
+        self.tokenizer.save_pretrained(folder)
+        config = self._renderer.config.model_dump(mode="json", exclude_unset=True)
+        (folder / _RENDERER_FILE).write_text(json.dumps({**config, "name": self.renderer_name}))
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -171,14 +183,30 @@ def load_tokenizer(path: str) -> Any:
     """
     from transformers import AutoTokenizer
 
+    advice = "Give a folder that has tokenizer.json beside the weights, or the name of a model on Hugging Face."
     try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    # A file that is spoilt makes transformers, tokenizers and sentencepiece raise errors of many kinds.
+    except Exception as error:
         raise ModelError(
-            f"model.path {path!r}: no tokenizer could be loaded ({reason}). "
-            "Give a folder with tokenizer.json, or the name of a model on Hugging Face."
+            f"model.path {path!r}: its tokenizer cannot be loaded: {first_line(error)}. {advice}"
         ) from error
+    # For a known kind of model without tokenizer files, transformers makes one that knows no text at all.
+    if not tokenizer.encode("text", add_special_tokens=False):
+        raise ModelError(f"model.path {path!r} holds no tokenizer. {advice}")
+    return tokenizer
+
+
+def first_line(error: BaseException) -> str:
+    """Return what a library's error says, without its further paragraphs and its last full stop."""
+    line = str(error).strip().partition("\n")[0].rstrip(".")
+    return line if isinstance(error, OSError | ValueError) and line else f"{type(error).__name__}: {line}"
+
+
+def _in_one_line(error: ValueError | TypeError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
 
 
 def _build_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> Any:
@@ -190,9 +218,12 @@ def _build_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> Any:
         options = {**options, **_recognise(tokenizer)}
     try:
         template = renderers.config_from_name(options["name"])
-        config = type(template)(**options)
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"model.renderer {choice!r} cannot be used: {error}") from error
+        raise ConfigError(_no_such_renderer(options["name"])) from error
+    try:
+        config = type(template)(**options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model.renderer {choice!r} cannot be used: {_in_one_line(error)}") from error
     if options["name"] == "default" and not getattr(tokenizer, "chat_template", None):
         raise ModelError(
             f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so messages cannot be rendered. "
@@ -206,11 +237,23 @@ def _build_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> Any:
         ) from error
 
 
+def _no_such_renderer(name: object) -> str:
+    from renderers.base import MODEL_RENDERER_MAP
+
+    names = sorted({"auto", "default", *MODEL_RENDERER_MAP.values()})
+    near = get_close_matches(str(name), names, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"model.renderer {name!r} is unknown; {hint}There are: {', '.join(names)}"
+
+
 def _recognise(tokenizer: Any) -> dict[str, Any]:
-    """Choose a renderer by the model's name, its folder's name, or what its chat template shows."""
+    """Choose a renderer: the one it was tuned with, else by its name, its folder's name, or its chat template."""
     from renderers.base import MODEL_RENDERER_MAP
 
     name = str(tokenizer.name_or_path).rstrip("/")
+    if (noted := Path(name) / _RENDERER_FILE).is_file():
+        chosen: dict[str, Any] = json.loads(noted.read_text())
+        return chosen
     by_folder = {known.rsplit("/", 1)[-1]: renderer for known, renderer in MODEL_RENDERER_MAP.items()}
     known = MODEL_RENDERER_MAP.get(name) or by_folder.get(name.rsplit("/", 1)[-1])
     if known:

@@ -171,7 +171,8 @@ class ModelTuner:
         if self._first_prompt_length is None:
             if length > settings.max_prompt_length:
                 raise ContextLengthError(
-                    f"the first prompt has {length} tokens, data.max_prompt_length is {settings.max_prompt_length}"
+                    f"the first prompt has {length} tokens, data.max_prompt_length is {settings.max_prompt_length}; "
+                    "raise that, or shorten the prompt"
                 )
             self._first_prompt_length = length
         room = {

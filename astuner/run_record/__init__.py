@@ -2,12 +2,13 @@
 
 from astuner.run_record.episode_file import Split, read_episode
 from astuner.run_record.episodes import EpisodeEntry, read_index
+from astuner.run_record.lock import FolderLock
 from astuner.run_record.log_file import RedactingStream
 from astuner.run_record.metrics import MetricsRow, read_metrics
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
 from astuner.run_record.secrets import redact, redact_argv
-from astuner.run_record.sinks import LoggerName
+from astuner.run_record.sinks import LoggerName, check_loggers
 from astuner.run_record.summary import (
     EpisodesSummary,
     RunSummary,
@@ -21,6 +22,7 @@ from astuner.run_record.summary import (
 __all__ = [
     "EpisodeEntry",
     "EpisodesSummary",
+    "FolderLock",
     "LoggerName",
     "MetricsRow",
     "RedactingStream",
@@ -30,6 +32,7 @@ __all__ = [
     "TokensSummary",
     "ValidationSummary",
     "ValidationsSummary",
+    "check_loggers",
     "plot_run",
     "read_episode",
     "read_index",

@@ -2,8 +2,8 @@
 
 A secret is the value of an environment variable whose name speaks of one (`DASHSCOPE_API_KEY`, `HF_TOKEN`,
 `DB_PASSWORD`, …), each part of a value that joins several by `|`, `,` or `;`, and any text in one of the formats that
-well-known services give their keys (`sk-…`, `hf_…`, `ghp_…`). Values of fewer than 8 characters are left alone: they
-are too likely to be ordinary words.
+well-known services give their keys (`sk-…`, `hf_…`, `ghp_…`). Values of fewer than 8 characters (6 for those
+in such a format) are left alone: they are too likely to be ordinary words.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import quote, quote_plus, urlsplit
 
 REDACTED = "[redacted]"
 _MIN_LENGTH = 8
+_MIN_LENGTH_IN_FORMAT = 6
 
 # AUTHOR and TOKENIZER are the two innocent words that variables of every developer's machine contain.
 _SECRET_NAME = re.compile(r"KEY|TOKEN(?!IZER)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH(?!OR(?!I))|COOKIE", re.IGNORECASE)
@@ -134,8 +135,12 @@ def secrets_in(environment: Mapping[str, str]) -> set[str]:
             found.add(_url_password(value))
         else:
             found.update(part for part in _SEPARATORS.split(value) if _SECRET_VALUE.fullmatch(part.strip()))
-    long_enough = {text for text in map(str.strip, found) if len(text) >= _MIN_LENGTH}
+    long_enough = {text for text in map(str.strip, found) if len(text) >= _least_length(text)}
     return {form for text in long_enough for form in _written_forms(text)}
+
+
+def _least_length(text: str) -> int:
+    return _MIN_LENGTH_IN_FORMAT if _SECRET_VALUE.fullmatch(text) else _MIN_LENGTH
 
 
 def _is_existing_path(value: str) -> bool:

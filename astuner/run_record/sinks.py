@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import socket
 import time
@@ -20,9 +21,11 @@ LoggerName = Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]
 
 _TRACKERS = ("wandb", "swanlab", "trackio")
 _CONSOLE_METRICS = (
-    "reward/mean", "success/rate", "val/reward", "val/success_rate", "loss/policy", "loss/kl", "loss/sft", "entropy",
-    "grad_norm", "lr", "episodes/failed", "time/step",
+    "reward/mean", "success/rate", "val/reward", "val/success_rate", "val/loss", "loss/policy", "loss/kl", "loss/sft",
+    "entropy", "grad_norm", "lr", "episodes/failed", "time/step",
 )  # fmt: skip
+_ALWAYS_SHOWN = ("reward/", "val/")
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,22 @@ class MetricSink(Protocol):
 
 
 class ConsoleSink:
-    """One line a step, through loguru."""
+    """One line a step, through loguru; of quick steps that have neither reward nor validation, one in a while."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the metrics that a person watches."""
         shown = [f"{name} {metrics[name]:.4g}" for name in _CONSOLE_METRICS if name in metrics]
-        if shown:
-            logger.info("step {} · {}", step, " · ".join(shown))
+        if not shown:
+            return
+        now = self._clock()
+        if not any(name.startswith(_ALWAYS_SHOWN) for name in metrics) and now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        logger.info("step {} · {}", step, " · ".join(shown))
 
     def truncate_after(self, step: int) -> None:
         """Do nothing: a console cannot forget."""

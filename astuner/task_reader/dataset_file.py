@@ -93,7 +93,7 @@ def _json_lines(file: Path) -> Iterator[Row]:
         for number, line in enumerate(lines, 1):
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             if text.strip():
-                yield _decoded(f"line {number}", text)
+                yield _decoded(f"line {number}", text.rstrip())
 
 
 def _decoded(where: str, line: bytes) -> Row:

@@ -38,11 +38,11 @@ class Stuck:
 
     Attributes:
         seconds: how long it had run.
-        stack: the Python stack of its thread.
+        stack: where its thread stood, the innermost frame last; empty if the thread has ended.
     """
 
     seconds: float
-    stack: str
+    stack: tuple[traceback.FrameSummary, ...]
 
 
 @dataclass
@@ -126,6 +126,6 @@ class EpisodePool(Generic[T]):
         return found
 
 
-def _stack(thread: threading.Thread | None) -> str:
+def _stack(thread: threading.Thread | None) -> tuple[traceback.FrameSummary, ...]:
     frame = sys._current_frames().get(thread.ident) if thread and thread.ident else None
-    return "".join(traceback.format_stack(frame)[-4:]) if frame else "(its thread has ended)"
+    return tuple(traceback.extract_stack(frame)) if frame else ()

@@ -14,7 +14,7 @@ from loguru import logger
 from astuner.model_tuner import CallSettings
 from astuner.schema import Episode, Task, WorkflowTask
 from astuner.task_rollout.pool import EpisodePool, Stuck
-from astuner.task_runner import TaskRunner
+from astuner.task_runner import TaskRunner, own_frame
 
 Split = Literal["train", "val"]
 
@@ -132,10 +132,17 @@ def _stuck_episode(task: WorkflowTask, stuck: Stuck) -> Episode:
         reward=None,
         is_success=None,
         error_kind="timeout",
-        error=f"the episode blocked its thread for {stuck.seconds:.0f} s and was given up; it stood at:\n{stuck.stack}",
+        error=f"the episode blocked its thread for {stuck.seconds:.0f} s and was given up{_place(stuck)}",
         start_time=now - stuck.seconds,
         end_time=now,
     )
+
+
+def _place(stuck: Stuck) -> str:
+    if not stuck.stack:
+        return ""
+    place = own_frame(stuck.stack) or stuck.stack[-1]
+    return f"; it stood at {place.filename}:{place.lineno}, in {place.name}: {place.line}"
 
 
 def _report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:

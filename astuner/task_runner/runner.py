@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sysconfig
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from astuner.context_tracker import build_samples, limit_samples
 from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-from astuner.schema import Episode, WorkflowOutput, WorkflowTask
+from astuner.schema import Episode, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score
 from astuner.workflow import Workflow
+
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 
 
 @dataclass(frozen=True)
@@ -98,19 +102,19 @@ class TaskRunner:
     async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         try:
             async with asyncio.timeout(self.episode_timeout) as deadline:
-                output = await self.workflow().execute(workflow_task, tuner)
-        except EpisodeError:
-            raise
-        except (Exception, SystemExit) as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
+                output = _checked(await _awaitable(self.workflow().execute(workflow_task, tuner)))
+        # Of the thread's own loop nothing but the deadline cancels, so that whatever comes out of the workflow,
+        # a KeyboardInterrupt of its own included, ends this episode and no other.
+        except BaseException as error:
+            if deadline.expired():
                 raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner)) from error
+            if isinstance(error, EpisodeError):
+                raise
             if tuner.madness is not None:
                 raise AgentMadness(tuner.madness) from error
             raise WorkflowError(_describe(error)) from error
-        if not isinstance(output, WorkflowOutput):
-            raise WorkflowError(
-                f"execute must return a WorkflowOutput, got {type(output).__name__}: {str(output)[:200]!r}"
-            )
+        if deadline.expired():  # the workflow took its cancellation for something else and went on
+            raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner))
         return output
 
     def _with_samples(self, episode: Episode, seed: int) -> Episode:
@@ -127,12 +131,39 @@ class TaskRunner:
         )
 
 
+def _awaitable(given: object) -> Awaitable[object]:
+    if not isinstance(given, Awaitable):
+        raise WorkflowError(
+            f"execute returned {type(given).__name__} at once: write it as `async def execute(self, workflow_task, "
+            "model_tuner)`"
+        )
+    return given
+
+
+def _checked(output: object) -> WorkflowOutput:
+    """Return a workflow's output with numbers for log_metrics.
+
+    Raises:
+        WorkflowError: it is none, or has a log metric that is no number.
+    """
+    if not isinstance(output, WorkflowOutput):
+        raise WorkflowError(f"execute must return a WorkflowOutput, got {type(output).__name__}: {str(output)[:200]!r}")
+    numbers = {name: checked_reward(value, f"log_metrics[{name!r}]") for name, value in output.log_metrics.items()}
+    return replace(output, log_metrics=numbers)
+
+
 def _describe(error: BaseException) -> str:
     """Return the error and the innermost line of the workflow's own code, without a wall of text."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and "/astuner/" not in frame.filename]
-    place = (own or frames)[-1]
+    place = own_frame(frames) or frames[-1]
     return f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno}, in {place.name})"
+
+
+def own_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Return the innermost frame that is neither of astuner nor of an installed package, if there is one."""
+    foreign = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen")
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
+    return own[-1] if own else None
 
 
 def _too_slow(seconds: float, tuner: ModelTuner) -> str:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+from rich.console import Console
 from step_task import LEARNING_RATE, Gate, Sizes, questions
 
-from astuner.backbone.base import RunContext, load_backbone
 from astuner.backbone.progress import Phase, RunProgress
-from astuner.config.dumping import to_yaml
-from astuner.launcher.console import make_console
-from astuner.launcher.launch import Launch
-from astuner.run_record import RunRecord
+from astuner.launcher import launch
 
 
 class GatedPhase(Phase):
     """A bar that waits at the gate whenever it has moved on."""
 
-    gate: Gate
+    def __init__(self, phase: Phase, gate: Gate) -> None:
+        self._phase = phase
+        self._gate = gate
 
     def advance(self, note: str | None = None) -> None:
-        super().advance(note)
-        self.gate.wait()
+        self._phase.advance(note)
+        self._gate.wait()
 
 
 class GatedProgress(RunProgress):
@@ -39,11 +38,11 @@ class GatedProgress(RunProgress):
     @contextlib.contextmanager
     def phase(self, name: str, total: int, done: int = 0) -> Iterator[Phase]:
         with super().phase(name, total, done) as phase:
-            if name == "training":
-                self._gate.wait()
-                phase.__class__ = GatedPhase
-                phase.gate = self._gate
-            yield phase
+            if name != "training":
+                yield phase
+                return
+            self._gate.wait()
+            yield GatedPhase(phase, self._gate)
 
 
 def configuration(folder: Path, sizes: Sizes) -> Path:
@@ -79,20 +78,9 @@ def configuration(folder: Path, sizes: Sizes) -> Path:
 def main(folder: Path) -> None:
     sizes = Sizes.load(folder)
     gate = Gate()
-    launch = Launch.from_yaml(configuration(folder, sizes), exp_dir=str(folder / "records"))
-    config = launch.config.astuner
-    # What `Launch.train` does, but for the progress bars.
-    with RunRecord.open(
-        Path(config.experiment_dir),
-        backbone=config.backbone,
-        config_yaml=to_yaml(launch.config),
-        resume=False,
-        loggers=config.trainer_common.logger,
-        project=config.project_name,
-    ) as record:
-        progress = GatedProgress(make_console(), gate)
-        context = RunContext(launch.config, launch.config_dir, record, progress, time.time())
-        summary = load_backbone(config.backbone).train(context)
+    # The one thing that is not as in `astuner --conf`: its progress bars are ours.
+    launch.RunProgress = partial(GatedProgress, gate=gate)
+    summary = launch.Launch.from_yaml(configuration(folder, sizes), exp_dir=str(folder / "records")).train()
     gate.finish(tokens=summary.tokens.raw, completion_tokens=summary.tokens.trained)
 
 

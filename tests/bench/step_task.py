@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-SYSTEM = "You are good at sums. Say the answer alone, in digits, and nothing else."
+# About 100 tokens, as the tokenizer never saw it: like an agent's, prompts begin alike and are longer than answers.
+SYSTEM = "You add numbers for people in a hurry. Say the sum alone, in digits, and nothing else before or after."
 LEARNING_RATE = 1e-4
 VOCABULARY = 1024
 
@@ -99,7 +100,7 @@ def prepare(folder: Path, sizes: Sizes) -> None:
 
     from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
 
-    rows = [{"messages": messages(question), "tools": None} for question in questions(sizes)]
+    rows = [{"messages": messages(question)[1:], "tools": None} for question in questions(sizes)]
     tokenizer = build_tokenizer(rows, context=1024)
     fillers = map("".join, itertools.product(string.ascii_uppercase, repeat=3))
     tokenizer.add_tokens(list(itertools.islice(fillers, VOCABULARY - len(tokenizer))))

@@ -7,13 +7,14 @@ command is run, unless `.ci/run` runs that very command. Runs are made `small`, 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -184,8 +185,6 @@ def test_what_a_page_shows_runs(page: Path, playground: Playground, tokenizer: A
 
 def assert_it_scores(workflow: type[Workflow], codec: ChatCodec) -> None:
     """A model that always gives the right answer gets a reward."""
-    import asyncio
-
     answer = codec.tokenizer.encode("\\boxed{4}<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: answer, max_model_len=8192)
     runner = TaskRunner(workflow, MathAnswerAsJudge(TaskJudgeConfig()), engine, codec)
@@ -261,15 +260,26 @@ def test_json_parses(block: Block):
 
 def table(page: str, first_cell: str) -> list[dict[str, str]]:
     """The rows of the table whose header begins with `first_cell`, by column."""
-    rows = [
-        [cell.strip() for cell in line.strip().strip("|").split("|")]
-        for line in (GUIDE / page).read_text(encoding="utf-8").splitlines()
-        if line.startswith("|")
-    ]
-    start = next(index for index, row in enumerate(rows) if row[0] == first_cell)
-    body = rows[start + 2 :]
-    end = next((i for i, row in enumerate(body) if len(row) != len(rows[start])), len(body))
-    return [dict(zip(rows[start], row, strict=True)) for row in body[:end]]
+    for header, *rows in tables(GUIDE / page):
+        if header[0] == first_cell:
+            return [dict(zip(header, row, strict=True)) for row in rows]
+    raise AssertionError(f"{page} has no table that begins with {first_cell}")
+
+
+def tables(page: Path) -> Iterator[list[list[str]]]:
+    """The cells of each table, row by row."""
+    rows: list[list[str]] = []
+    inside = False
+    for token in tokens(page):
+        if token.type == "table_open":
+            inside, rows = True, []
+        elif token.type == "table_close":
+            inside = False
+            yield rows
+        elif token.type == "tr_open":
+            rows.append([])
+        elif inside and token.type == "inline":
+            rows[-1].append(token.content)
 
 
 def coded(text: str) -> set[str]:
@@ -319,23 +329,24 @@ def test_the_summary_that_is_shown_has_the_form_of_a_real_one(a_record: Path, tm
     assert json.loads(block.text).keys() == json.loads((a_record / "summary.json").read_text()).keys()
 
 
-@pytest.mark.parametrize(
-    ("page", "first_cell", "existing"),
-    [
-        (
-            "contributing.md",
-            "command",
-            lambda: {f"make {name}" for name in re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)},
-        ),
-        (
-            "installation.md",
-            "extra",
-            lambda: tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"].keys(),
-        ),
-    ],
-)
-def test_make_targets_and_extras_are_listed(page: str, first_cell: str, existing: Callable[[], set[str]]):
-    assert {name for row in table(page, first_cell) for name in coded(row[first_cell])} == set(existing())
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def test_the_layers_are_those_of_the_import_contract():
+    contracts = pyproject()["tool"]["importlinter"]["contracts"]
+    (layers,) = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    shown = "".join(f"{layer.replace('astuner.', '')}\n" for layer in layers)
+    assert shown in [block.text for block in blocks(GUIDE / "contributing.md", "text")]
+
+
+def test_make_targets_and_extras_are_listed():
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [name for row in table("contributing.md", "command") for name in coded(row["command"])] == [
+        f"make {target}" for target in targets
+    ]
+    extras = pyproject()["project"]["optional-dependencies"]
+    assert {name for row in table("installation.md", "extra") for name in coded(row["extra"])} == set(extras)
 
 
 def test_the_workflow_of_the_quick_start_is_the_tutorials():

@@ -164,6 +164,20 @@ def test_console_shows_one_line_of_what_matters(messages: list[str]) -> None:
     assert [message.strip() for message in messages] == ["INFO: step 3 · reward/mean 0.1235 · time/step 2"]
 
 
+def test_console_shows_quick_steps_once_in_ten_seconds(messages: list[str]) -> None:
+    now = 0.0
+    sink = ConsoleSink(clock=lambda: now)
+    for step in range(1, 1001):
+        sink.log(step, {"loss/sft": 1.0 / step})
+        now += 0.125
+    assert [line.split(" · ")[0] for line in messages] == [f"INFO: step {step}" for step in range(1, 1001, 80)]
+    sink.log(1001, {"val/loss": 0.5})
+    sink.log(1002, {"reward/mean": 0.5})
+    sink.log(1003, {"loss/sft": 0.5})
+    later = [line.strip() for line in messages[13:]]
+    assert later == ["INFO: step 1001 · val/loss 0.5", "INFO: step 1002 · reward/mean 0.5"]
+
+
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])
 def test_tracker_gets_the_metrics_and_ends(
     tmp_path: Path, name: str, install: Callable[[str, str], Path], messages: list[str]

@@ -36,6 +36,11 @@ def test_each_of_several_keys_in_one_variable_is_redacted(monkeypatch: pytest.Mo
     assert "bbbbb2" not in redact("DASHSCOPE_API_KEY=sk-aaaaa1|sk-bbbbb2")
 
 
+def test_short_keys_in_a_known_format_are_redacted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASHSCOPE_API_KEY", "sk-aaaa|sk-bbbb")
+    assert redact("one sk-aaaa, two sk-bbbb") == "one [redacted], two [redacted]"
+
+
 def test_value_that_looks_like_a_key_is_redacted_whatever_the_variable_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

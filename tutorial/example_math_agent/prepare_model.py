@@ -50,7 +50,7 @@ def tiny_model() -> Path:
     return folder / "model"
 
 
-def transcript(rng: random.Random, avoid: set[str]) -> dict:
+def transcript(rng: random.Random, avoid: set[str], tools: list[dict]) -> dict:
     """Return one conversation, as the agent would have had it; questions in `avoid` are not used."""
     task = make_task(rng)
     while task["question"] in avoid:
@@ -68,7 +68,7 @@ def transcript(rng: random.Random, avoid: set[str]) -> dict:
     else:
         answer = str(int(answer) + rng.choice([1, -1, 10, -10, 100, -100]))
     messages.append({"role": "assistant", "content": f"\\boxed{{{answer}}}"})
-    return {"messages": messages, "tools": _tools()}
+    return {"messages": messages, "tools": tools}
 
 
 def _tools() -> list[dict]:
@@ -86,7 +86,7 @@ def _make(recipe: Recipe, folder: Path) -> None:
     training, validation = make_splits()
     avoid = {task["question"] for task in (*training, *validation)}
     tools = _tools()
-    rows = [transcript(rng, avoid) | {"tools": tools} for _ in range(recipe.transcripts)]
+    rows = [transcript(rng, avoid, tools) for _ in range(recipe.transcripts)]
     tokenizer = build_tokenizer(rows[:500], recipe.context)
     _blank_model(recipe, tokenizer).save_pretrained(folder / "blank")
     tokenizer.save_pretrained(folder / "blank")

@@ -55,8 +55,8 @@ CHAT_TEMPLATE = """
 def build_tokenizer(transcripts: list[dict], context: int) -> PreTrainedTokenizerFast:
     """Train on the text of `transcripts` (rows with `messages` and `tools`).
 
-    Digits and line ends stand alone; anything else may merge up to a whole line, since what the agent's prompt
-    always says the same way is not worth a small model's time.
+    Digits stand alone. Anything else may merge without bound, so that what the agent's prompt always says in the
+    same words becomes a few long tokens: reading it is not worth a small model's time.
     """
     from tokenizers import trainers
 
@@ -80,12 +80,14 @@ def _alphabet() -> list[str]:
 
 
 def _bpe():
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE())
-    pieces = pre_tokenizers.Split(Regex(r"\p{N}|\n|[^\p{N}\n]+"), "isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -10,18 +10,18 @@ from pathlib import Path
 import torch
 
 from astuner.backbone.base import MemoryEstimate, RunContext
-from astuner.backbone.ingredients import gather
 from astuner.backbone.local.algorithms import resolve
-from astuner.backbone.local.checkpoint import Checkpoints
+from astuner.backbone.local.checkpoint import WRITE_ERRORS, Checkpoints, free_space
 from astuner.backbone.local.estimate import estimate_memory
 from astuner.backbone.local.loop import TrainingLoop
 from astuner.backbone.local.policy import Policy, choose_device
-from astuner.backbone.local.progress_state import RunState, validation_entry
+from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.reinforce import ReinforcementLoop
 from astuner.backbone.local.session import Session
 from astuner.backbone.local.supervised import SupervisedLoop
 from astuner.config.root import AstunerConfig
-from astuner.errors import ConfigError, RecordError
+from astuner.errors import BackboneError, RecordError
+from astuner.model_tuner import ChatCodec, first_line
 from astuner.run_record import RunSummary, plot_run
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import tokens_of
@@ -41,21 +41,18 @@ class LocalBackbone:
             kind = SupervisedLoop if algorithm.rule is None else ReinforcementLoop
             loop: TrainingLoop = kind(session, algorithm, checkpoints)
             loop.run()
-            folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.tokenizer)
+            folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.codec)
             plot_run(context.record.folder)
             summary = loop.state.summary(backbone=NAME, seed=common.seed, started=context.started, model=str(folder))
             context.record.write_summary(summary)
             return summary
 
-    def evaluate(self, context: RunContext, model: str | None, tasks: int | None) -> RunSummary:
+    def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""
         config = context.config.astuner
-        with _session(context, model) as session:
-            chosen = session.ingredients.tasks.validation[:tasks]
-            if not chosen:
-                raise ConfigError("there are no validation tasks to evaluate on; set them in task_reader")
-            result = session.validate("validation", chosen)
-        session.state.after = validation_entry(result) if result else None
+        with _session(context) as session:
+            session.validate("validation")
+        session.state.after = session.state.latest
         path = session.ingredients.model_path
         summary = session.state.summary(
             backbone=NAME, seed=config.trainer_common.seed, started=context.started, model=path
@@ -74,31 +71,57 @@ class LocalBackbone:
         return episodes
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
-        """Estimate from shapes."""
+        """Estimate from shapes; a key that the algorithm has no use for is found here too."""
+        resolve(config.trainer_common.algorithm)
         return estimate_memory(config, model_path)
 
 
 @contextlib.contextmanager
-def _session(context: RunContext, model: str | None = None) -> Iterator[Session]:
+def _session(context: RunContext) -> Iterator[Session]:
     """Load what a run of episodes needs, and stop it afterwards."""
     config = context.config.astuner
     torch.manual_seed(config.trainer_common.seed)
-    ingredients = gather(config, context.config_dir, model)
-    policy = Policy(config.model, ingredients.model_path, choose_device(config.trainer_common.device))
-    session = Session(context, ingredients, policy, RunState())
+    with _memory_named(config):
+        policy = Policy(config.model, context.ingredients.model_path, choose_device(config.trainer_common.device))
+        session = Session(context, policy, RunState())
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+@contextlib.contextmanager
+def _memory_named(config: AstunerConfig) -> Iterator[None]:
+    """Turn PyTorch's errors about memory into one that says what takes less of it.
+
+    Raises:
+        BackboneError: there was not enough memory.
+    """
     try:
-        yield session
-    finally:
-        session.close()
+        yield
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; for the CPU there is no class of its own
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        tokens = config.trainer_common.max_tokens_per_micro_batch
+        raise BackboneError(
+            f"out of memory: {first_line(error)}. Lower trainer_common.max_tokens_per_micro_batch ({tokens}) or "
+            "rollout.max_num_seqs, set model.gradient_checkpointing, or train adapters (model.lora.rank: 16); "
+            "`astuner check` estimates what each part takes"
+        ) from error
 
 
-def _save_model(folder: Path, policy: Policy, tokenizer: object) -> Path:
+def _save_model(folder: Path, policy: Policy, codec: ChatCodec) -> Path:
     partial = folder.with_name(f".partial_{folder.name}")
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        policy.save(partial, tokenizer)
+        policy.save(partial, codec)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-    except OSError as error:
-        raise RecordError(f"the tuned model could not be written to {folder}: {error}; free some space") from error
+    except WRITE_ERRORS as error:
+        free = free_space(folder)
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RecordError(
+            f"the tuned model could not be written to {folder}: {error} ({free}). Mend that, and the same command "
+            "goes on from the last checkpoint."
+        ) from error
     return folder

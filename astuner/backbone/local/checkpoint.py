@@ -9,10 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.errors import RecordError
+from astuner.model_tuner import ChatCodec, first_line
+
+WRITE_ERRORS = (
+    OSError,
+    RuntimeError,
+)
+"""What a full disk makes PyTorch and safetensors raise."""
 
 _STATE = "trainer.pt"
 _MODEL = "model"
@@ -32,12 +40,12 @@ class Checkpoints:
     folder: Path
     keep: int
 
-    def save(self, step: int, policy: Policy, optimiser: Optimiser, tokenizer: Any, progress: dict[str, Any]) -> Path:
+    def save(self, step: int, policy: Policy, optimiser: Optimiser, codec: ChatCodec, progress: dict[str, Any]) -> Path:
         """Write the checkpoint of `step` and return its folder.
 
         Args:
             step: finished training steps.
-            policy, optimiser, tokenizer: what is saved.
+            policy, optimiser, codec: what is saved.
             progress: anything else that a resumed run needs, of plain types.
 
         Raises:
@@ -49,39 +57,72 @@ class Checkpoints:
             "trained": policy.training_state(),
             "optimiser": optimiser.state(),
             "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all(),
             "progress": {**progress, "step": step},
         }
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-            policy.save(partial / _MODEL, tokenizer)
+            policy.save(partial / _MODEL, codec)
             with (partial / _STATE).open("wb") as file:
                 torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
-        except (OSError, RuntimeError) as error:
+            _put_in_place(partial, final)
+        except WRITE_ERRORS as error:
+            free = free_space(self.folder)
             shutil.rmtree(partial, ignore_errors=True)
             raise RecordError(
-                f"the checkpoint {final} could not be written: {error}. Free some space or choose another --exp-dir; "
-                "the same command then goes on from the last whole checkpoint."
+                f"the checkpoint {final} could not be written: {error} ({free}). Mend that, and the same command goes "
+                "on from the last whole checkpoint; or start anew with another --exp-dir."
             ) from error
         for old in self._whole()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
     def load(self, policy: Policy, optimiser: Optimiser) -> dict[str, Any] | None:
-        """Restore the newest checkpoint and return its progress (with `step`), or None where there is none."""
+        """Restore the newest checkpoint and return its progress (with `step`), or None where there is none.
+
+        Raises:
+            RecordError: it cannot be read.
+        """
         whole = self._whole()
         if not whole:
             return None
-        state = torch.load(whole[-1] / _STATE, map_location=policy.device, weights_only=True)
-        policy.load_training_state(state["trained"])
-        optimiser.load(state["optimiser"])
-        torch.set_rng_state(state["rng"].cpu())
-        progress: dict[str, Any] = state["progress"]
-        return progress
+        try:
+            return _restore(whole[-1] / _STATE, policy, optimiser)
+        # A spoilt file makes PyTorch and pickle raise errors of many kinds.
+        except Exception as error:
+            raise RecordError(
+                f"the checkpoint {whole[-1]} cannot be read ({first_line(error)}); remove that folder to go on from "
+                "the one before, or set trainer_common.resume: false to start anew"
+            ) from error
 
     def _whole(self) -> list[Path]:
         return sorted(path for path in self.folder.glob("step_*") if (path / _STATE).exists())
+
+
+def _restore(file: Path, policy: Policy, optimiser: Optimiser) -> dict[str, Any]:
+    state = torch.load(file, map_location=policy.device, weights_only=True)
+    policy.load_training_state(state["trained"])
+    optimiser.load(state["optimiser"])
+    torch.set_rng_state(state["rng"].cpu())
+    torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
+    progress: dict[str, Any] = state["progress"]
+    return progress
+
+
+def free_space(folder: Path) -> str:
+    """Say how much space is left where `folder` is or would be; PyTorch's own errors hide a full disk."""
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return f"{shutil.disk_usage(there).free / 2**20:.1f} MiB are free there"
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Rename `partial` to `final`; an earlier one of that name goes only when the new one is in its place."""
+    earlier = final.with_name(f".earlier_{final.name}")
+    shutil.rmtree(earlier, ignore_errors=True)
+    if final.exists():
+        final.rename(earlier)
+    partial.rename(final)
+    shutil.rmtree(earlier, ignore_errors=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from astuner.backbone.local.algorithms import entropy_from_logits
+from astuner.backbone.local.shared_prefix import common_prefix, logits_of_shared
 
 
 def token_logprobs(model: Any, token_ids: Tensor, wanted: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -24,13 +25,24 @@ def token_logprobs(model: Any, token_ids: Tensor, wanted: Tensor, temperature: f
     """
     columns = wanted.ne(0).any(dim=0).nonzero()
     first = max(int(columns[0]), 1) if len(columns) else token_ids.shape[1] - 1
-    targets = token_ids[:, first:]
-    # Rows are padded on the right, so a causal model needs no attention mask: no token sees padding.
-    # One more logit than targets is kept, as the last one predicts nothing that is known.
-    kept = targets.shape[1] + 1
-    logits = model(input_ids=token_ids, logits_to_keep=kept, use_cache=False).logits[:, -kept:-1].float()
+    logits, index = _logits(model, token_ids, first)
+    logits = logits.float()
     if temperature not in (0.0, 1.0):
         logits = logits / temperature
-    chosen = torch.log_softmax(logits, dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    targets = torch.zeros(len(logits), dtype=token_ids.dtype, device=token_ids.device)
+    targets[index] = token_ids[:, first:]
+    chosen = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None])[:, 0]
     pad = (first, 0)
-    return torch.nn.functional.pad(chosen, pad), torch.nn.functional.pad(entropy_from_logits(logits), pad)
+    return torch.nn.functional.pad(chosen[index], pad), torch.nn.functional.pad(entropy_from_logits(logits)[index], pad)
+
+
+def _logits(model: Any, token_ids: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    """Return logits [M, V], and [B, T - first]: which of the M predicts a place."""
+    prefix = common_prefix(model, token_ids)
+    if prefix:
+        return logits_of_shared(model, token_ids, prefix, first)
+    # Rows are padded on the right, so a causal model needs no attention mask: no token sees padding.
+    # One more logit than targets is kept, as the last one predicts nothing that is known.
+    kept = token_ids.shape[1] - first + 1
+    logits = model(input_ids=token_ids, logits_to_keep=kept, use_cache=False).logits[:, -kept:-1].flatten(0, 1)
+    return logits, torch.arange(len(logits), device=token_ids.device).view(len(token_ids), -1)

@@ -1,4 +1,4 @@
-"""Ctrl-C between training steps, never inside one."""
+"""Ctrl-C and its like between training steps, never inside one."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextlib.contextmanager
 def interrupt_deferred() -> Iterator[None]:
-    """Raise a SIGINT that comes during the block at its end, so that weights and step count stay in agreement."""
+    """Let a signal that comes during the block take effect at its end, so that weights and record stay in agreement."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[bool] = []
+    came: list[int] = []
 
-    def remember(_signal: int, _frame: FrameType | None) -> None:
-        came.append(True)
+    def remember(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
 
-    before = signal.signal(signal.SIGINT, remember)
+    # None stands for a handler that was not installed from Python, which could not be put back.
+    handlers = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) is not None}
+    for number in handlers:
+        signal.signal(number, remember)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if came:
-        raise KeyboardInterrupt
+        signal.raise_signal(came[0])

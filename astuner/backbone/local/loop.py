@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from loguru import logger
 
 from astuner.backbone.local.algorithms import Algorithm
 from astuner.backbone.local.checkpoint import Checkpoints
+from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.session import Session
 from astuner.backbone.task_order import TaskOrder
 from astuner.config.root import AstunerConfig
+from astuner.errors import NoSignalError
 
 
 @dataclass
@@ -30,6 +32,7 @@ class TrainingLoop(ABC):
     session: Session
     algorithm: Algorithm
     checkpoints: Checkpoints
+    _saved: tuple[int, int | None] | None = field(default=None, init=False)
 
     @abstractmethod
     def step(self) -> str:
@@ -70,39 +73,57 @@ class TrainingLoop(ABC):
         """Go on from the newest checkpoint, if there is one, and do the steps that are left.
 
         Raises:
-            BackboneError: nothing can be learned, or the numbers are not finite.
-            KeyboardInterrupt: after the state has been saved.
+            BackboneError: the numbers are not finite.
+            NoSignalError, KeyboardInterrupt: after the state has been saved.
         """
         self._restore()
         try:
             self.train()
-        except KeyboardInterrupt:
-            self.save()
+        except (KeyboardInterrupt, NoSignalError) as reason:
+            with interrupt_deferred():
+                if isinstance(reason, KeyboardInterrupt):
+                    logger.warning("interrupted: {}", self._what_is_kept())
+                self.save()
             raise
 
     def train(self) -> None:
         """Do the steps that are left, with validations and checkpoints between them."""
         common, state = self.config.trainer_common, self.state
         with self.session.context.progress.phase("training", self.total_steps, done=state.step) as phase:
+            self._validate_if_due()  # a run that was interrupted in a validation still owes it
             while state.step < self.total_steps:
                 phase.advance(self.step())
-                last = state.step == self.total_steps
-                if state.step % common.test_freq == 0 and not last:
-                    self.validate()
-                if state.step % common.save_freq == 0 or last:
+                self._validate_if_due()
+                if state.step % common.save_freq == 0 or state.step == self.total_steps:
                     self.save()
 
     def save(self) -> None:
-        """Write a checkpoint of the steps done."""
+        """Write a checkpoint of the steps done, unless this very state is in one; a second Ctrl-C has to wait."""
         state, session = self.state, self.session
-        if state.step:
+        now = (state.step, state.validated)
+        if state.step == 0 or self._saved == now:
+            return
+        with interrupt_deferred():
             progress = state.dump(session.context.started)
-            tokenizer = session.ingredients.tokenizer
-            self.checkpoints.save(state.step, session.policy, self.optimiser, tokenizer, progress)
+            codec = session.ingredients.codec
+            self.checkpoints.save(state.step, session.policy, self.optimiser, codec, progress)
+            self._saved = now
+
+    def _what_is_kept(self) -> str:
+        if self.state.step == 0:
+            return "no step was done, so there is nothing to go on from"
+        return f"saving step {self.state.step}, from which the same command goes on"
+
+    def _validate_if_due(self) -> None:
+        state = self.state
+        due = 0 < state.step < self.total_steps and state.step % self.config.trainer_common.test_freq == 0
+        if due and state.validated != state.step:
+            self.validate()
 
     def _restore(self) -> None:
         progress = self.checkpoints.load(self.session.policy, self.optimiser)
         if progress is not None:
             self.session.state = RunState.load(progress)
             self.session.context.record.truncate_after(self.state.step)
+            self._saved = (self.state.step, self.state.validated)
             logger.info("going on from the checkpoint of step {}", self.state.step)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from astuner.backbone.local import shared_prefix
 from astuner.config.rollout import LoraConfig, ModelConfig
 from astuner.errors import BackboneError, ModelError
+from astuner.model_tuner import ChatCodec, first_line
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -38,18 +40,29 @@ def load_causal_lm(path: str, dtype: torch.dtype) -> Any:
     """Load an `AutoModelForCausalLM`.
 
     Raises:
-        ModelError: `path` is no model.
+        ModelError: `path` is no model, or lacks weights, which would be random numbers.
     """
     from transformers import AutoModelForCausalLM
 
+    advice = "Give a whole folder with config.json and weights, or the name of a model on Hugging Face."
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    # A file that is spoilt makes safetensors, pickle and transformers raise errors of many kinds.
+    except Exception as error:
         raise ModelError(
-            f"model.path {path!r} is no causal language model that transformers can load ({reason}). "
-            "Give a folder with config.json and weights, or the name of a model on Hugging Face."
+            f"model.path {path!r} cannot be loaded as a causal language model: {first_line(error)}. {advice}"
         ) from error
+    misfits = [
+        f"{name} has shape {tuple(found)}, config.json says {tuple(expected)}"
+        for name, found, expected in sorted(report["mismatched_keys"])
+    ]
+    misfits += [f"{name} is missing" for name in sorted(report["missing_keys"])]
+    if misfits:
+        more = f" (and {len(misfits) - 1} more)" if len(misfits) > 1 else ""
+        raise ModelError(f"model.path {path!r}: weights do not fit config.json: {misfits[0]}{more}. {advice}")
+    return model
 
 
 class Policy:
@@ -70,8 +83,11 @@ class Policy:
         self.uses_lora = config.lora.rank > 0
         base = load_causal_lm(path, self.dtype if self.uses_lora else torch.float32)
         base.to(device)
+        shared_prefix.enable(base)
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
+        # Layers recompute their activations in training mode only.
+        self._recomputes = config.gradient_checkpointing
         self.model = _with_lora(base, config.lora) if self.uses_lora else base
         self._path = path
         self._reference: Any = None
@@ -100,6 +116,7 @@ class Policy:
             return
         if self._reference is None:
             self._reference = self.frozen_copy()
+            shared_prefix.enable(self._reference)
         yield self._reference
 
     @torch.no_grad()
@@ -107,28 +124,41 @@ class Policy:
         """Return all weights under the base model's own names, adapters merged in, detached."""
         if not self.uses_lora:
             return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-        self.model.merge_adapter()
-        try:
-            merged = self.model.get_base_model().state_dict()
-            return {
-                name.replace(".base_layer", ""): tensor.detach().clone()
-                for name, tensor in merged.items()
-                if "lora_" not in name
-            }
-        finally:
-            self.model.unmerge_adapter()
+        base = self.model.get_base_model()
+        adapted = {name: layer for name, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
+        weights = {}
+        for name, tensor in base.state_dict().items():
+            owner, is_base, kind = name.rpartition(".base_layer.")
+            if is_base and kind == "weight":
+                # Out of place: merging into the weights and taking the adapters out again would wear them down.
+                delta = adapted[owner].get_delta_weight("default")
+                weights[f"{owner}.weight"] = (tensor.float() + delta.float()).to(tensor.dtype)
+            elif "lora_" not in name:
+                weights[name.replace(".base_layer", "")] = tensor.detach()
+        return weights
 
     def frozen_copy(self) -> Any:
         """Return the starting model once more, in the type that the policy computes in."""
         return load_causal_lm(self._path, self.dtype).to(self.device).eval().requires_grad_(False)
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
+    def save(self, folder: Path, codec: ChatCodec) -> None:
         """Write a Hugging Face folder that `AutoModelForCausalLM.from_pretrained` loads, adapters merged in."""
         model = self.model.get_base_model() if self.uses_lora else self.model
-        weights = {name: tensor.to("cpu", self.dtype).contiguous() for name, tensor in self.full_weights().items()}
+        written: dict[int, Tensor] = {}  # tied weights stay one tensor
+        weights = {
+            name: written.setdefault(tensor.data_ptr(), tensor.to("cpu", self.dtype).contiguous())
+            for name, tensor in self.full_weights().items()
+        }
         with _reporting_its_own_type(model, self.dtype):
             model.save_pretrained(folder, state_dict=weights)
-        tokenizer.save_pretrained(folder)
+        codec.save(folder)
+
+    def learning(self) -> None:
+        """Prepare for a backward pass: dropout stays off, since the tokens were sampled without it."""
+        self.model.train(self._recomputes)
+        for module in self.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.eval()
 
     def training_state(self) -> dict[str, Tensor]:
         """Return the trained parameters by name: what a checkpoint must hold beside the starting model."""

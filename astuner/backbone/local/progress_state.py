@@ -26,6 +26,8 @@ class RunState:
         seconds_before: what earlier sessions of this run took.
         first_reward_seconds: from the start of the process to the first scored episode.
         before, after: validations.
+        latest: the last validation.
+        validated: the step that it was done at, None before the first one.
         totals: of the training episodes.
         steps_without_signal: in a row, until now.
     """
@@ -35,6 +37,8 @@ class RunState:
     first_reward_seconds: float | None = None
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
+    latest: dict[str, Any] | None = None
+    validated: int | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     steps_without_signal: int = 0
 

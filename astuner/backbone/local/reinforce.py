@@ -9,16 +9,23 @@ from loguru import logger
 
 from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.loop import TrainingLoop
-from astuner.backbone.local.progress_state import validation_entry
 from astuner.backbone.local.session import refuse_all_failed
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
 from astuner.errors import NoSignalError
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import batch_metrics, tokens_of
 
+_NOTHING_DONE = UpdateResult({}, (), moved=False)
+
+
+# In a row, after which a run that went well before is stopped too.
+_MOST_FAILED_STEPS = 3
+
 
 class ReinforcementLoop(TrainingLoop):
     """Rolls out episodes of the training tasks and learns from their rewards; the algorithm has a rule."""
+
+    _failed_steps = 0
 
     @cached_property
     def _update(self) -> PolicyUpdate:
@@ -28,11 +35,12 @@ class ReinforcementLoop(TrainingLoop):
         """Do the steps that are left, and the validations around them."""
         state = self.state
         if self.config.trainer_common.val_before_train and state.step == 0:
-            result = self.session.validate("validation before")
-            state.before = validation_entry(result) if result else None
+            self.session.validate("validation before")
+            state.before = state.latest
         super().train()
-        result = self.session.validate("validation after")
-        state.after = validation_entry(result) if result else None
+        if state.validated != state.step:
+            self.session.validate("validation after")
+        state.after = state.latest
 
     def validate(self) -> None:
         """Measure the policy between steps."""
@@ -47,7 +55,10 @@ class ReinforcementLoop(TrainingLoop):
         episodes = session.run_batch(tasks, self.config.rollout.num_repeat, "train", f"step {number}: episodes")
         rolled = time.time()
         usable = [episode for episode in episodes if episode.status == "ok"]
-        if state.totals.ok == 0:
+        self._failed_steps = 0 if usable else self._failed_steps + 1
+        if not usable and (state.totals.ok == 0 or self._failed_steps == _MOST_FAILED_STEPS):
+            self._record(number, episodes, usable, _NOTHING_DONE)
+            self.save()
             refuse_all_failed(episodes)
         # Weights, counters and record change together, so that a checkpoint finds them in agreement.
         with interrupt_deferred():
@@ -65,11 +76,11 @@ class ReinforcementLoop(TrainingLoop):
     def _learn(self, usable: list[Episode], number: int) -> UpdateResult:
         """Update the weights and hand them to the engine."""
         if not usable:
-            return UpdateResult({}, (), moved=False)
+            return _NOTHING_DONE
         session = self.session
-        session.policy.model.train()
+        session.engine.free_cache()
+        session.policy.learning()
         result = self._update.step(usable, number)
-        session.policy.model.eval()
         session.engine.update_weights(session.policy.full_weights(), number)
         return result
 

@@ -9,8 +9,9 @@ from functools import cached_property
 
 from astuner.backbone.base import RunContext
 from astuner.backbone.ingredients import Ingredients, call_settings, validation_repeats
+from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.progress_state import RunState
+from astuner.backbone.local.progress_state import RunState, validation_entry
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.llm_engine.embedded import EmbeddedEngine
@@ -25,13 +26,11 @@ class Session:
 
     Attributes:
         context: the run.
-        ingredients: what the user brought.
         policy: the model.
         state: counters.
     """
 
     context: RunContext
-    ingredients: Ingredients
     policy: Policy
     state: RunState
 
@@ -39,6 +38,11 @@ class Session:
     def config(self) -> AstunerConfig:
         """Section `astuner`."""
         return self.context.config.astuner
+
+    @property
+    def ingredients(self) -> Ingredients:
+        """What the user brought."""
+        return self.context.ingredients
 
     @cached_property
     def engine(self) -> EmbeddedEngine:
@@ -77,33 +81,30 @@ class Session:
                 seed=self.config.trainer_common.seed,
                 settings=call_settings(self.config, validation=split == "val"),
             )
-            return self.rollout.run(request)
+            episodes = self.rollout.run(request)
+        self.engine.raise_if_broken()  # a broken engine looks like failed episodes to the workflow
+        return episodes
 
-    def validate(self, name: str, tasks: Sequence[Task] | None = None) -> ValidationResult | None:
-        """Measure the policy on the validation tasks and record it; None where there are no such tasks.
+    def validate(self, name: str) -> None:
+        """Measure the policy on the validation tasks, where there are any; record it and note it in the state.
 
         Raises:
-            BackboneError: no episode could be scored.
+            BackboneError: no episode of the run could be scored until now.
         """
-        chosen = self.ingredients.tasks.validation if tasks is None else tasks
-        if not chosen:
-            return None
+        tasks = self.ingredients.tasks.validation
+        if not tasks:
+            return
         began = time.time()
-        episodes = self.run_batch(chosen, validation_repeats(self.config), "val", name)
-        for episode in episodes:
-            self.context.record.write_episode(self.state.step, "val", episode, tokens=tokens_of([episode]))
+        episodes = self.run_batch(tasks, validation_repeats(self.config), "val", name)
         result = validate(episodes, self.config.trainer_common.val_pass_n)
-        refuse_all_failed(episodes)
-        metrics = {
-            "val/reward": result.reward,
-            "val/success_rate": result.success_rate,
-            "val/episodes": result.episodes,
-            "val/lost": result.lost,
-            "time/validation": time.time() - began,
-        }
-        metrics |= {f"val/pass@{k}": value for k, value in result.pass_at_k.items()}
-        self.context.record.log_metrics(self.state.step, metrics)
-        return result
+        with interrupt_deferred():
+            for episode in episodes:
+                self.context.record.write_episode(self.state.step, "val", episode, tokens=tokens_of([episode]))
+            if self.state.totals.ok == 0:
+                refuse_all_failed(episodes)
+            self.context.record.log_metrics(self.state.step, _metrics(result, time.time() - began))
+            self.state.latest = validation_entry(result)
+            self.state.validated = self.state.step
 
     def close(self) -> None:
         """Stop the engine and the episode threads, where they were started."""
@@ -111,6 +112,17 @@ class Session:
             self.rollout.close()
         if "engine" in self.__dict__:
             self.engine.close()
+
+
+def _metrics(result: ValidationResult, seconds: float) -> dict[str, float]:
+    metrics = {
+        "val/reward": result.reward,
+        "val/success_rate": result.success_rate,
+        "val/episodes": result.episodes,
+        "val/lost": result.lost,
+        "time/validation": seconds,
+    }
+    return metrics | {f"val/pass@{k}": value for k, value in result.pass_at_k.items()}
 
 
 def refuse_all_failed(episodes: Sequence[Episode]) -> None:

@@ -14,6 +14,7 @@ from astuner.backbone.local.algorithms import (
     token_weights,
 )
 from astuner.backbone.local.forward import token_logprobs
+from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.loop import TrainingLoop
 from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
 from astuner.errors import TaskDataError
@@ -29,7 +30,10 @@ class SupervisedLoop(TrainingLoop):
         Raises:
             TaskDataError: a transcript is too long, or its assistant says nothing.
         """
-        began = time.time()
+        with interrupt_deferred():
+            return f"loss {self._learn(time.time()):.3f}"
+
+    def _learn(self, began: float) -> float:
         number = self.state.step + 1
         rows = self._rows(self.order.batch(number))
         self.session.policy.model.train()
@@ -51,12 +55,13 @@ class SupervisedLoop(TrainingLoop):
             "time/step": time.time() - began,
         }
         self.session.context.record.log_metrics(number, metrics)
-        return f"loss {total:.3f}"
+        return total
 
     def train(self) -> None:
         """Do the steps that are left, and a last validation."""
         super().train()
-        self.validate()
+        if self.state.validated != self.state.step:
+            self.validate()
 
     @torch.no_grad()
     def validate(self) -> None:
@@ -67,7 +72,9 @@ class SupervisedLoop(TrainingLoop):
         self.session.policy.model.eval()
         scales, batches = self._scaled(self._rows(tasks))
         loss = sum(float(self._loss(batch, scales)) for batch in batches)
-        self.session.context.record.log_metrics(self.state.step, {"val/loss": loss})
+        with interrupt_deferred():
+            self.session.context.record.log_metrics(self.state.step, {"val/loss": loss})
+            self.state.validated = self.state.step
 
     def _scaled(self, rows: Sequence[Row]) -> tuple[torch.Tensor, list[MicroBatch]]:
         """Return each row's factor [rows] in the loss of the whole batch, and the micro-batches."""

@@ -107,11 +107,16 @@ class PolicyUpdate:
 
     def _move(self, rows: Sequence[Row], advantages: Tensor, step: int) -> dict[str, float]:
         sums = _Sums()
-        norms = []
-        for index, mini_batch in enumerate(_mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step))):
-            self._accumulate(mini_batch, advantages, sums, first=index == 0)
-            norms.append(self.optimiser.step(step))
+        norms: list[float] = []
+        for mini_batch in _mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step)):
+            if self._teaches(mini_batch, advantages):
+                self._accumulate(mini_batch, advantages, sums, first=not norms)
+                norms.append(self.optimiser.step(step))
         return self._summary(sums, norms, step)
+
+    def _teaches(self, rows: Sequence[Row], advantages: Tensor) -> bool:
+        """Whether a mini-batch has any gradient: all its episodes may belong to groups without variance."""
+        return self._uses_kl_loss() or any(advantages[row.episode] != 0 for row in rows)
 
     def _mini_batch_num(self, rows: Sequence[Row]) -> int:
         return min(self.config.trainer_common.mini_batch_num, len({row.episode for row in rows}))

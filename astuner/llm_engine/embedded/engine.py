@@ -31,7 +31,7 @@ from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
 from astuner.schema import Completion, SamplingParams
 
 # On a CPU, the operations of smaller models take some 50 µs each. Two threads then gain a third on an idle machine,
-# lose as much where the agents' own Python needs the other core, and crawl where cores are short.
+# gain nothing where the agents' own Python needs the other core, and crawl where cores are short.
 _ONE_THREAD_PARAMETERS = 5_000_000
 
 
@@ -156,6 +156,20 @@ class EmbeddedEngine:
         self._post(partial(self._updates.append, update))
         update.done.result()
 
+    def raise_if_broken(self) -> None:
+        """Say so where the engine can no longer answer.
+
+        Raises:
+            ModelError: with what ended it.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise ModelError(str(self._failure)) from self._failure.__cause__
+
+    def free_cache(self) -> None:
+        """Give back the memory of cached prefixes and idle places, unless a request is in flight."""
+        self._post(self._free_cache)
+
     def close(self) -> None:
         """Stop the engine and free its cache; pending requests raise `ModelError`. May be called again."""
         atexit.unregister(self.close)
@@ -229,6 +243,10 @@ class EmbeddedEngine:
             self._inbox.get()()
         while not self._inbox.empty():
             self._inbox.get()()
+
+    def _free_cache(self) -> None:
+        if self._scheduler.in_flight == 0:
+            self._scheduler.forget_cache()
 
     def _apply(self, update: _WeightUpdate) -> None:
         try:

@@ -165,7 +165,7 @@ class FastForward:
         spans = [(chunk.start, chunk.start + len(chunk.token_ids)) for chunk in chunks]
         positions = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
         sizes = [stop - start for start, stop in spans]
-        masks = [_chunk_mask(start, stop, device) for start, stop in spans]
+        masks = [_chunk_mask(start, stop, self._cos) for start, stop in spans]
         rope = self._cos[positions], self._sin[positions]
         x = functional.embedding(token_ids, self._embedding)
         for i, layer in enumerate(self._layers):
@@ -249,19 +249,19 @@ class FastForward:
         Args:
             q: [n, heads, head_dim].
             keys, values: [kv_heads, m, head_dim], of the whole sequence so far.
-            mask: [n, m], true where a token may look; None for plain causal attention (n = m).
+            mask: [n, m], 0 where a token may look and -inf elsewhere; None for plain causal attention (n = m).
         """
-        keys, values = keys[None], values[None]
+        q = q.transpose(0, 1)[None]
         if mask is None:
-            q = q.transpose(0, 1)[None]
             gqa = self._heads != self._kv_heads
-            attended = functional.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=gqa)
-            return attended[0].transpose(0, 1).flatten(1)
-        # With a mask, the kernels that need little memory know no grouped heads: see the group as more positions.
-        size, group = len(q), self._heads // self._kv_heads
-        q = q.view(size, self._kv_heads, group, -1).permute(1, 2, 0, 3).reshape(1, self._kv_heads, group * size, -1)
-        attended = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask.repeat(group, 1))
-        return attended.view(self._heads, size, -1).transpose(0, 1).flatten(1)
+            attended = functional.scaled_dot_product_attention(
+                q, keys[None], values[None], is_causal=True, enable_gqa=gqa
+            )
+        else:
+            # With a mask, no kernel that saves memory knows grouped heads on every device; copies of keys are cheap.
+            keys, values = (kv.repeat_interleave(self._heads // self._kv_heads, 0)[None] for kv in (keys, values))
+            attended = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        return attended[0].transpose(0, 1).flatten(1)
 
     def _finish_layer(self, x: Tensor, attended: Tensor, layer: _Layer) -> Tensor:
         x = x + _project(attended, layer.output)
@@ -275,11 +275,12 @@ def _project(x: Tensor, parts: _Projection) -> Tensor:
     return torch.cat([functional.linear(x, weight, bias) for weight, bias in parts], dim=-1)
 
 
-def _chunk_mask(start: int, stop: int, device: torch.device) -> Tensor | None:
-    """Which of `stop` positions each of those from `start` on may look at; None where causality says it all."""
+def _chunk_mask(start: int, stop: int, like: Tensor) -> Tensor | None:
+    """What hides later positions from those of `start` to `stop`; None where plain causality does."""
     if start == 0:
         return None
-    return torch.arange(stop, device=device) <= torch.arange(start, stop, device=device)[:, None]
+    mask = torch.full((stop - start, stop), -torch.inf, dtype=like.dtype, device=like.device)
+    return mask.triu_(start + 1)
 
 
 def _rope_table(model: PreTrainedModel, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,8 @@ the last, so a decode step reads plain views.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -19,7 +20,6 @@ from astuner.llm_engine.embedded.forward import KvShape
 from astuner.llm_engine.embedded.request import Request
 
 MIN_CAPACITY = 256
-_FIRST_LANES = 4
 
 
 class Slab:
@@ -102,18 +102,18 @@ class KvStore:
         """Tokens that memory is held for."""
         return sum(slab.num_lanes * slab.capacity for slab in self._slabs.values())
 
-    def place(self, request: Request, prefix: Sequence[Tensor], more_to_come: int = 0) -> bool:
+    def place(self, request: Request, prefix: Sequence[Tensor], to_come: Iterable[Request] = ()) -> bool:
         """Give `request` a lane that holds its tokens, and copy `prefix` into it.
 
         Args:
             request: has no lane yet.
             prefix: pieces [planes, heads, n, width] of the cache of its first tokens.
-            more_to_come: how many requests are about to be placed after it.
+            to_come: requests about to be placed after it, in order.
 
         Returns:
             False where memory does not allow it.
         """
-        slab = self._slab_with_room(len(request.tokens), alone=len(self) == 0, more_to_come=more_to_come)
+        slab = self._slab_with_room(len(request.tokens), alone=len(self) == 0, to_come=to_come)
         if slab is None:
             return False
         kv, start = self._append(slab, request), 0
@@ -162,7 +162,7 @@ class KvStore:
             capacity *= 2
         return min(capacity, self._max_len)
 
-    def _slab_with_room(self, num_tokens: int, *, alone: bool, more_to_come: int = 0) -> Slab | None:
+    def _slab_with_room(self, num_tokens: int, *, alone: bool, to_come: Iterable[Request] = ()) -> Slab | None:
         """A slab for `num_tokens` with a free lane, or None where memory does not allow it."""
         capacity = self._capacity_for(num_tokens)
         slab = self._slabs.get(capacity)
@@ -172,7 +172,9 @@ class KvStore:
         used = len(slab.requests)
         if used < slab.num_lanes:
             return slab
-        wished = min(max(2 * used, used + 1 + more_to_come, _FIRST_LANES), self._max_lanes)
+        others = islice(to_come, max(0, self._max_lanes - len(self) - 1))
+        soon = 1 + sum(self._capacity_for(len(other.tokens)) == capacity for other in others)
+        wished = min(max(2 * used, used + soon), self._max_lanes)
         if self.held_tokens + capacity * (wished - used) <= self._budget_tokens:
             slab.resize(wished)
             return slab

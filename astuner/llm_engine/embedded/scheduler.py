@@ -22,7 +22,7 @@ from astuner.llm_engine.embedded.sampling import BatchSampler
 from astuner.schema import Completion
 
 # Tokens of one prefill pass: enough to keep a processor busy, few enough to bound the activations.
-PREFILL_TOKENS = 2048
+PREFILL_TOKENS = 4096
 # Two waiting prompts that go on alike for this many tokens are worth a closer look, see `_worth_waiting_for`.
 _ALIKE_TOKENS = 16
 
@@ -161,7 +161,7 @@ class Scheduler:
             if self._worth_waiting_for(self._filling_alike.get(alike), request, start):
                 postponed.append(request)
                 continue
-            if not self._store.place(request, prefix, len(queue)):
+            if not self._store.place(request, prefix, queue):
                 queue.appendleft(request)
                 break
             if not request.logprobs:

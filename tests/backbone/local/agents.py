@@ -8,8 +8,8 @@ import signal
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 
-class Digits(Workflow):
-    """Two turns; the reward is the share of digits in what the model says, which a random model learns to raise."""
+class Letters(Workflow):
+    """Two turns; the reward is the share of letters in what the model says, which a random model learns to raise."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         messages = [{"role": "user", "content": workflow_task.task.main_query}]
@@ -19,29 +19,39 @@ class Digits(Workflow):
             text = answer.parsed.content
             said += text
             messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "go on"}]
-        share = sum(char.isdigit() for char in said) / max(len(said), 1)
+        share = sum(char.isalpha() for char in said) / max(len(said), 1)
         return WorkflowOutput(reward=share, is_success=share > 0.5, log_metrics={"characters": len(said)})
 
 
-class TenthCrashes(Digits):
+class TenthCrashes(Letters):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         if workflow_task.repeat_index == 1 and workflow_task.task.metadata.get("unlucky"):
             raise RuntimeError("the environment broke down")
         return await super().execute(workflow_task, model_tuner)
 
 
-class AlwaysCrashes(Digits):
+class AlwaysCrashes(Letters):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         raise RuntimeError("typo in the agent")
 
 
-class NeverLearns(Digits):
+class NeverLearns(Letters):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         output = await super().execute(workflow_task, model_tuner)
         return WorkflowOutput(reward=0.0, metadata=output.metadata)
 
 
-class KilledAtStep(Digits):
+class HalfLearns(Letters):
+    """Every second task is always solved."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        if workflow_task.task.metadata["unlucky"]:
+            return WorkflowOutput(reward=1.0)
+        return output
+
+
+class KilledAtStep(Letters):
     """Kills the whole process at the training step that the environment names."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

@@ -18,7 +18,7 @@ AGENTS = Path(__file__).parent / "agents.py"
 def make_job(model_folder: Path, tmp_path: Path) -> Callable[..., AstunerJob]:
     """Return a function that makes a job of 3 steps of 2 tasks × 4 episodes on a random model."""
 
-    def make(workflow: str = "Digits", **settings: Any) -> AstunerJob:
+    def make(workflow: str = "Letters", **settings: Any) -> AstunerJob:
         rows = [{"question": f"question {i}", "answer": "", "unlucky": i % 3 == 0} for i in range(6)]
         (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         (tmp_path / "val.jsonl").write_text("".join(json.dumps(row | {"question": "?"}) + "\n" for row in rows[:2]))

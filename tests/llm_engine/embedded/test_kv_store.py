@@ -63,26 +63,26 @@ def test_memory_follows_the_lengths():
     store = KvStore(SHAPE, 64, 100_000, PLENTY)
     requests = [request(20) for _ in range(64)]
     for i, each in enumerate(requests):
-        assert store.place(each, [], len(requests) - 1 - i)
+        assert store.place(each, [], requests[i + 1 :])
     assert store.held_tokens == 64 * MIN_CAPACITY
     requests[0].tokens.extend([0] * 9000)
     assert store.make_room(requests[0])
     # One long request does not make the others long.
-    assert store.held_tokens <= 64 * MIN_CAPACITY + 4 * 16384
+    assert store.held_tokens == 64 * MIN_CAPACITY + 16384
     store.clear()
     assert store.held_tokens == 0
 
 
 def test_free_lanes_are_given_back_before_a_request_is_refused():
     store = KvStore(SHAPE, 8, MAX_LEN, 4 * MIN_CAPACITY)
-    first, second = request(20), request(20)
-    assert store.place(first, [])
-    assert store.place(second, [])
+    first, second, third = (request(20) for _ in range(3))
+    assert all(store.place(each, []) for each in (first, second, third))
     assert store.held_tokens == 4 * MIN_CAPACITY
-    first.tokens.extend([0] * 400)
-    assert store.make_room(first)
-    assert store.held_tokens <= 4 * MIN_CAPACITY
+    store.release(third)
     assert not store.place(request(1000), [])
+    assert store.held_tokens == 4 * MIN_CAPACITY
+    assert store.place(request(400), [])
+    assert store.held_tokens == 4 * MIN_CAPACITY
 
 
 def test_a_lone_request_may_exceed_the_budget():

@@ -39,7 +39,7 @@ class CallTable:
     """The LLM calls trained in a micro-batch, for losses whose unit is a call.
 
     Call c's completion is `[rows[c], starts[c]:ends[c]]` of the [B, T] tensors: the `spans` of
-    `astuner.schema.Sample` that are `trained`. Each stands whole in one row; calls of a row may overlap, which
+    `astuner.schema.Sample`. Each stands whole in one row; calls of a row may overlap, which
     is why this is a table and not one id a token.
 
     Attributes:

@@ -1,0 +1,221 @@
+"""Agents and judges with the faults that users' have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge
+
+released = threading.Event()
+"""Ends what blocks, so that no thread outlives its test."""
+
+
+class Agent(Workflow):
+    """One turn; the reward depends on the repeat, so that there is something to learn."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        return WorkflowOutput(reward=float(workflow_task.repeat_index))
+
+
+class OneInFour(Agent):
+    """The second of four repeats goes wrong, as a subclass says."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        if workflow_task.repeat_index != 1:
+            return output
+        return await self.go_wrong(model_tuner)
+
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        raise NotImplementedError
+
+
+class Raises(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        raise RuntimeError("the environment [/bold] broke down")
+
+
+class HangsAwaiting(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        await asyncio.sleep(1e6)
+
+
+class HangsBlocking(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        released.wait()
+
+
+class SwallowsItsCancellation(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            return WorkflowOutput(reward=1.0)
+
+
+class ReturnsRubbish(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        return 0.5
+
+
+class RewardIsNan(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        return WorkflowOutput(reward=float("nan"))
+
+
+class LogsRubbish(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        return WorkflowOutput(reward=1.0, log_metrics={"length": "short"})  # type: ignore[dict-item]
+
+
+class Exits(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        sys.exit(3)
+
+
+class InterruptsItself(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        raise KeyboardInterrupt
+
+
+class CancelsItself(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        raise asyncio.CancelledError
+
+
+class AsksTooLong(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        return await model_tuner.chat([{"role": "user", "content": "1 2 " * 300}])
+
+
+class AsksNonsense(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        return await model_tuner.chat("hello")  # type: ignore[arg-type]
+
+
+class StrangeMetadata(OneInFour):
+    async def go_wrong(self, model_tuner: ModelTuner) -> Any:
+        loop: dict[Any, Any] = {1: object(), "set": {1, 2}}
+        loop["itself"] = loop
+        return WorkflowOutput(reward=0.5, metadata=loop)
+
+
+class NotAsync(Workflow):
+    def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:  # type: ignore[override]
+        return WorkflowOutput(reward=1.0)
+
+
+class NeedsArguments(Agent):
+    def __init__(self, environment: str) -> None:
+        self.environment = environment
+
+
+class AlwaysRaises(Agent):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await super().execute(workflow_task, model_tuner)
+        raise KeyError("answer")
+
+
+class FailsInValidation(Agent):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.is_validation:
+            raise RuntimeError("no validation today")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class Unscored(Agent):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        return WorkflowOutput(metadata={"repeat": output.reward})
+
+
+class AlwaysEqual(Agent):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        return WorkflowOutput(reward=0.0, metadata=output.metadata)
+
+
+class TellsSecrets(Agent):
+    """Spreads the keys of its environment in every way that it has."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        keys = " ".join(os.environ[name] for name in ("OPENAI_API_KEY", "HF_TOKEN", "DASHSCOPE_API_KEY"))
+        print("printed", keys)
+        print("to stderr", keys, file=sys.stderr)
+        if workflow_task.repeat_index == 1:
+            raise RuntimeError(f"401: {keys} is not allowed")
+        await model_tuner.chat([{"role": "user", "content": keys}])
+        return WorkflowOutput(
+            reward=float(workflow_task.repeat_index), metadata={"keys": keys, keys: 1}, log_metrics={keys: 1.0}
+        )
+
+
+class Signals(Agent):
+    """Sends the process a signal in the episodes whose id begins as the environment says."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith(os.environ.get("SIGNAL_AT", "never")):
+            os.kill(os.getpid(), signal.Signals[os.environ["SIGNAL"]])
+        return await super().execute(workflow_task, model_tuner)
+
+
+class IsAbstract(Workflow):
+    pass
+
+
+class NoWorkflow:
+    pass
+
+
+class _Judge(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        if workflow_task.repeat_index != 1:
+            return float(workflow_task.repeat_index), True
+        return self.go_wrong()
+
+    def go_wrong(self) -> Any:
+        raise NotImplementedError
+
+
+class JudgeRaises(_Judge):
+    def go_wrong(self) -> Any:
+        raise ZeroDivisionError("division by zero")
+
+
+class JudgeHangs(_Judge):
+    def go_wrong(self) -> Any:
+        released.wait()
+
+
+class JudgeHangsAwaiting(_Judge):
+    def go_wrong(self) -> Any:
+        return asyncio.sleep(1e6)
+
+
+class JudgeReturnsRubbish(_Judge):
+    def go_wrong(self) -> Any:
+        return "good", 7
+
+
+class JudgeExits(_Judge):
+    def go_wrong(self) -> Any:
+        sys.exit(0)
+
+
+class JudgeCannotBeMade(_Judge):
+    def __init__(self, config: Any) -> None:
+        raise RuntimeError("the grader's address is not set")
+
+
+def broken_function() -> str:
+    """A function that should make a model."""
+    time.sleep(0)
+    raise ValueError("the disk was not found")

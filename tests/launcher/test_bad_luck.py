@@ -1,0 +1,296 @@
+"""What goes wrong in the middle of a run: episodes, disks, signals, and what nobody foresaw."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from astuner.run_record import EpisodeEntry, FolderLock, read_episode, read_index, read_metrics, read_summary
+from astuner.task_rollout import pool
+from tests.launcher.conftest import Command
+
+RUN = Path("launcher_record/run")
+ONE_STEP = "trainer_common.total_training_steps=1"
+
+
+@pytest.fixture(autouse=True)
+def _release_what_hangs() -> Iterator[None]:
+    yield
+    for module in [module for name, module in sys.modules.items() if name.endswith("agents")]:
+        if isinstance(getattr(module, "released", None), threading.Event):
+            module.released.set()
+
+
+def episodes(split: str = "train") -> list[EpisodeEntry]:
+    return [entry for entry in read_index(RUN) if entry.split == split]
+
+
+@pytest.mark.parametrize(
+    ("workflow", "kind", "reason"),
+    [
+        ("Raises", "workflow", "RuntimeError: the environment [/bold] broke down (at "),
+        ("HangsAwaiting", "timeout", "longer than rollout.episode_timeout (0.5 s)"),
+        ("HangsBlocking", "timeout", "and was given up; it stood at"),
+        ("SwallowsItsCancellation", "timeout", "longer than rollout.episode_timeout (0.5 s)"),
+        ("ReturnsRubbish", "workflow", "execute must return a WorkflowOutput, got float"),
+        ("RewardIsNan", "workflow", "WorkflowOutput.reward must be a finite number, got nan"),
+        ("LogsRubbish", "workflow", "log_metrics['length'] must be a finite number, got 'short'"),
+        ("Exits", "workflow", "SystemExit: 3 (at "),
+        ("InterruptsItself", "workflow", "KeyboardInterrupt"),
+        ("CancelsItself", "workflow", "CancelledError"),
+        ("AsksTooLong", "context_length", "leaves no room for an answer within rollout.max_model_len"),
+        ("AsksNonsense", "workflow", "message 0 must be a mapping with a role"),
+    ],
+)
+def test_an_episode_that_goes_wrong_is_counted_and_the_step_completes(
+    train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, workflow: str, kind: str, reason: str
+):
+    monkeypatch.setattr(pool, "_GRACE_SECONDS", 0.0)
+    quick = ("rollout.episode_timeout=0.5", "task_judge.timeout=0.5") if kind == "timeout" else ()
+    ended = train(f"rollout.agentscope_workflow='agents->{workflow}'", ONE_STEP, *quick)
+    assert ended.code == 0, ended.out
+    assert "Traceback" not in ended.out
+    assert f"train step 1: 2 of 8 episodes are left out (2 {kind}); the first: " in ended.out
+    assert reason in ended.out
+    assert Counter((entry.status, entry.error_kind) for entry in episodes()) == {("ok", None): 6, ("failed", kind): 2}
+    assert all(entry.reward is None for entry in episodes() if entry.status == "failed")
+    lost = next(entry for entry in episodes() if entry.status == "failed")
+    assert reason in str(read_episode(RUN / lost.path).error)
+    assert read_summary(RUN).episodes.failed == 2
+
+
+@pytest.mark.parametrize(
+    ("judge", "kind", "reason"),
+    [
+        ("JudgeRaises", "judge", "judge JudgeRaises raised ZeroDivisionError: division by zero (at "),
+        ("JudgeHangs", "timeout", "judge JudgeHangs took longer than 0.5 s"),
+        ("JudgeHangsAwaiting", "timeout", "judge JudgeHangsAwaiting took longer than 0.5 s"),
+        ("JudgeReturnsRubbish", "judge", "judge JudgeReturnsRubbish returned is_success=7"),
+        ("JudgeExits", "judge", "judge JudgeExits raised"),
+    ],
+)
+def test_a_judge_that_goes_wrong_costs_its_episode_alone(
+    train: Command, folder: Path, judge: str, kind: str, reason: str
+):
+    ended = train(
+        "rollout.agentscope_workflow='agents->Unscored'",
+        f"task_judge.judge_protocol='agents->{judge}'",
+        "task_judge.timeout=0.5",
+        ONE_STEP,
+    )
+    assert ended.code == 0, ended.out
+    assert f"2 of 8 episodes are left out (2 {kind}); the first: {reason}" in ended.out
+    assert Counter(entry.status for entry in episodes()) == {"ok": 6, "failed": 2}
+
+
+@pytest.mark.parametrize(
+    ("workflow", "reason"),
+    [
+        ("AlwaysRaises", "KeyError: 'answer' (at "),
+        ("NotAsync", "write it as `async def execute"),
+        ("NeedsArguments", "missing 1 required positional argument: 'environment'"),
+        ("Unscored", "no judge is configured: return WorkflowOutput(reward=…) or set task_judge.judge_protocol"),
+    ],
+)
+def test_a_run_whose_every_episode_fails_stops_and_keeps_them(train: Command, folder: Path, workflow: str, reason: str):
+    train(f"rollout.agentscope_workflow='agents->{workflow}'").says("all 8 episodes failed", reason)
+    assert Counter(entry.status for entry in episodes()) == {"failed": 8}
+    if workflow == "AlwaysRaises":
+        assert all(entry.calls == 1 for entry in episodes())
+    assert "error" in (RUN / "run.log").read_text().lower()
+
+
+def test_metadata_of_any_kind_is_recorded(train: Command, folder: Path):
+    ended = train("rollout.agentscope_workflow='agents->StrangeMetadata'", ONE_STEP)
+    assert ended.code == 0, ended.out
+    assert Counter(entry.status for entry in episodes()) == {"ok": 8}
+
+
+def test_a_validation_that_fails_later_does_not_end_a_run_that_learns(train: Command, folder: Path):
+    ended = train("rollout.agentscope_workflow='agents->FailsInValidation'")
+    assert ended.code == 0, ended.out
+    assert (
+        "val step 2: 1 of 1 episodes are left out (1 workflow); the first: RuntimeError: no validation today"
+        in ended.out
+    )
+    assert read_summary(RUN).steps == 2
+    assert (RUN / "model/config.json").exists()
+
+
+def test_no_signal_stops_with_the_reason_and_keeps_the_weights(train: Command, folder: Path):
+    train(
+        "rollout.agentscope_workflow='agents->AlwaysEqual'",
+        "trainer_common.no_signal_patience=1",
+        "trainer_common.stop_on_no_signal=true",
+    ).says("1 steps in a row gave no group with reward variance", "trainer_common.stop_on_no_signal")
+    assert [path.name for path in (RUN / "checkpoints").iterdir()] == ["step_000001"]
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes, as a disk does that is nearly full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_ends_the_run_and_the_same_command_goes_on(train: Command, folder: Path):
+    largest = (folder / "model/model.safetensors").stat().st_size
+    with files_of_at_most(1000):
+        train("trainer_common.save_freq=1").says("cannot write the run record at", "ulimit -f")
+    with files_of_at_most(largest - 1000):
+        train("trainer_common.save_freq=1").says("the checkpoint", "step_000001 could not be written", "MiB are free")
+    assert list((RUN / "checkpoints").iterdir()) == []
+    with files_of_at_most(largest + 1000):
+        train("trainer_common.save_freq=1").says("the checkpoint", "step_000001 could not be written")
+    assert list((RUN / "checkpoints").iterdir()) == []
+    assert train("trainer_common.save_freq=1").code == 0
+    (RUN / "summary.json").unlink()
+    ended = train("trainer_common.save_freq=1")
+    assert ended.code == 0
+    assert "going on from the checkpoint of step 2" in ended.out
+
+
+def test_two_runs_at_once_into_one_folder(train: Command, folder: Path):
+    RUN.parent.mkdir()
+    lock = FolderLock(RUN)
+    try:
+        train().says("is being written by a live run", f"process {os.getpid()}", "--exp-dir")
+    finally:
+        lock.release()
+    assert not RUN.exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "code"),
+    [
+        ("train-000002", "SIGINT", 130),
+        ("train-000002", "SIGTERM", 143),
+        ("train-000002", "SIGHUP", 129),
+        ("val-000001", "SIGINT", 130),
+        ("val-000002", "SIGINT", 130),
+    ],
+)
+def test_a_signal_saves_and_the_same_command_ends_as_if_nothing_had_been(
+    train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, name: str, code: int
+):
+    settings = ("rollout.agentscope_workflow='agents->Signals'", "trainer_common.test_freq=1")
+    whole = train(*settings, "experiment_name=whole")
+    assert whole.code == 0, whole.out
+    monkeypatch.setenv("SIGNAL_AT", where)
+    monkeypatch.setenv("SIGNAL", name)
+    stopped = train(*settings)
+    assert stopped.code == code, stopped.out
+    step = 2 if where == "val-000002" else 1
+    assert f"interrupted: saving step {step}, from which the same command goes on" in stopped.out
+    assert "Traceback" not in stopped.out
+    assert "interrupted" in (RUN / "run.log").read_text()
+    monkeypatch.setenv("SIGNAL_AT", "never")
+    resumed = train(*settings)
+    assert resumed.code == 0, resumed.out
+    assert f"going on from the checkpoint of step {step}" in resumed.out
+    assert _course(RUN) == _course(RUN.with_name("whole"))
+
+
+def _course(folder: Path) -> tuple[list[tuple[int, dict[str, float]]], Counter[tuple[str, int]]]:
+    """Metrics in their order, and the number of episodes of each split and step."""
+    kept = ("reward/mean", "loss/policy", "val/reward", "val/episodes")
+    rows = [(row.step, {k: round(v, 6) for k, v in row.metrics.items() if k in kept}) for row in read_metrics(folder)]
+    return rows, Counter((entry.split, entry.step) for entry in read_index(folder))
+
+
+def test_ctrl_c_in_an_update_lets_the_step_end(train: Command, folder: Path):
+    def interrupt(module: Any, *_: object) -> None:
+        in_an_update = threading.current_thread() is threading.main_thread() and torch.is_grad_enabled()
+        if in_an_update and len(list(read_metrics(RUN))) == 1:
+            for _ in range(5):  # as impatient people do
+                signal.raise_signal(signal.SIGINT)
+
+    hook = torch.nn.modules.module.register_module_forward_hook(interrupt)
+    try:
+        stopped = train("trainer_common.total_training_steps=3")
+    finally:
+        hook.remove()
+    assert stopped.code == 130, stopped.out
+    assert [row.step for row in read_metrics(RUN)] == [1, 2]
+    assert "interrupted: saving step 2" in stopped.out
+    resumed = train("trainer_common.total_training_steps=3")
+    assert "going on from the checkpoint of step 2" in resumed.out
+    assert read_summary(RUN).steps == 3
+
+
+def test_ctrl_c_before_the_first_step(train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SIGNAL_AT", "train-000001")
+    monkeypatch.setenv("SIGNAL", "SIGINT")
+    stopped = train("rollout.agentscope_workflow='agents->Signals'")
+    assert stopped.code == 130
+    assert "no step was done, so there is nothing to go on from" in stopped.out
+
+
+def test_what_nobody_foresaw_is_one_message_and_a_traceback_in_the_log(
+    train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(module: Any, *_: object) -> None:
+        raise ArithmeticError("two and two is five")
+
+    hook = torch.nn.modules.module.register_module_forward_hook(fail)
+    try:
+        ended = train()
+    finally:
+        hook.remove()
+    assert ended.code == 1
+    assert "Traceback" not in ended.out
+    assert "internal error: ArithmeticError: two and two is five (at " in ended.out
+    assert f"its traceback is in {folder / RUN / 'run.log'}" in ended.out
+    log = (RUN / "run.log").read_text()
+    assert "Traceback (most recent call last)" in log
+    assert "two and two is five" in log
+
+
+def test_what_nobody_foresaw_before_there_is_a_record(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("astuner.launcher.launch.load_config", lambda *_: 1 // 0)
+    monkeypatch.setenv("OPENAI_API_KEY", "abcdefgh12345")
+    ended = astuner("--conf", "run.yaml")
+    assert ended.code == 1
+    assert "internal error: ZeroDivisionError" in ended.out
+    (kept,) = folder.glob("astuner-*.log")
+    assert str(kept) in ended.out
+    assert "Traceback" in kept.read_text()
+
+
+def test_memory_that_is_not_enough_is_named(train: Command, folder: Path):
+    def exhaust(module: Any, *_: object) -> None:
+        torch.empty(10**15)
+
+    hook = torch.nn.modules.module.register_module_forward_hook(exhaust)
+    try:
+        train().says("out of memory", "trainer_common.max_tokens_per_micro_batch")
+    finally:
+        hook.remove()
+
+
+def test_a_checkpoint_that_cannot_be_read_is_named(train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SIGNAL_AT", "train-000002")
+    monkeypatch.setenv("SIGNAL", "SIGTERM")
+    assert train("rollout.agentscope_workflow='agents->Signals'").code == 143
+    state = RUN / "checkpoints/step_000001/trainer.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    train("rollout.agentscope_workflow='agents->Signals'").says(
+        "step_000001 cannot be read", "remove that folder", "trainer_common.resume: false"
+    )
