@@ -16,10 +16,7 @@ from astuner.backbone.local.policy import Policy
 from astuner.errors import RecordError
 from astuner.model_tuner import ChatCodec, first_line
 
-WRITE_ERRORS = (
-    OSError,
-    RuntimeError,
-)
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 """What a full disk makes PyTorch and safetensors raise."""
 
 _STATE = "trainer.pt"

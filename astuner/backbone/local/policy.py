@@ -97,6 +97,11 @@ class Policy:
         """The most positions that the model knows."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or 1_000_000)
 
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
     def trainable(self) -> list[torch.nn.Parameter]:
         """Return the parameters that an optimiser should move."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
