@@ -22,4 +22,4 @@ problems = [
     }.items()
     if wrong
 ]
-sys.exit("; ".join(problems))
+sys.exit("; ".join(problems) or 0)
