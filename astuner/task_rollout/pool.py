@@ -7,6 +7,7 @@ other episode, and one that never comes back costs its thread and nothing else.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sys
 import threading
@@ -88,7 +89,10 @@ class EpisodePool(Generic[T]):
             yield job.index, result
 
     def close(self) -> None:
-        """Let idle workers end; those still busy are daemons and end with the process."""
+        """Forget the jobs that wait, and let idle workers end; busy ones are daemons and end with the process."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
         self._threads.clear()

@@ -159,10 +159,12 @@ class TellsSecrets(Agent):
 
 
 class Signals(Agent):
-    """Sends the process a signal in the episodes whose id begins as the environment says."""
+    """Sends the process one signal, in the first episode whose id begins as the environment says."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        if workflow_task.episode_id.startswith(os.environ.get("SIGNAL_AT", "never")):
+        is_the_time = workflow_task.episode_id.startswith(os.environ.get("SIGNAL_AT", "never"))
+        # Only one: those of episodes that start late would reach whoever runs after the command.
+        if is_the_time and os.environ.pop("SIGNAL_AT", None):
             os.kill(os.getpid(), signal.Signals[os.environ["SIGNAL"]])
         return await super().execute(workflow_task, model_tuner)
 

@@ -130,3 +130,16 @@ def test_seeds_depend_on_run_step_task_and_repeat(tokenizer: Any):
     rolling.run(request())
     assert len(seeds) == 4 * 10
     rolling.close()
+
+
+def test_what_waits_when_a_batch_is_interrupted_is_never_begun(tokenizer: Any):
+    def interrupt(_: Episode) -> None:
+        raise KeyboardInterrupt
+
+    rolling = rollout(tokenizer, Blocking, workers=1, on_episode=interrupt)
+    most_at_once.clear()
+    with pytest.raises(KeyboardInterrupt):
+        rolling.run(request())
+    rolling.close()
+    time.sleep(0.3)  # ten episodes take 0.5 s, one after the other
+    assert len(most_at_once) <= 2 * 2  # an entry at the beginning of an episode and one at its end
