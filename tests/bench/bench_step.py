@@ -6,7 +6,7 @@ process of its own, with PyTorch's default threads; their steps alternate. That 
 fresh processes, which also gives several times to the first reward (from the start of the process, imports and
 all). The last round's peak memory is the largest that any round had.
 
-Prints one line of JSON: medians over all rounds, in seconds, and resident memory in MiB (10^20 bytes).
+Prints one line of JSON: medians over all rounds, in seconds, and resident memory in MiB (2^20 bytes).
 
     pip install -e ".[bench]"
     python tests/bench/bench_step.py [--prompts 8] [--group 8] [--tokens 64] [--rounds 3] [--steps 5] [--warm-up 2]

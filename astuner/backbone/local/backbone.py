@@ -19,7 +19,6 @@ from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.reinforce import ReinforcementLoop
 from astuner.backbone.local.session import Session
 from astuner.backbone.local.supervised import SupervisedLoop
-from astuner.backbone.local.threads import threads_for
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError, RecordError
 from astuner.model_tuner import ChatCodec, first_line
@@ -86,8 +85,7 @@ def _session(context: RunContext) -> Iterator[Session]:
         policy = Policy(config.model, context.ingredients.model_path, choose_device(config.trainer_common.device))
         session = Session(context, policy, RunState())
         try:
-            with threads_for(policy.parameters, policy.device):
-                yield session
+            yield session
         finally:
             session.close()
 

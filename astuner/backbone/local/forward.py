@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.backbone.local.algorithms import entropy_from_logits
+from astuner.backbone.local.algorithms import entropy_from_logprobs
 from astuner.backbone.local.shared_prefix import common_prefix, logits_of_shared
 
 
@@ -31,9 +31,12 @@ def token_logprobs(model: Any, token_ids: Tensor, wanted: Tensor, temperature: f
         logits = logits / temperature
     targets = torch.zeros(len(logits), dtype=token_ids.dtype, device=token_ids.device)
     targets[index] = token_ids[:, first:]
-    chosen = torch.log_softmax(logits, dim=-1).gather(-1, targets[:, None])[:, 0]
+    logprobs = torch.log_softmax(logits, dim=-1)
+    chosen = logprobs.gather(-1, targets[:, None])[:, 0]
     pad = (first, 0)
-    return torch.nn.functional.pad(chosen[index], pad), torch.nn.functional.pad(entropy_from_logits(logits)[index], pad)
+    return torch.nn.functional.pad(chosen[index], pad), torch.nn.functional.pad(
+        entropy_from_logprobs(logprobs)[index], pad
+    )
 
 
 def _logits(model: Any, token_ids: Tensor, first: int) -> tuple[Tensor, Tensor]:

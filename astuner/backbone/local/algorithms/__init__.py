@@ -20,7 +20,7 @@ from astuner.backbone.local.algorithms.advantages import (
     leave_one_out_advantages,
 )
 from astuner.backbone.local.algorithms.aggregate import LossAggMode, sample_scales, token_weights
-from astuner.backbone.local.algorithms.entropy import entropy_from_logits
+from astuner.backbone.local.algorithms.entropy import entropy_from_logprobs
 from astuner.backbone.local.algorithms.kl import token_kl
 from astuner.backbone.local.algorithms.loss_metrics import LossMetrics
 from astuner.backbone.local.algorithms.policy_loss import (
@@ -57,7 +57,7 @@ __all__ = [
     "clipped_surrogate_loss",
     "clipped_weight_loss",
     "cross_entropy_losses",
-    "entropy_from_logits",
+    "entropy_from_logprobs",
     "episode_sums",
     "group_relative_advantages",
     "has_signal",

@@ -5,21 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# At a time, so that what is in between stays in a processor's cache, and takes little of a GPU's memory.
+_CHUNK_ELEMENTS = 1 << 20
+
 
 @torch.no_grad()
-def entropy_from_logits(logits: Tensor, chunk_tokens: int = 1024) -> Tensor:
-    """Return the entropy of softmax(logits) in nats, in float32.
+def entropy_from_logprobs(logprobs: Tensor) -> Tensor:
+    """Return the entropy of distributions in nats.
 
     Args:
-        logits: [..., V] float of any precision; -inf stands for an impossible token.
-        chunk_tokens: tokens computed at a time, so that float32 copies take chunk_tokens × V × 8 bytes.
+        logprobs: [..., V] float, log-probabilities; -inf stands for an impossible token.
 
     Returns:
-        [...] float32, without gradient.
+        [...] of the same type, without gradient.
     """
-    rows = logits.reshape(-1, logits.shape[-1])
-    chunks = [
-        torch.special.entr(torch.softmax(chunk.float(), dim=-1)).sum(dim=-1)
-        for chunk in torch.split(rows, chunk_tokens)
-    ]
-    return torch.cat(chunks).view(logits.shape[:-1])
+    rows = logprobs.reshape(-1, logprobs.shape[-1])
+    # The lowest number in the place of -inf: its probability is 0 too, and 0 times it is 0.
+    finite = (chunk.clamp_min(torch.finfo(chunk.dtype).min) for chunk in rows.split(_chunk_tokens(rows)))
+    return torch.cat([-(chunk.exp() * chunk).sum(dim=-1) for chunk in finite]).view(logprobs.shape[:-1])
+
+
+def _chunk_tokens(rows: Tensor) -> int:
+    return max(_CHUNK_ELEMENTS // rows.shape[-1], 1)

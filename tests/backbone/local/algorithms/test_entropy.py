@@ -5,22 +5,21 @@ import math
 import pytest
 import torch
 
-from astuner.backbone.local.algorithms import entropy_from_logits
+from astuner.backbone.local.algorithms import entropy, entropy_from_logprobs
 
 
 def test_hand_worked():
     # Uniform over 4; (1/2, 1/4, 1/4): 1.5 log 2; certain.
-    logits = torch.tensor([[0.0, 0.0, 0.0, 0.0], [2.0, 1.0, 1.0, -math.inf], [0.0, -math.inf, -math.inf, -math.inf]])
-    logits[1, 0] = 1.0 + math.log(2)
+    chances = torch.tensor([[0.25, 0.25, 0.25, 0.25], [0.5, 0.25, 0.25, 0.0], [1.0, 0.0, 0.0, 0.0]])
     expected = [math.log(4), 1.5 * math.log(2), 0.0]
-    assert entropy_from_logits(logits).tolist() == pytest.approx(expected)
+    assert entropy_from_logprobs(chances.log()).tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_change_nothing(dtype):
-    logits = torch.randn(3, 5, 11).to(dtype).requires_grad_()
-    expected = torch.distributions.Categorical(logits=logits.detach().float()).entropy()
-    for chunk in (1, 4, 1000):
-        entropy = entropy_from_logits(logits, chunk_tokens=chunk)
-        assert not entropy.requires_grad
-        torch.testing.assert_close(entropy, expected)
+def test_chunks_change_nothing(monkeypatch):
+    logprobs = torch.randn(3, 5, 11).log_softmax(dim=-1).requires_grad_()
+    expected = torch.distributions.Categorical(logits=logprobs.detach()).entropy()
+    for elements in (1, 4 * 11, 1000):
+        monkeypatch.setattr(entropy, "_CHUNK_ELEMENTS", elements)
+        result = entropy_from_logprobs(logprobs)
+        assert not result.requires_grad
+        torch.testing.assert_close(result, expected)
