@@ -21,9 +21,6 @@ def entropy_from_logprobs(logprobs: Tensor) -> Tensor:
     """
     rows = logprobs.reshape(-1, logprobs.shape[-1])
     # The lowest number in the place of -inf: its probability is 0 too, and 0 times it is 0.
-    finite = (chunk.clamp_min(torch.finfo(chunk.dtype).min) for chunk in rows.split(_chunk_tokens(rows)))
+    chunks = torch.split(rows, max(_CHUNK_ELEMENTS // rows.shape[-1], 1))
+    finite = (chunk.clamp_min(torch.finfo(chunk.dtype).min) for chunk in chunks)
     return torch.cat([-(chunk.exp() * chunk).sum(dim=-1) for chunk in finite]).view(logprobs.shape[:-1])
-
-
-def _chunk_tokens(rows: Tensor) -> int:
-    return max(_CHUNK_ELEMENTS // rows.shape[-1], 1)
