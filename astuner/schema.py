@@ -79,8 +79,12 @@ class WorkflowOutput:
     def __post_init__(self) -> None:
         if self.reward is not None:
             self.reward = checked_reward(self.reward, "WorkflowOutput.reward")
-        if self.is_success is not None and not isinstance(self.is_success, bool):
+        # numpy and torch scalars have `item`; a success of theirs is welcome.
+        given: Any = self.is_success
+        success = given.item() if hasattr(given, "item") else given
+        if success is not None and not isinstance(success, bool):
             raise WorkflowError(f"WorkflowOutput.is_success must be True, False or None, got {self.is_success!r}")
+        self.is_success = success
         for name in ("metadata", "log_metrics"):
             if not isinstance(getattr(self, name), dict):
                 raise WorkflowError(f"WorkflowOutput.{name} must be a dict, got {getattr(self, name)!r}")

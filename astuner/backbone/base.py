@@ -82,8 +82,7 @@ class Backbone(Protocol):
 @dataclass(frozen=True)
 class _Home:
     path: str
-    needs: tuple[str, ...] = ()
-    extra: str = ""
+    needs: tuple[str, ...]
 
 
 _BACKBONES = {"local": _Home("astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"))}
@@ -105,9 +104,8 @@ def load_backbone(name: str) -> Backbone:
     home = _BACKBONES[name]
     missing = [package for package in home.needs if not _is_installed(package)]
     if missing:
-        target = f'"astuner[{home.extra}]"' if home.extra else "astuner"
         raise BackboneError(
-            f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: pip install {target}"
+            f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: pip install astuner"
         )
     module, _, class_name = home.path.partition("->")
     with _collector_at_rest():

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from astuner.config.keys import KeyPath, parts, schema, value_at
+from astuner.config.keys import is_changed, parts, value_at
 from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig
 
 GROUP_ALGORITHMS = ("grpo", "dr_grpo", "dapo", "rloo", "gspo", "cispo")
 """Algorithms that compare the episodes of one task with each other."""
 
-_KL_LOSS = ("astuner.trainer_common.kl_loss_coef", "astuner.trainer_common.kl_loss_type")
 _ALGORITHM = "astuner.trainer_common.algorithm"
-_KL_REWARD = (f"{_ALGORITHM}.kl_coef", f"{_ALGORITHM}.kl_penalty")
-_POLICY_GRADIENT = tuple(
-    f"{_ALGORITHM}.{name}"
-    for name in ("clip_ratio_low", "clip_ratio_high", "norm_adv_by_std", "use_kl_in_reward", "overlong_buffer_length")
+_REINFORCEMENT_ONLY = (
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "norm_adv_by_std",
+    "use_kl_in_reward",
+    "overlong_buffer_length",
 )
 
 
@@ -28,6 +29,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
     """Everything that is missing, or that contradicts something else."""
     yield from _missing(config.astuner)
     yield from _contradictions(config.astuner)
+    yield from _unused_by_algorithm(config)
 
 
 def _missing(run: AstunerConfig) -> Iterator[Problem]:
@@ -81,25 +83,23 @@ def _contradictions(run: AstunerConfig) -> Iterator[Problem]:
         )
 
 
-def without_effect(config: RunConfig) -> Iterator[str]:
-    """Notices about keys that were set and mean nothing beside the value of another key."""
-    trainer = config.astuner.trainer_common
-    if not trainer.use_kl_loss:
-        yield from _idle(config, _KL_LOSS, "while use_kl_loss is false")
-    if not trainer.algorithm.use_kl_in_reward:
-        yield from _idle(config, _KL_REWARD, "while algorithm.use_kl_in_reward is false")
-    if trainer.algorithm.adv_estimator == "sft":
-        yield from _idle(config, _POLICY_GRADIENT, "for sft")
+def _unused_by_algorithm(config: RunConfig) -> Iterator[Problem]:
+    name = config.astuner.trainer_common.algorithm.adv_estimator
+    unused: dict[str, str] = {}
+    if name == "sft":
+        reason = "it learns from transcripts and has no rewards, advantages or probability ratios"
+        unused = dict.fromkeys(_REINFORCEMENT_ONLY, reason)
     else:
-        yield from _idle(config, (f"{_ALGORITHM}.prompt_loss_weight",), "except for sft")
-
-
-def _idle(config: RunConfig, keys: tuple[str, ...], when: str) -> Iterator[str]:
-    changed = [key for key in keys if is_changed(config, parts(key))]
-    if changed:
-        yield f"no effect {when}: {', '.join(changed)}"
-
-
-def is_changed(config: RunConfig, key: KeyPath) -> bool:
-    """Whether a key has another value than its default."""
-    return value_at(config, key) != schema().keys[key].default
+        unused["prompt_loss_weight"] = "it trains only what the model itself sampled; sft uses this key"
+    if name == "rloo":
+        reason = "its loss is REINFORCE's, which has no ratio to clip; dr_grpo has one"
+        unused |= dict.fromkeys(("clip_ratio_low", "clip_ratio_high"), reason)
+    for key, reason in unused.items():
+        path = parts(f"{_ALGORITHM}.{key}")
+        if is_changed(config, path):
+            yield _problem(
+                f"{_ALGORITHM}.{key} is {value_at(config, path)}, and algorithm {name} has no use for it: {reason}. "
+                "Remove the key or choose another algorithm",
+                f"{_ALGORITHM}.{key}",
+                f"{_ALGORITHM}.adv_estimator",
+            )

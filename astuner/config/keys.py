@@ -109,6 +109,11 @@ def value_at(config: RunConfig, path: KeyPath) -> object:
     return value
 
 
+def is_changed(config: RunConfig, path: KeyPath) -> bool:
+    """Whether a key of the schema has another value than its default."""
+    return value_at(config, path) != schema().keys[path].default
+
+
 def nearest_key(path: KeyPath) -> str | None:
     """The valid key that was probably meant, or None.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from astuner.config.aliases import WITHOUT_EFFECT, canonical_values
 from astuner.config.composition import compose_files, origin_of
-from astuner.config.consistency import inconsistencies, without_effect
+from astuner.config.consistency import inconsistencies
+from astuner.config.idle import without_effect
 from astuner.config.keys import KeyPath, parts
 from astuner.config.problems import Problem, broken_keys, raise_problems
 from astuner.config.root import RunConfig

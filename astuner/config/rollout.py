@@ -88,7 +88,7 @@ class RolloutConfig(Section):
     episode_timeout: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that one episode may take, judge apart; a slower one fails and is counted."""
     max_retries: Annotated[int, Field(ge=0)] = 0
-    """How often an episode that failed is run again."""
+    """How often an episode that failed is run again; each attempt is recorded and counted."""
     gamma: Probability = 1.0
     """Discount of the reward over the steps of an episode; only 1.0, no discount, is offered."""
     compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = Field(default=["nonsense"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from astuner.config.consistency import is_changed
-from astuner.config.keys import dotted, parts, schema, value_at
+from astuner.config.keys import dotted, is_changed, parts, schema, value_at
 from astuner.config.problems import Problem
 from astuner.config.root import BackboneName, RunConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -13,7 +13,7 @@ from loguru import logger
 from astuner.errors import AgentMadness, CallLimitError, ContextLengthError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
-from astuner.model_tuner.history import History
+from astuner.model_tuner.history import History, Prompt
 from astuner.model_tuner.madness import signs_of_madness
 from astuner.model_tuner.messages import normalise, tools_hash
 from astuner.schema import Completion, LlmCall, SamplingParams
@@ -136,26 +136,32 @@ class ModelTuner:
         completion = await self._engine.generate(prompt.token_ids, params)
         usable = None if tool_choice == "none" else offered
         parsed = self._codec.parse(completion.token_ids, prompt.token_ids, usable)
-        reply = as_message(parsed)
-        call = LlmCall(
+        said = (*conversation, as_message(parsed))
+        call = replace(
+            self._call(prompt, completion),
+            sampling=params,
+            agent_name=agent_name,
+            tools_hash=hashed,
+            messages=said,
+            start_time=started,
+        )
+        self._history.add(call, list(said))
+        self._watch(completion, parsed)
+        return ChatAnswer(parsed, call)
+
+    def _call(self, prompt: Prompt, completion: Completion) -> LlmCall:
+        """Return the record of a call that has just ended."""
+        return LlmCall(
             call_id=f"{self._episode_id}/{len(self._history.calls)}",
             episode_id=self._episode_id,
             prompt_ids=prompt.token_ids,
             completion_ids=completion.token_ids,
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
-            sampling=params,
             policy_version=completion.policy_version,
-            agent_name=agent_name,
-            tools_hash=hashed,
-            messages=(*conversation, reply),
             fork_cause=prompt.fork_cause,
-            start_time=started,
             end_time=time.time(),
         )
-        self._history.add(call, [*conversation, reply])
-        self._watch(completion, parsed)
-        return ChatAnswer(parsed, call)
 
     def _refuse_too_many_calls(self) -> None:
         if self._started >= self._settings.max_calls:

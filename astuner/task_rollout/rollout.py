@@ -6,13 +6,13 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from loguru import logger
 
-from astuner.model_tuner import CallSettings
-from astuner.schema import Episode, Task, WorkflowTask
+from astuner.model_tuner import CallSettings, ModelTuner
+from astuner.schema import Episode, LlmCall, Task, WorkflowTask
 from astuner.task_rollout.pool import EpisodePool, Stuck
 from astuner.task_runner import TaskRunner, own_frame
 
@@ -62,38 +62,42 @@ class TaskRollout:
         self._pool = EpisodePool(self.workers, self.runner.episode_timeout + self.runner.judge_timeout)
 
     def run(self, request: BatchRequest) -> list[Episode]:
-        """Return the episodes, by task and then repeat; failed ones are among them, with their reason."""
+        """Return the episodes, by task and then repeat; failed ones are among them, with their reason.
+
+        An episode that was run again is preceded by its failed attempts.
+        """
         planned = [_episode_task(request, task, repeat) for task in request.tasks for repeat in range(request.repeats)]
-        finished: dict[int, Episode] = {}
+        attempts: list[list[Episode]] = [[] for _ in planned]
         to_run = list(range(len(planned)))
         for attempt in range(self.max_retries + 1):
-            if attempt:
-                planned = [_again(task, attempt) if i in set(to_run) else task for i, task in enumerate(planned)]
             last = attempt == self.max_retries
-            for place, episode in self._attempt([planned[i] for i in to_run], request.settings):
-                index = to_run[place]
-                finished[index] = episode
+            for place, episode in self._attempt([_again(planned[i], attempt) for i in to_run], request.settings):
+                attempts[to_run[place]].append(episode)
                 if last or episode.status != "failed":
                     self.on_episode(episode)
-            to_run = [i for i in to_run if finished[i].status == "failed"]
+            to_run = [i for i in to_run if attempts[i][-1].status == "failed"]
             if not to_run:
                 break
             if not last:
                 logger.warning("running {} failed episodes again (attempt {})", len(to_run), attempt + 2)
-        episodes = [finished[index] for index in range(len(planned))]
-        _report_failures(episodes, request)
-        return episodes
+        _report_failures([tried[-1] for tried in attempts], request)
+        return [episode for tried in attempts for episode in tried]
 
     def close(self) -> None:
         """End the worker threads."""
         self._pool.close()
 
     def _attempt(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
-        def maker(task: WorkflowTask) -> Callable[[], Coroutine[object, object, Episode]]:
-            return lambda: self.runner.run(task, settings)
+        tuners = [self.runner.tuner(task, settings) for task in tasks]
 
-        for index, result in self._pool.run([maker(task) for task in tasks]):
-            yield index, _stuck_episode(tasks[index], result) if isinstance(result, Stuck) else result
+        def maker(task: WorkflowTask, tuner: ModelTuner) -> Callable[[], Coroutine[object, object, Episode]]:
+            return lambda: self.runner.run(task, tuner)
+
+        for index, result in self._pool.run(list(map(maker, tasks, tuners))):
+            if isinstance(result, Stuck):
+                yield index, _stuck_episode(tasks[index], tuners[index].calls, result)
+            else:
+                yield index, result
 
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:
@@ -113,16 +117,13 @@ def _episode_task(request: BatchRequest, task: Task, repeat: int) -> WorkflowTas
 
 
 def _again(task: WorkflowTask, attempt: int) -> WorkflowTask:
-    return WorkflowTask(
-        task=task.task,
-        episode_id=f"{task.episode_id.split('#')[0]}#{attempt + 1}",
-        repeat_index=task.repeat_index,
-        seed=task.seed + attempt,
-        is_validation=task.is_validation,
-    )
+    """Return the task for its 0-based `attempt`: beyond the first, an episode with id and draws of its own."""
+    if attempt == 0:
+        return task
+    return replace(task, episode_id=f"{task.episode_id}#{attempt + 1}", seed=task.seed + attempt)
 
 
-def _stuck_episode(task: WorkflowTask, stuck: Stuck) -> Episode:
+def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: Stuck) -> Episode:
     now = time.time()
     return Episode(
         episode_id=task.episode_id,
@@ -131,6 +132,7 @@ def _stuck_episode(task: WorkflowTask, stuck: Stuck) -> Episode:
         status="failed",
         reward=None,
         is_success=None,
+        calls=calls,
         error_kind="timeout",
         error=f"the episode blocked its thread for {stuck.seconds:.0f} s and was given up{_place(stuck)}",
         start_time=now - stuck.seconds,

@@ -44,12 +44,15 @@ class TaskRunner:
     max_samples: int = 30
     madness_reward: float = -1.0
 
-    async def run(self, workflow_task: WorkflowTask, settings: CallSettings) -> Episode:
-        """Run one episode to its end; never raises for anything that the workflow or the judge does."""
-        started = time.time()
-        tuner = ModelTuner(
+    def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
+        """Return the model for one episode, which records its calls."""
+        return ModelTuner(
             self.engine, self.codec, settings, episode_id=workflow_task.episode_id, seed=workflow_task.seed
         )
+
+    async def run(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> Episode:
+        """Run one episode to its end; never raises for anything that the workflow or the judge does."""
+        started = time.time()
         episode = Episode(
             episode_id=workflow_task.episode_id,
             task=workflow_task.task,

@@ -89,6 +89,7 @@ def test_the_appendix_of_spec_3_loads() -> None:
         "write 'customized_protocol'",
         "astuner.execute_test is accepted for older files and does nothing",
         "astuner.execute_testing_lambda is accepted for older files and does nothing",
+        "astuner.task_judge.rubrics_auto_grader.dataset_file.training.file_path",
     ]
 
 

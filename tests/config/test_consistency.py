@@ -38,7 +38,6 @@ def test_what_does_not_fit_is_said(write: Write, minimal: str, overrides: list[s
         ["astuner.trainer_common.mini_batch_num=128"],
         ["astuner.rollout.num_repeat=2"],
         ["astuner.rollout.num_repeat=1", "astuner.trainer_common.algorithm=reinforce++"],
-        ["astuner.rollout.num_repeat=1", "astuner.trainer_common.algorithm=sft"],
         ["~astuner.rollout.agentscope_workflow", "astuner.trainer_common.algorithm=sft"],
         ["astuner.task_reader.type=dataset_file", "astuner.task_reader.dataset_file.training.file_path=a.jsonl"],
     ],
@@ -63,13 +62,50 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
         (["trainer_common.algorithm.kl_coef=0.1", "trainer_common.algorithm.kl_penalty=k2"],
          "no effect while algorithm.use_kl_in_reward is false: astuner.trainer_common.algorithm.kl_coef, "
          "astuner.trainer_common.algorithm.kl_penalty"),
-        (["trainer_common.algorithm=sft", "trainer_common.algorithm.clip_ratio_low=0.1"],
-         "no effect for sft: astuner.trainer_common.algorithm.clip_ratio_low"),
-        (["trainer_common.algorithm.prompt_loss_weight=0.1"],
-         "no effect except for sft: astuner.trainer_common.algorithm.prompt_loss_weight"),
+        (["model.lora.alpha=8"], "no effect while model.lora.rank is 0: astuner.model.lora.alpha"),
+        (["rollout.val_kwargs.temperature=1.0"],
+         "no effect while rollout.val_kwargs.do_sample is false (validation is greedy): "
+         "astuner.rollout.val_kwargs.temperature"),
+        (["task_reader.dataset_file.training.file_path=a.jsonl", "task_reader.type=huggingface_dat_repo"],
+         "no effect unless task_reader.type is dataset_file: astuner.task_reader.dataset_file.training.file_path"),
+        (["task_judge.rubrics_auto_grader.language=zh"],
+         "no effect unless task_judge.judge_type is rubrics_auto_grader: "
+         "astuner.task_judge.rubrics_auto_grader.language"),
+        (["task_judge.alien_llm_response_length=5"],
+         "no effect as no judge of this version asks another model: astuner.task_judge.alien_llm_response_length"),
     ],
 )  # fmt: skip
 def test_keys_that_mean_nothing_beside_another_are_noticed(
     write: Write, minimal: str, overrides: list[str], notice: str
 ) -> None:
     assert load_config(write(minimal), [f"astuner.{line}" for line in overrides]).notices == (notice,)
+
+
+def test_sft_names_the_keys_that_only_rollouts_use(write: Write, minimal: str) -> None:
+    overrides = ["trainer_common.algorithm=sft", "rollout.num_repeat=1", "rollout.max_model_len=5000"]
+    (notice,) = load_config(write(minimal), [f"astuner.{line}" for line in overrides]).notices
+    assert notice.startswith("no effect for sft: ")
+    assert "astuner.rollout.num_repeat" in notice
+    assert "max_model_len" not in notice
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "value"),
+    [
+        ("sft", "clip_ratio_low", "0.2"),
+        ("sft", "clip_ratio_high", "0.2"),
+        ("sft", "norm_adv_by_std", "false"),
+        ("sft", "use_kl_in_reward", "true"),
+        ("sft", "overlong_buffer_length", "5"),
+        ("grpo", "prompt_loss_weight", "0.1"),
+        ("rloo", "clip_ratio_low", "0.2"),
+        ("rloo", "clip_ratio_high", "0.2"),
+    ],
+)
+def test_a_key_that_the_algorithm_has_no_use_for_is_refused(
+    write: Write, minimal: str, algorithm: str, key: str, value: str
+) -> None:
+    prefix = "astuner.trainer_common.algorithm"
+    said = rf"^command line: {prefix}\.{key} is .*, and algorithm {algorithm} has no use for it: .*Remove the key"
+    with pytest.raises(ConfigError, match=said):
+        load_config(write(minimal), [f"{prefix}={algorithm}", f"{prefix}.{key}={value}"])

@@ -119,7 +119,11 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     run.setdefault("task_judge", {})["judge_type"] = "customized_protocol"
     run.pop("context_tracker", None)
     trainer["mini_batch_num"] = 1
-    trainer.setdefault("algorithm", {})["task_norm_patch"] = False
+    algorithm = trainer.setdefault("algorithm", {})
+    algorithm["task_norm_patch"] = False
+    algorithm.pop("prompt_loss_weight", None)
+    if algorithm.get("adv_estimator") in ("sft", "rloo"):
+        algorithm["adv_estimator"] = "gspo"
     rollout["agentscope_workflow"] = rollout.get("agentscope_workflow") or "flow->Flow"
     rollout.update(use_agentscope_protocol=True, gamma=1.0, name="auto")
     rollout["num_repeat"] = max(2, rollout.get("num_repeat", 2))

@@ -190,7 +190,7 @@ def assert_it_scores(workflow: type[Workflow], codec: ChatCodec) -> None:
     runner = TaskRunner(workflow, MathAnswerAsJudge(TaskJudgeConfig()), engine, codec)
     task = WorkflowTask(Task("1", "What is 2 + 2?", metadata={"answer": "4"}), "page-1")
     settings = CallSettings(max_model_len=8192, max_prompt_length=8192, max_response_length=8192)
-    episode = asyncio.run(runner.run(task, settings))
+    episode = asyncio.run(runner.run(task, runner.tuner(task, settings)))
     assert episode.status == "ok", episode.error
 
 

@@ -133,7 +133,7 @@ def test_no_signal_stops_with_the_reason_and_keeps_the_weights(train: Command, f
         "rollout.agentscope_workflow='agents->AlwaysEqual'",
         "trainer_common.no_signal_patience=1",
         "trainer_common.stop_on_no_signal=true",
-    ).says("1 steps in a row gave no group with reward variance", "trainer_common.stop_on_no_signal")
+    ).says("1 steps in a row had no rewards that differ", "trainer_common.stop_on_no_signal")
     assert [path.name for path in (RUN / "checkpoints").iterdir()] == ["step_000001"]
 
 

@@ -88,7 +88,7 @@ def run(tokenizer: Any, workflow: type[Workflow], answer: str = "three<|im_end|>
     judge = changes.pop("judge", LengthJudge(TaskJudgeConfig()))
     settings = CallSettings(max_tokens=2000, **changes.pop("settings", {}))
     runner = TaskRunner(workflow, judge, engine, ChatCodec(tokenizer, "qwen3"), **{"episode_timeout": 5.0, **changes})
-    return asyncio.run(runner.run(TASK, settings))
+    return asyncio.run(runner.run(TASK, runner.tuner(TASK, settings)))
 
 
 def test_a_workflow_without_reward_is_judged(tokenizer: Any):

@@ -37,7 +37,7 @@ def run(tokenizer: Any, answers: list[str]) -> tuple[Episode, list[str]]:
     runner = TaskRunner(MathAgentWorkflow, judge, engine, ChatCodec(tokenizer, "qwen3"))
     task = WorkflowTask(Task("t", "What is 6 * 7?", metadata={"answer": "42"}), "train-000001-t-0")
     settings = CallSettings(max_model_len=8192, max_response_length=8192)
-    return asyncio.run(runner.run(task, settings)), prompts
+    return asyncio.run(runner.run(task, runner.tuner(task, settings))), prompts
 
 
 def test_the_agent_runs_python_and_is_judged(tokenizer: Any):

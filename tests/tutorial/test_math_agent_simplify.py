@@ -22,7 +22,8 @@ async def run(answers: Sequence[str], tokenizer: Any) -> Episode:
     engine = ScriptedEngine(lambda prompt, params: left.pop(0), max_model_len=8192)
     runner = TaskRunner(MathToolWorkflow, None, engine, ChatCodec(tokenizer))
     task = WorkflowTask(Task("1", "What is 19 + 23?", metadata={"answer": "We add. #### 42"}), "train-000001-1-0")
-    return await runner.run(task, CallSettings(max_model_len=8192, max_response_length=8192))
+    settings = CallSettings(max_model_len=8192, max_response_length=8192)
+    return await runner.run(task, runner.tuner(task, settings))
 
 
 async def test_the_tool_is_run_and_the_answer_scored(tokenizer: Any):

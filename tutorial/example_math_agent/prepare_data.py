@@ -5,6 +5,7 @@ its `file_path`s name the two functions below.
 """
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -45,9 +46,9 @@ def validation_file() -> Path:
 
 def _write(name: str, tasks: list[dict[str, str]]) -> Path:
     FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / name
-    path.write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    return path
+    path, unfinished = FOLDER / name, FOLDER / f"{name}.{os.getpid()}"
+    unfinished.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return unfinished.replace(path)  # at once: another run may be reading it
 
 
 if __name__ == "__main__":

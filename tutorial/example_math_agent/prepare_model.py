@@ -6,13 +6,16 @@ the rest to reinforcement learning. The result lies in the user's cache folder, 
 with this recipe.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import random
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from loguru import logger
 
 from astuner import AstunerJob
@@ -45,8 +48,10 @@ def tiny_model() -> Path:
     """Return the folder of the starting model, after making it if it is not there yet."""
     recipe = Recipe()
     folder = _cache_folder() / f"math_agent_tiny_{_fingerprint(recipe)}"
-    if not (folder / "model" / "config.json").exists():
-        _make(recipe, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(folder):
+        if not (folder / "model" / "config.json").exists():
+            _make(recipe, folder)
     return folder / "model"
 
 
@@ -71,6 +76,20 @@ def transcript(rng: random.Random, avoid: set[str], tools: list[dict]) -> dict:
     return {"messages": messages, "tools": tools}
 
 
+@contextlib.contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("waiting for another run, which is making the starting model")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _tools() -> list[dict]:
     from agentscope.tool import Toolkit, execute_python_code
 
@@ -81,7 +100,6 @@ def _tools() -> list[dict]:
 
 def _make(recipe: Recipe, folder: Path) -> None:
     logger.info("making the starting model, which takes some minutes once; it is kept in {}", folder)
-    folder.mkdir(parents=True, exist_ok=True)
     rng = random.Random(recipe.seed)
     training, validation = make_splits()
     avoid = {task["question"] for task in (*training, *validation)}

@@ -71,8 +71,7 @@ class LocalBackbone:
         return episodes
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
-        """Estimate from shapes; a key that the algorithm has no use for is found here too."""
-        resolve(config.trainer_common.algorithm)
+        """Estimate from shapes."""
         return estimate_memory(config, model_path)
 
 

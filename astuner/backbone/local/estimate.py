@@ -56,6 +56,8 @@ def estimate_memory(config: AstunerConfig, model_path: str) -> MemoryEstimate:
         head_dim = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
         cached = config.rollout.max_num_seqs * config.rollout.max_model_len
         parts["engine: weights"] = parameters * width
+        if config.model.lora.rank:
+            parts["adapters merged, on their way to the engine"] = parameters * width
         parts["engine: key-value cache, at most"] = cached * layers * heads * head_dim * 2 * width
     return MemoryEstimate(parameters, trained, parts, _available(device))
 

@@ -70,7 +70,7 @@ class ReinforcementLoop(TrainingLoop):
             self._record(number, episodes, usable, result)
             metrics["time/step"] = time.time() - began
             session.context.record.log_metrics(number, metrics)
-        self._watch_signal(result.moved)
+        self._watch_signal(result.moved, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
 
     def _learn(self, usable: list[Episode], number: int) -> UpdateResult:
@@ -91,7 +91,7 @@ class ReinforcementLoop(TrainingLoop):
                 step, "train", episode, advantages.get(episode.episode_id), tokens_of([episode])
             )
 
-    def _watch_signal(self, moved: bool) -> None:
+    def _watch_signal(self, moved: bool, *, any_usable: bool) -> None:
         """Say aloud, or stop, when nothing can be learned.
 
         Raises:
@@ -103,11 +103,12 @@ class ReinforcementLoop(TrainingLoop):
             return
         steps = state.steps_without_signal
         if steps < common.no_signal_patience:
-            logger.warning("step {}: no group had reward variance, so the weights stayed as they were", state.step)
+            why = "rewards did not differ" if any_usable else "no episode was scored"
+            logger.warning("step {}: {}, so the weights stayed as they were", state.step, why)
             return
         reason = (
-            f"{steps} steps in a row gave no group with reward variance, so nothing can be learned: every task is "
-            "always solved or never. Use tasks of another difficulty, more rollout.num_repeat, a higher "
+            f"{steps} steps in a row had no rewards that differ, so nothing can be learned: every task is always "
+            "solved or never, or its episodes fail. Use tasks of another difficulty, more rollout.num_repeat, a higher "
             "rollout.temperature, or a reward with more than two values"
         )
         if common.stop_on_no_signal:

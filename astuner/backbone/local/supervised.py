@@ -25,11 +25,7 @@ class SupervisedLoop(TrainingLoop):
     """Learns from the transcripts that the training tasks carry."""
 
     def step(self) -> str:
-        """Do one optimiser step; return a note for the progress bar.
-
-        Raises:
-            TaskDataError: a transcript is too long, or its assistant says nothing.
-        """
+        """Do one optimiser step; return a note for the progress bar."""
         with interrupt_deferred():
             return f"loss {self._learn(time.time()):.3f}"
 
@@ -58,7 +54,16 @@ class SupervisedLoop(TrainingLoop):
         return total
 
     def train(self) -> None:
-        """Do the steps that are left, and a last validation."""
+        """Do the steps that are left, and a last validation; a transcript of no use is found before the first one.
+
+        Raises:
+            TaskDataError: a transcript is too long, or its assistant says nothing.
+        """
+        tasks = self.session.ingredients.tasks
+        with self.session.context.progress.phase("transcripts", len(tasks.training) + len(tasks.validation)) as phase:
+            for task in (*tasks.training, *tasks.validation):
+                self._row(task)
+                phase.advance()
         super().train()
         if self.state.validated != self.state.step:
             self.validate()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,11 +109,30 @@ class PolicyUpdate:
     def _move(self, rows: Sequence[Row], advantages: Tensor, step: int) -> dict[str, float]:
         sums = _Sums()
         norms: list[float] = []
+        if self.policy.dtype != torch.float32:
+            rows = self._with_own_logprobs(rows, sums)
         for mini_batch in _mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step)):
             if self._teaches(mini_batch, advantages):
                 self._accumulate(mini_batch, advantages, sums, first=not norms)
                 norms.append(self.optimiser.step(step))
         return self._summary(sums, norms, step)
+
+    @torch.no_grad()
+    def _with_own_logprobs(self, rows: Sequence[Row], sums: _Sums) -> list[Row]:
+        """Return rows with the trainer's logprobs in the place of the sampler's.
+
+        In bfloat16 the two differ by some hundredths, as their kernels round differently. The probability ratio, and
+        clip ranges as narrow as GSPO's 3e-4, are about how far the weights have moved, so both of its sides have to
+        be computed by the same code.
+        """
+        own = list(rows)
+        for batch in self._micro_batches(rows):
+            logprobs = self._logprobs(self.policy.model, batch)
+            _compare(sums, batch, logprobs)
+            for place, index in enumerate(batch.rows):
+                values = logprobs[place, : len(rows[index].token_ids)].tolist()
+                own[index] = replace(rows[index], logprobs=values)
+        return own
 
     def _teaches(self, rows: Sequence[Row], advantages: Tensor) -> bool:
         """Whether a mini-batch has any gradient: all its episodes may belong to groups without variance."""
@@ -185,10 +205,8 @@ class PolicyUpdate:
         sums.add("loss/policy", loss)
         sums.add_loss(result.metrics)
         sums.add("entropy", (entropy * batch.loss_mask).sum())
-        if first:
-            difference = policy_batch.only_trained(logprobs.detach() - batch.logprobs).abs()
-            sums.add("logprob_difference", (difference * batch.loss_mask).sum())
-            sums.add("compared_tokens", batch.loss_mask.sum())
+        if first and self.policy.dtype == torch.float32:
+            _compare(sums, batch, logprobs.detach())
         if self._uses_kl_loss():
             common = self.config.trainer_common
             with torch.no_grad():
@@ -204,7 +222,11 @@ class PolicyUpdate:
         return common.use_kl_loss and common.kl_loss_coef > 0
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
-        with self.policy.reference() as model, self.policy.autocast():
+        with self.policy.reference() as model:
+            return self._logprobs(model, batch)
+
+    def _logprobs(self, model: Any, batch: MicroBatch) -> Tensor:
+        with self.policy.autocast():
             logprobs, _ = token_logprobs(model, batch.token_ids, batch.loss_mask, self.config.rollout.temperature)
         return logprobs
 
@@ -239,6 +261,14 @@ class PolicyUpdate:
                 "trained weights, or sampled in another precision"
             )
         return metrics
+
+
+def _compare(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:
+    """Add how far the trainer's logprobs are from the sampler's."""
+    trained = batch.loss_mask.ne(0)
+    difference = (logprobs - batch.logprobs).abs()[trained]
+    sums.add("logprob_difference", (difference * batch.loss_mask[trained]).sum())
+    sums.add("compared_tokens", batch.loss_mask.sum())
 
 
 def _mini_batches(rows: Sequence[Row], count: int, seed: str) -> list[list[Row]]:

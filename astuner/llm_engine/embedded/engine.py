@@ -52,7 +52,8 @@ class EmbeddedEngine:
     transformers' own forward, so a model that is also being trained should be a copy, unless `update_weights` is only
     ever given that very model's state dict.
 
-    Memory: the cache of running requests grows with their actual lengths (within a factor of four), up to half of the
+    Memory: the cache of running requests grows with their actual lengths (within a factor of four: lengths
+    and numbers of lanes are rounded up), up to half of the
     memory that was free when the engine was made; beyond that, the youngest requests are put off and computed again.
     The prefix cache comes on top.
 

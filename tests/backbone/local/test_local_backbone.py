@@ -95,6 +95,16 @@ def test_lora_trains_adapters_and_saves_a_whole_model(make_job: MakeJob, tmp_pat
     assert all("proj" in name for name in changed)
 
 
+def test_ratios_compare_the_trainer_with_itself_where_precision_is_low(make_job: MakeJob, tmp_path: Path):
+    settings = {"model__dtype": "bfloat16", "trainer_common__optim__lr": 1e-4, "algorithm": "gspo"}
+    rows = read_metrics(make_job("Letters", **settings).tune(tmp_path / "a").record)
+    first = next(row.metrics for row in rows if "ratio/mean" in row.metrics)
+    assert first["logprob_difference"] > 1e-4  # the sampler rounds differently
+    assert (first["ratio/mean"], first["ratio/max"], first["clip_fraction"]) == (1.0, 1.0, 0.0)
+    rows = read_metrics(make_job("Letters", trainer_common__mini_batch_num=2, **settings).tune(tmp_path / "b").record)
+    assert next(row.metrics for row in rows if "ratio/max" in row.metrics)["ratio/max"] != 1.0
+
+
 def test_a_mini_batch_without_signal_is_left_out(make_job: MakeJob, tmp_path: Path):
     """One of two groups has no variance, so some mini-batches may have nothing to teach."""
     settings = {"trainer_common__mini_batch_num": 4, "trainer_common__total_training_steps": 6}
@@ -152,7 +162,7 @@ def test_a_run_whose_episodes_all_fail_stops_with_the_reason(make_job: MakeJob, 
 def test_no_signal_is_said_and_stops_when_asked(make_job: MakeJob, tmp_path: Path, log: list[str]):
     settings = {"trainer_common__no_signal_patience": 2}
     make_job("NeverLearns", **settings).tune(tmp_path / "a")
-    with pytest.raises(NoSignalError, match="2 steps in a row gave no group with reward variance"):
+    with pytest.raises(NoSignalError, match="2 steps in a row had no rewards that differ"):
         make_job("NeverLearns", trainer_common__stop_on_no_signal=True, **settings).tune(tmp_path / "b")
 
 

@@ -66,3 +66,12 @@ def test_a_transcript_that_does_not_fit_is_named(model_folder: Path, tmp_path: P
     job = make_job(model_folder, tmp_path, rows, rollout__max_model_len=20, rollout__max_response_length_in_one_turn=5)
     with pytest.raises(TaskDataError, match=r"has \d+ tokens, more than 20"):
         job.tune(tmp_path / "records")
+
+
+def test_a_transcript_of_no_use_is_found_before_the_first_step(model_folder: Path, tmp_path: Path):
+    rows = [conversation(random.Random(1)) for _ in range(20)]
+    rows[-1]["messages"][1]["content"] *= 100
+    job = make_job(model_folder, tmp_path, rows, data__shuffle=False)
+    with pytest.raises(TaskDataError, match=r"has \d+ tokens, more than 512"):
+        job.tune(tmp_path / "records")
+    assert not read_metrics(tmp_path / "records" / "sft")

@@ -24,7 +24,6 @@ from astuner.backbone.local.algorithms.policy_loss import (
     sequence_clipped_loss,
 )
 from astuner.config.trainer import AlgorithmConfig, AlgorithmName
-from astuner.errors import ConfigError
 
 AdvantageFunction = Callable[[Tensor, Tensor, bool], Tensor]
 LossFunction = Callable[[PolicyBatch, ClipRange], PolicyLoss]
@@ -39,7 +38,6 @@ class ReinforcementRule:
         loss_function: a `PolicyBatch` and a `ClipRange` to a `PolicyLoss`.
         clip: bounds of the probability ratio, `NO_CLIP` where the algorithm has none.
         norm_adv_by_std: whether advantages are divided by a standard deviation.
-        needs_groups: whether it learns only from groups of two or more episodes.
         dynamic_sampling: whether the paper leaves out groups without reward variance (see `has_signal`).
     """
 
@@ -47,7 +45,6 @@ class ReinforcementRule:
     loss_function: LossFunction
     clip: ClipRange
     norm_adv_by_std: bool
-    needs_groups: bool = True
     dynamic_sampling: bool = False
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -89,15 +86,6 @@ _PPO_CLIP = ClipRange(low=0.2, high=0.2)
 
 _GRPO = ReinforcementRule(group_relative_advantages, clipped_surrogate_loss, _PPO_CLIP, norm_adv_by_std=True)
 
-_REINFORCEMENT_KEYS = (
-    "clip_ratio_low",
-    "clip_ratio_high",
-    "norm_adv_by_std",
-    "task_norm_patch",
-    "use_kl_in_reward",
-    "overlong_buffer_length",
-)
-
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
@@ -131,7 +119,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             citation="REINFORCE++, arXiv:2501.03262v9, the variant without a group baseline. PPO's clip range of "
             "0.2 and mean over time steps.",
             loss_agg_mode="token-mean",
-            rule=replace(_GRPO, advantage_function=batch_normalised_advantages, needs_groups=False),
+            rule=replace(_GRPO, advantage_function=batch_normalised_advantages),
         ),
         Algorithm(
             name="gspo",
@@ -157,13 +145,8 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def resolve(config: AlgorithmConfig) -> Algorithm:
-    """Return the configured algorithm, nulls filled in with its paper's values.
-
-    Raises:
-        ConfigError: a key is set that the algorithm has no use for.
-    """
+    """Return the configured algorithm, nulls filled in with its paper's values."""
     algorithm = ALGORITHMS[config.adv_estimator]
-    _refuse_unused_keys(config, algorithm)
     rule = algorithm.rule
     if rule is not None:
         clip = ClipRange(
@@ -173,24 +156,3 @@ def resolve(config: AlgorithmConfig) -> Algorithm:
         by_std = rule.norm_adv_by_std if config.norm_adv_by_std is None else config.norm_adv_by_std
         rule = replace(rule, clip=clip, norm_adv_by_std=by_std)
     return replace(algorithm, loss_agg_mode=config.loss_agg_mode or algorithm.loss_agg_mode, rule=rule)
-
-
-def _refuse_unused_keys(config: AlgorithmConfig, algorithm: Algorithm) -> None:
-    rule, name = algorithm.rule, algorithm.name
-    unused: dict[str, str] = {}
-    if rule is None:
-        for key in _REINFORCEMENT_KEYS:
-            unused[key] = "sft learns from transcripts and has no rewards, advantages or probability ratios"
-    else:
-        unused["prompt_loss_weight"] = f"{name} trains only what the model itself sampled; sft uses this key"
-        unused["task_norm_patch"] = "it is an older name and not offered; set norm_adv_by_std"
-        if rule.clip == NO_CLIP:
-            for key in ("clip_ratio_low", "clip_ratio_high"):
-                unused[key] = f"{name} uses REINFORCE's loss, which has no ratio to clip; dr_grpo has one"
-    for key, reason in unused.items():
-        value = getattr(config, key)
-        if value is not None and value != AlgorithmConfig.model_fields[key].default:
-            raise ConfigError(
-                f"trainer_common.algorithm.{key} is {value}, but cannot be used with adv_estimator {name}: {reason}. "
-                "Remove the key or choose another adv_estimator."
-            )
