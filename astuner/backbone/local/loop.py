@@ -14,6 +14,7 @@ from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.session import Session
+from astuner.backbone.local.threads import SpareCores
 from astuner.backbone.task_order import TaskOrder
 from astuner.config.root import AstunerConfig
 from astuner.errors import NoSignalError
@@ -89,9 +90,11 @@ class TrainingLoop(ABC):
     def train(self) -> None:
         """Do the steps that are left, with validations and checkpoints between them."""
         common, state = self.config.trainer_common, self.state
+        cores = SpareCores()
         with self.session.context.progress.phase("training", self.total_steps, done=state.step) as phase:
             self._validate_if_due()  # a run that was interrupted in a validation still owes it
             while state.step < self.total_steps:
+                cores.use()
                 phase.advance(self.step())
                 self._validate_if_due()
                 if state.step % common.save_freq == 0 or state.step == self.total_steps:
