@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AstunerJob", "ModelTuner", "Workflow", "WorkflowOutput", "WorkflowTask"]
 __version__ = "0.1.0"
+
+# For PyTorch's OpenMP, which reads it when PyTorch is first imported: a thread without work sleeps after some 30 µs,
+# where it would keep its core busy for milliseconds. Beside other busy processes (an agent's tools, say) a step of
+# a small model takes several times as long otherwise; alone it takes a twentieth longer.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # Loaded on first use, so that `import astuner` stays light.
 _HOMES = {

@@ -74,6 +74,9 @@ class AstunerJob:
             ConfigError: a key or value is wrong.
         """
         self._config = RunConfig()
+        # As if it had been loaded from a file of this name in the working directory.
+        self._path = Path("job.yaml")
+        self._notices: tuple[str, ...] = ()
         given: dict[str, Any] = {
             "backbone": backbone,
             "project_name": project_name,
@@ -160,7 +163,8 @@ class AstunerJob:
 
     def load_job_from_yaml(self, path: str | Path) -> Self:
         """Take the configuration of a YAML file in place of this job's."""
-        self._config = load_config(Path(path)).config
+        loaded = load_config(Path(path))
+        self._config, self._path, self._notices = loaded.config, loaded.path, loaded.notices
         return self
 
     def tune(self, exp_dir: str | Path = "launcher_record") -> TunedModel:
@@ -171,9 +175,9 @@ class AstunerJob:
         """
         from astuner.launcher.launch import Launch
 
-        check_config(self._config)
-        config = resolve_names(self._config, Path("job.yaml"), exp_dir)
-        summary = Launch(config, Path.cwd(), time.time()).train()
+        notices = dict.fromkeys((*self._notices, *check_config(self._config)))
+        config = resolve_names(self._config, self._path, exp_dir)
+        summary = Launch(config, self._path.absolute().parent, time.time(), tuple(notices)).train()
         assert summary.model is not None
         return TunedModel(Path(summary.model), summary, Path(config.astuner.experiment_dir))
 

@@ -10,12 +10,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loguru import logger
+
+# A shell that starts tests in the background has Ctrl-C ignored, which processes that they start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TOOLS = [
     {

@@ -55,6 +55,16 @@ def _missing(run: AstunerConfig) -> Iterator[Problem]:
 
 def _contradictions(run: AstunerConfig) -> Iterator[Problem]:
     rollout, trainer = run.rollout, run.trainer_common
+    if trainer.algorithm.adv_estimator == "sft":  # it rolls nothing out
+        return
+    buffer = trainer.algorithm.overlong_buffer_length
+    if buffer > run.data.max_response_length:
+        yield _problem(
+            f"{_ALGORITHM}.overlong_buffer_length ({buffer}) is more than astuner.data.max_response_length "
+            f"({run.data.max_response_length}), the end of which it is; lower the first or raise the second",
+            f"{_ALGORITHM}.overlong_buffer_length",
+            "astuner.data.max_response_length",
+        )
     if rollout.max_response_length_in_one_turn > rollout.max_model_len:
         yield _problem(
             f"astuner.rollout.max_response_length_in_one_turn ({rollout.max_response_length_in_one_turn}) is more "

@@ -54,7 +54,7 @@ _TABLE = (
         but=("rollout.max_model_len",),
     ),
     _Idle(
-        ("rollout.val_kwargs.temperature",),
+        ("rollout.val_kwargs.temperature", "rollout.val_kwargs.top_p", "rollout.val_kwargs.top_k"),
         "while rollout.val_kwargs.do_sample is false (validation is greedy)",
         lambda run: not run.rollout.val_kwargs.do_sample and not _is_sft(run),
     ),
@@ -62,6 +62,36 @@ _TABLE = (
         ("model.lora.alpha", "model.lora.dropout", "model.lora.target_modules"),
         "while model.lora.rank is 0",
         lambda run: run.model.lora.rank == 0,
+    ),
+    _Idle(
+        ("model.lora.dropout",),
+        "except for sft: the sampler and the trainer have to agree",
+        lambda run: run.model.lora.rank > 0 and not _is_sft(run),
+    ),
+    _Idle(
+        ("trainer_common.kl_loss_type",),
+        "while kl_loss_coef is 0",
+        lambda run: run.trainer_common.use_kl_loss and run.trainer_common.kl_loss_coef == 0 and not _is_sft(run),
+    ),
+    _Idle(
+        ("trainer_common.algorithm.kl_penalty",),
+        "while algorithm.kl_coef is 0",
+        lambda run: run.trainer_common.algorithm.use_kl_in_reward and run.trainer_common.algorithm.kl_coef == 0,
+    ),
+    _Idle(
+        ("trainer_common.optim.min_lr_ratio",),
+        "while optim.lr_scheduler is constant",
+        lambda run: run.trainer_common.optim.lr_scheduler == "constant",
+    ),
+    _Idle(
+        ("rollout.agent_madness_reward", "rollout.agent_madness_termination"),
+        "while rollout.compute_madness_checklist is empty",
+        lambda run: not run.rollout.compute_madness_checklist and not _is_sft(run),
+    ),
+    _Idle(
+        ("task_judge.timeout",),
+        "without a task_judge.judge_protocol",
+        lambda run: not run.task_judge.judge_protocol and not _is_sft(run),
     ),
     _Idle(
         ("task_reader.dataset_file",),

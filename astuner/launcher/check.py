@@ -28,6 +28,7 @@ def check_launch(launch: Launch, *, dry_run: bool) -> None:
     Raises:
         AstunerError: whatever would stop the run.
     """
+    launch.announce()
     console = make_console()
     with tidy_output():
         _check(console, launch, dry_run=dry_run)

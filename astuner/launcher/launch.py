@@ -36,30 +36,37 @@ class Launch:
         config: resolved, names included.
         config_dir: against which relative paths resolve after the working directory.
         started: when the run began, seconds since the epoch: with the process, for the command.
+        notices: what is to be said about the configuration.
     """
 
     config: RunConfig
     config_dir: Path
     started: float
+    notices: tuple[str, ...] = ()
 
     @staticmethod
     def from_yaml(
         path: Path, overrides: Sequence[str] = (), backbone: str | None = None, exp_dir: str = DEFAULT_EXP_DIR
     ) -> Launch:
-        """Load a YAML file; what it says in older words is logged.
+        """Load a YAML file.
 
         Raises:
             ConfigError: the file, a key or an override is wrong.
         """
-        log_to(make_console())
         loaded = load_config(path, overrides, backbone)
-        for notice in loaded.notices:
-            logger.warning("{}", notice)
         started = psutil.Process().create_time()
-        return Launch(resolve_names(loaded.config, path, exp_dir), path.absolute().parent, started)
+        config = resolve_names(loaded.config, path, exp_dir)
+        return Launch(config, path.absolute().parent, started, loaded.notices)
+
+    def announce(self) -> None:
+        """Say the notices on the console."""
+        log_to(make_console())
+        for notice in self.notices:
+            logger.warning("{}", notice)
 
     def train(self) -> RunSummary:
         """Tune the model."""
+        self.announce()
         return self._run("", self._ingredients, lambda backbone, context: backbone.train(context), resume=True)
 
     def evaluate(self, model: str | None, tasks: int | None) -> RunSummary:
@@ -72,6 +79,7 @@ class Launch:
         Raises:
             ConfigError: there are no validation tasks, or no agent.
         """
+        self.announce()
         if self.config.astuner.trainer_common.algorithm.adv_estimator == "sft":
             raise ConfigError(
                 "`astuner eval` measures an agent, and algorithm sft runs none: its loss on the validation transcripts "
@@ -111,10 +119,12 @@ class Launch:
             FolderLock(folder).release()
             brought = ingredients()
             with self._record(folder, resume=resume) as record, _failure_logged(record):
+                # These were on the console before there was a file.
+                to_file = logger.bind(**FILE_ONLY)
+                for notice in self.notices:
+                    to_file.warning("{}", notice)
                 if brought.tasks.skipped_rows:
-                    logger.bind(**FILE_ONLY).warning(
-                        "{} bad rows are left out of the tasks", brought.tasks.skipped_rows
-                    )
+                    to_file.warning("{} bad rows are left out of the tasks", brought.tasks.skipped_rows)
                 result = run(backbone, RunContext(self.config, brought, record, RunProgress(console), self.started))
                 if isinstance(result, RunSummary):
                     print_summary(console, result, record.folder)

@@ -14,10 +14,17 @@ from astuner.schema import LlmCall
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request's token ids, and why it does not extend an earlier call that it should have extended."""
+    """A request's token ids.
+
+    Attributes:
+        token_ids: the ids.
+        fork_cause: why it does not extend an earlier call that it should have extended.
+        opening: length of the prompt that its conversation began with; None if it is that prompt.
+    """
 
     token_ids: tuple[int, ...]
     fork_cause: str | None = None
+    opening: int | None = None
 
 
 @dataclass
@@ -27,13 +34,14 @@ class History:
     codec: ChatCodec
     calls: list[LlmCall] = field(default_factory=list)
     _ends: dict[bytes, dict[str, LlmCall]] = field(default_factory=dict)
-    _openings: set[bytes] = field(default_factory=set)
+    # By a conversation's first message, the length of the first prompt that began with it.
+    _openings: dict[bytes, int] = field(default_factory=dict)
 
     def add(self, call: LlmCall, conversation: Sequence[Mapping[str, Any]]) -> None:
         """Record a call; `conversation` is its request and answer, normalised."""
         self.calls.append(call)
         chain = _chain(conversation)
-        self._openings.add(chain[0])
+        self._openings.setdefault(chain[0], len(call.prompt_ids))
         # The latest of several equal conversations wins: its tokens are as true a context as the others'.
         self._ends.setdefault(chain[-1], {})[call.tools_hash] = call
 
@@ -55,14 +63,14 @@ class History:
                 break
             bridged = self.codec.bridge(ends[tools_hash], messages, known, tools)
             if bridged is not None:
-                return Prompt(bridged)
+                return Prompt(bridged, opening=self._openings[chain[0]])
             cause = "template_rewrote_history"
             break
         else:
             # Only a request that carries an answer can be expected to extend one.
             if self.calls and any(message["role"] == "assistant" for message in messages):
                 cause = "framework_edited_history" if chain[0] in self._openings else "system_changed"
-        return Prompt(self.codec.render(messages, tools), cause)
+        return Prompt(self.codec.render(messages, tools), cause, self._openings.get(chain[0]))
 
 
 def _chain(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:

@@ -78,7 +78,6 @@ class ModelTuner:
         self._seed = seed
         self._history = History(codec)
         self._started = 0
-        self._first_prompt_length: int | None = None
 
     @property
     def calls(self) -> tuple[LlmCall, ...]:
@@ -132,7 +131,7 @@ class ModelTuner:
         offered = None if self._settings.disable_tools else tools
         hashed = tools_hash(offered)
         prompt = self._history.prompt(conversation, offered, hashed)
-        params = self._sampling(prompt.token_ids, max_tokens)
+        params = self._sampling(prompt, max_tokens)
         completion = await self._engine.generate(prompt.token_ids, params)
         usable = None if tool_choice == "none" else offered
         parsed = self._codec.parse(completion.token_ids, prompt.token_ids, usable)
@@ -171,20 +170,19 @@ class ModelTuner:
             )
         self._started += 1
 
-    def _sampling(self, prompt_ids: Sequence[int], max_tokens: int | None) -> SamplingParams:
+    def _sampling(self, prompt: Prompt, max_tokens: int | None) -> SamplingParams:
         settings = self._settings
-        length = len(prompt_ids)
-        if self._first_prompt_length is None:
-            if length > settings.max_prompt_length:
-                raise ContextLengthError(
-                    f"the first prompt has {length} tokens, data.max_prompt_length is {settings.max_prompt_length}; "
-                    "raise that, or shorten the prompt"
-                )
-            self._first_prompt_length = length
+        length = len(prompt.token_ids)
+        if prompt.opening is None and length > settings.max_prompt_length:
+            raise ContextLengthError(
+                f"the first prompt has {length} tokens, data.max_prompt_length is {settings.max_prompt_length}; "
+                "raise that, or shorten the prompt"
+            )
+        opening = length if prompt.opening is None else prompt.opening
         room = {
             "rollout.max_model_len": settings.max_model_len - length,
             "the model's own context": self._engine.max_model_len - length,
-            "data.max_response_length": self._first_prompt_length + settings.max_response_length - length,
+            "data.max_response_length": opening + settings.max_response_length - length,
         }
         tightest = min(room, key=lambda name: room[name])
         if room[tightest] < 1:

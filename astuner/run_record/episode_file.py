@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,13 +57,28 @@ class _Stream:
 
 
 def episode_to_json(episode: Episode, labels: EpisodeLabels, redact: Redact) -> bytes:
-    """Return the content of an episode's file, every text redacted; token ids stay exact."""
-    row = encode(episode, redact)
+    """Return the content of an episode's file, every text redacted.
+
+    Token ids are exact. Where a text had to be redacted they are left out, with a note, as they spell it too.
+    """
+    redacted = False
+
+    def watched(text: str) -> str:
+        nonlocal redacted
+        clean = redact(text)
+        redacted |= clean != text
+        return clean
+
+    row = encode(episode, watched)
+    notes = {}
+    if redacted:
+        episode = _without_ids(episode)
+        row, notes = encode(episode, redact), {"withheld": "token ids and samples: they spell what was redacted"}
     row["calls"] = _fold_calls(episode, row["calls"])
     for sample in row["samples"]:
         if tuple(sample["position_ids"]) == tuple(range(len(sample["token_ids"]))):
             sample["position_ids"] = None
-    document = {"format": _FORMAT, **encode(labels, redact), "episode": row}
+    document = {"format": _FORMAT, **notes, **encode(labels, redact), "episode": row}
     try:
         return dump_json(document)
     except (TypeError, ValueError):
@@ -98,6 +113,11 @@ def read_episode(path: Path) -> Episode:
         raise RecordError(f"{path} holds no whole episode: {error!r}") from error
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
+
+
+def _without_ids(episode: Episode) -> Episode:
+    calls = [replace(call, prompt_ids=(), completion_ids=(), logprobs=()) for call in episode.calls]
+    return replace(episode, calls=tuple(calls), samples=())
 
 
 def _fold_calls(episode: Episode, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

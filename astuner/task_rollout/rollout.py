@@ -79,7 +79,10 @@ class TaskRollout:
             if not to_run:
                 break
             if not last:
-                logger.warning("running {} failed episodes again (attempt {})", len(to_run), attempt + 2)
+                why = attempts[to_run[0]][-1].error
+                logger.warning(
+                    "running {} failed episodes again (attempt {}); the first: {}", len(to_run), attempt + 2, why
+                )
         _report_failures([tried[-1] for tried in attempts], request)
         return [episode for tried in attempts for episode in tried]
 

@@ -19,7 +19,7 @@ class ValidationResult:
         success_rate: share of successful episodes; NaN without episodes.
         reward: mean reward; NaN without episodes.
         episodes: how many have a reward.
-        lost: how many have none, and are in no other number.
+        lost: how many have none, whatever attempts were made, and are in no other number.
         pass_at_k: k to the unbiased estimate that one of k episodes of a task succeeds.
     """
 
@@ -69,6 +69,7 @@ def validate(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
         largest_k: pass@k is estimated for 1, 2, 4, … and this k, where every task has k scored episodes.
     """
     with_reward = scored(episodes)
+    unscored = {_place(episode) for episode in episodes} - {_place(episode) for episode in with_reward}
     successes: dict[str, list[bool]] = defaultdict(list)
     for episode in with_reward:
         successes[episode.task.task_id].append(bool(episode.is_success))
@@ -78,9 +79,13 @@ def validate(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
         success_rate=_mean([float(bool(episode.is_success)) for episode in with_reward]),
         reward=_mean([float(episode.reward or 0.0) for episode in with_reward]),
         episodes=len(with_reward),
-        lost=len(episodes) - len(with_reward),
+        lost=len(unscored),
         pass_at_k={k: _mean([pass_at_k(len(o), sum(o), k) for o in successes.values()]) for k in sorted(ks)},
     )
+
+
+def _place(episode: Episode) -> tuple[str, int]:
+    return episode.task.task_id, episode.repeat_index
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

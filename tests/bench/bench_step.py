@@ -2,9 +2,9 @@
 
 Both tune the same random Qwen3-shaped model of 1 M parameters on the same prompts, with groups of the same size,
 completions of the same length, the same reward function and optimiser, in float32 and without KL. Each runs in a
-process of its own, with PyTorch's default threads; their steps alternate. That is repeated in several rounds with
-fresh processes, which also gives several times to the first reward (from the start of the process, imports and
-all). The last round's peak memory is the largest that any round had.
+process of its own, with the threads that it comes with by default; their steps alternate. That is repeated in
+several rounds with fresh processes, which also gives several times to the first reward (from the start of the
+process, imports and all). The last round's peak memory is the largest that any round had.
 
 Prints one line of JSON: medians over all rounds, in seconds, and resident memory in MiB (2^20 bytes).
 

@@ -20,6 +20,8 @@ Write = Callable[..., Path]
         (["astuner.rollout.max_model_len=4095"],
          r"^command line: astuner\.rollout\.max_response_length_in_one_turn \(4096\) is more than .*\(4095\)"),
         (["astuner.trainer_common.mini_batch_num=129"], r"^command line: .*\(129\) is more than a step has .* = 128$"),
+        (["astuner.trainer_common.algorithm.overlong_buffer_length=15001"],
+         r"^command line: .*overlong_buffer_length \(15001\) is more than .*max_response_length \(15000\)"),
         (["astuner.rollout.num_repeat=1"], r"^command line: grpo compares .* must be at least 2, and it is 1$"),
         (["~astuner.model.path"], r"run\.yaml: the model to train is missing; add `path: .*` under `astuner:`"),
         (["~astuner.rollout.agentscope_workflow"], r"run\.yaml: the workflow to tune is missing; add `agent"),
@@ -63,6 +65,18 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
          "no effect while algorithm.use_kl_in_reward is false: astuner.trainer_common.algorithm.kl_coef, "
          "astuner.trainer_common.algorithm.kl_penalty"),
         (["model.lora.alpha=8"], "no effect while model.lora.rank is 0: astuner.model.lora.alpha"),
+        (["model.lora.rank=4", "model.lora.dropout=0.1"],
+         "no effect except for sft: the sampler and the trainer have to agree: astuner.model.lora.dropout"),
+        (["trainer_common.kl_loss_coef=0", "trainer_common.kl_loss_type=k1"],
+         "no effect while kl_loss_coef is 0: astuner.trainer_common.kl_loss_type"),
+        (["trainer_common.algorithm.use_kl_in_reward=true", "trainer_common.algorithm.kl_coef=0",
+          "trainer_common.algorithm.kl_penalty=k2"],
+         "no effect while algorithm.kl_coef is 0: astuner.trainer_common.algorithm.kl_penalty"),
+        (["trainer_common.optim.min_lr_ratio=0.1"],
+         "no effect while optim.lr_scheduler is constant: astuner.trainer_common.optim.min_lr_ratio"),
+        (["rollout.compute_madness_checklist=[]", "rollout.agent_madness_reward=-2"],
+         "no effect while rollout.compute_madness_checklist is empty: astuner.rollout.agent_madness_reward"),
+        (["task_judge.timeout=5"], "no effect without a task_judge.judge_protocol: astuner.task_judge.timeout"),
         (["rollout.val_kwargs.temperature=1.0"],
          "no effect while rollout.val_kwargs.do_sample is false (validation is greedy): "
          "astuner.rollout.val_kwargs.temperature"),
@@ -82,7 +96,7 @@ def test_keys_that_mean_nothing_beside_another_are_noticed(
 
 
 def test_sft_names_the_keys_that_only_rollouts_use(write: Write, minimal: str) -> None:
-    overrides = ["trainer_common.algorithm=sft", "rollout.num_repeat=1", "rollout.max_model_len=5000"]
+    overrides = ["trainer_common.algorithm=sft", "rollout.num_repeat=1", "rollout.max_model_len=50"]
     (notice,) = load_config(write(minimal), [f"astuner.{line}" for line in overrides]).notices
     assert notice.startswith("no effect for sft: ")
     assert "astuner.rollout.num_repeat" in notice

@@ -144,6 +144,15 @@ async def test_max_response_length_bounds_the_episode(codec: ChatCodec):
     assert len(call.prompt_ids) + len(call.completion_ids) <= len(first.call.prompt_ids) + 25
 
 
+async def test_another_agents_prompt_is_no_response(codec: ChatCodec):
+    tuner = make(codec, ["a<|im_end|>"] * 3, max_response_length=12, max_prompt_length=60)
+    await tuner.chat([user("hi")])
+    other = await tuner.chat([{"role": "system", "content": "You are the second agent."}, user("what do you say?")])
+    assert len(other.call.prompt_ids) > 12
+    with pytest.raises(ContextLengthError, match=r"data\.max_prompt_length is 60"):
+        await tuner.chat([user("hi " * 100)])
+
+
 @pytest.mark.parametrize(
     ("answer", "checklist", "mad"),
     [

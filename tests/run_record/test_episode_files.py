@@ -323,3 +323,23 @@ def test_a_hundred_thousand_episodes_are_listed_fast(
     start = time.process_time()
     assert len(read_index(tmp_path)) == 100_000
     assert time.process_time() - start < 5.0
+
+
+def test_token_ids_that_spell_a_secret_are_withheld(tmp_path: Path) -> None:
+    call = LlmCall("c", "e", (1, 2), (3,), (-0.1,), "stop", messages=({"role": "user", "content": "my zebra-9931"},))
+    sample = Sample((1, 2, 3), (0, 0, 1), (0.0, 0.0, -0.1), (0, 1, 2), 1.0, (CallSpan("c", 2, 3),), "e")
+    episode = Episode("e", Task("t", "q"), 0, "ok", 1.0, True, calls=(call,), samples=(sample,))
+    path = tmp_path / "e.json"
+
+    def redact(text: str) -> str:
+        return text.replace("zebra-9931", "[redacted]")
+
+    path.write_bytes(episode_to_json(episode, TRAIN_1, redact))
+    read = read_episode(path)
+    assert (read.calls[0].prompt_ids, read.calls[0].completion_ids, read.calls[0].logprobs) == ((), (), ())
+    assert read.samples == ()
+    assert read.calls[0].messages[0]["content"] == "my [redacted]"
+    assert "withheld" in json.loads(path.read_bytes())
+    path.write_bytes(episode_to_json(episode, TRAIN_1, str))
+    assert read_episode(path) == episode
+    assert "withheld" not in json.loads(path.read_bytes())

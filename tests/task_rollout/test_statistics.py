@@ -13,8 +13,8 @@ from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k,
 
 def episode(task: str, reward: float | None, success: bool | None = None, **changes: object) -> Episode:
     status = "failed" if reward is None else "ok"
-    values: dict[str, object] = {"status": status, "reward": reward, "is_success": success}
-    return Episode(episode_id=f"{task}-{reward}", task=Task(task, ""), repeat_index=0, **(values | changes))  # type: ignore[arg-type]
+    values: dict[str, object] = {"status": status, "reward": reward, "is_success": success, "repeat_index": 0}
+    return Episode(episode_id=f"{task}-{reward}", task=Task(task, ""), **(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("n", "correct", "k"), [(4, 1, 1), (4, 2, 2), (5, 3, 3), (5, 0, 2), (3, 3, 1), (6, 2, 4)])
@@ -30,8 +30,11 @@ def test_pass_at_k_needs_k_attempts():
 
 
 def test_validation_leaves_out_and_counts_what_has_no_reward():
-    episodes = [episode("a", 1.0, True), episode("a", 0.0, False), episode("b", 0.0, False), episode("b", None)]
-    result = validate([*episodes, episode("b", 1.0, True)], largest_k=2)
+    episodes = [episode("a", 1.0, True), episode("a", 0.0, False), episode("b", 0.0, False)]
+    lost = episode("b", None, repeat_index=1)
+    # The first attempt failed, the second did not: nothing is lost.
+    again = [episode("b", None, repeat_index=2), episode("b", 1.0, True, repeat_index=2)]
+    result = validate([*episodes, lost, *again], largest_k=2)
     assert (result.episodes, result.lost) == (4, 1)
     assert (result.success_rate, result.reward) == (0.5, 0.5)
     assert result.pass_at_k == {1: 0.5, 2: 1.0}

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -135,6 +136,11 @@ def _make(recipe: Recipe, folder: Path) -> None:
     job.set_data(type="file", dataset_path=folder / "train.jsonl", validation_path=folder / "validation.jsonl")
     tuned = job.tune(exp_dir=folder)
     tuned.path.rename(folder / "model")
+    for unneeded in (folder / "blank", tuned.record):
+        shutil.rmtree(unneeded)
+    for unneeded in folder.glob("*.jsonl"):
+        unneeded.unlink()
+    logger.info("the starting model is ready")
 
 
 def _blank_model(recipe: Recipe, tokenizer):

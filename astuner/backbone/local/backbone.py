@@ -20,7 +20,7 @@ from astuner.backbone.local.reinforce import ReinforcementLoop
 from astuner.backbone.local.session import Session
 from astuner.backbone.local.supervised import SupervisedLoop
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError, RecordError
+from astuner.errors import BackboneError, NoSignalError, RecordError
 from astuner.model_tuner import ChatCodec, first_line
 from astuner.run_record import RunSummary, plot_run
 from astuner.schema import Episode
@@ -40,12 +40,12 @@ class LocalBackbone:
         with _session(context) as session:
             kind = SupervisedLoop if algorithm.rule is None else ReinforcementLoop
             loop: TrainingLoop = kind(session, algorithm, checkpoints)
-            loop.run()
-            folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.codec)
-            plot_run(context.record.folder)
-            summary = loop.state.summary(backbone=NAME, seed=common.seed, started=context.started, model=str(folder))
-            context.record.write_summary(summary)
-            return summary
+            try:
+                loop.run()
+            except NoSignalError:
+                _finish(session)
+                raise
+            return _finish(session)
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""
@@ -73,6 +73,18 @@ class LocalBackbone:
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
         """Estimate from shapes."""
         return estimate_memory(config, model_path)
+
+
+def _finish(session: Session) -> RunSummary:
+    """Leave the model, the plots and the summary of a run that has ended."""
+    context = session.context
+    folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.codec)
+    plot_run(context.record.folder)
+    summary = session.state.summary(
+        backbone=NAME, seed=session.config.trainer_common.seed, started=context.started, model=str(folder)
+    )
+    context.record.write_summary(summary)
+    return summary
 
 
 @contextlib.contextmanager

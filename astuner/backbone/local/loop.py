@@ -17,7 +17,6 @@ from astuner.backbone.local.session import Session
 from astuner.backbone.local.threads import SpareCores
 from astuner.backbone.task_order import TaskOrder
 from astuner.config.root import AstunerConfig
-from astuner.errors import NoSignalError
 
 
 @dataclass
@@ -75,21 +74,23 @@ class TrainingLoop(ABC):
 
         Raises:
             BackboneError: the numbers are not finite.
-            NoSignalError, KeyboardInterrupt: after the state has been saved.
+            NoSignalError: the run has come to an end of no use.
+            KeyboardInterrupt: after the state has been saved.
         """
         self._restore()
         try:
             self.train()
-        except (KeyboardInterrupt, NoSignalError) as reason:
+        except KeyboardInterrupt:
             with interrupt_deferred():
-                if isinstance(reason, KeyboardInterrupt):
-                    logger.warning("interrupted: {}", self._what_is_kept())
+                logger.warning("interrupted: {}", self._what_is_kept())
                 self.save()
             raise
 
     def train(self) -> None:
         """Do the steps that are left, with validations and checkpoints between them."""
         common, state = self.config.trainer_common, self.state
+        if state.step < self.total_steps:
+            logger.info("training: {} steps, {} of them done", self.total_steps, state.step)
         cores = SpareCores()
         with self.session.context.progress.phase("training", self.total_steps, done=state.step) as phase:
             self._validate_if_due()  # a run that was interrupted in a validation still owes it

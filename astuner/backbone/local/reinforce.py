@@ -15,7 +15,7 @@ from astuner.errors import NoSignalError
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import batch_metrics, tokens_of
 
-_NOTHING_DONE = UpdateResult({}, (), moved=False)
+_NOTHING_DONE = UpdateResult({}, (), signal=False)
 
 
 # In a row, after which a run that went well before is stopped too.
@@ -70,7 +70,7 @@ class ReinforcementLoop(TrainingLoop):
             self._record(number, episodes, usable, result)
             metrics["time/step"] = time.time() - began
             session.context.record.log_metrics(number, metrics)
-        self._watch_signal(result.moved, any_usable=bool(usable))
+        self._watch_signal(result.signal, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
 
     def _learn(self, usable: list[Episode], number: int) -> UpdateResult:
@@ -91,20 +91,20 @@ class ReinforcementLoop(TrainingLoop):
                 step, "train", episode, advantages.get(episode.episode_id), tokens_of([episode])
             )
 
-    def _watch_signal(self, moved: bool, *, any_usable: bool) -> None:
+    def _watch_signal(self, signal: bool, *, any_usable: bool) -> None:
         """Say aloud, or stop, when nothing can be learned.
 
         Raises:
             NoSignalError: `stop_on_no_signal` is set.
         """
         state, common = self.state, self.config.trainer_common
-        state.steps_without_signal = 0 if moved else state.steps_without_signal + 1
-        if moved:
+        state.steps_without_signal = 0 if signal else state.steps_without_signal + 1
+        if signal:
             return
         steps = state.steps_without_signal
         if steps < common.no_signal_patience:
-            why = "rewards did not differ" if any_usable else "no episode was scored"
-            logger.warning("step {}: {}, so the weights stayed as they were", state.step, why)
+            why = "the rewards of no task's episodes differed" if any_usable else "no episode can be learned from"
+            logger.warning("step {}: {}, so there was nothing to learn", state.step, why)
             return
         reason = (
             f"{steps} steps in a row had no rewards that differ, so nothing can be learned: every task is always "

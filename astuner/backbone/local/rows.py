@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from astuner.backbone.local.algorithms import CallTable
@@ -20,13 +22,15 @@ class Row:
         token_ids: N ids.
         loss_mask: N counts: how often each token is trained; 0 for context.
         logprobs: N log-probabilities as sampled; empty for transcripts.
+        old_logprobs: N log-probabilities that ratios are taken to, in the place of `logprobs`; empty for those.
         calls: (start, end) of each LLM call's completion; empty for transcripts.
         episode: index of the row's episode in its batch.
     """
 
-    token_ids: Sequence[int]
-    loss_mask: Sequence[int]
+    token_ids: Sequence[int] | NDArray[np.int32]
+    loss_mask: Sequence[int] | NDArray[np.int32]
     logprobs: Sequence[float] = ()
+    old_logprobs: Sequence[float] = ()
     calls: Sequence[tuple[int, int]] = ()
     episode: int = 0
 
@@ -34,7 +38,7 @@ class Row:
     def of_sample(sample: Sample, episode: int) -> Row:
         """Make a row of a tracker's sample."""
         calls = [(span.start, span.end) for span in sample.spans]
-        return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls, episode)
+        return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls=calls, episode=episode)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class MicroBatch:
         present: [B, T] bool, False for padding.
         loss_mask: [B, T] int64.
         logprobs: [B, T] float32, as sampled, 0 where not sampled.
+        old_logprobs: [B, T] float32, what ratios are taken to.
         calls: where each LLM call's completion lies.
         episodes: [B] int64.
         rows: indices of its rows in the list it was cut from.
@@ -55,6 +60,7 @@ class MicroBatch:
     present: Tensor
     loss_mask: Tensor
     logprobs: Tensor
+    old_logprobs: Tensor
     calls: CallTable
     episodes: Tensor
     rows: tuple[int, ...]
@@ -97,6 +103,7 @@ def _pad(rows: Sequence[Row], chosen: Sequence[int], device: torch.device) -> Mi
         present=(torch.arange(length) < lengths[:, None]).to(device),
         loss_mask=padded("loss_mask", torch.int64),
         logprobs=padded("logprobs", torch.float32),
+        old_logprobs=padded("old_logprobs" if rows[chosen[0]].old_logprobs else "logprobs", torch.float32),
         calls=CallTable(*columns),
         episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
         rows=tuple(chosen),

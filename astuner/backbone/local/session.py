@@ -131,7 +131,7 @@ def refuse_all_failed(episodes: Sequence[Episode]) -> None:
     Raises:
         BackboneError: with the first episode's reason.
     """
-    if all(episode.reward is None for episode in episodes):
+    if not any(episode.status == "ok" for episode in episodes):
         raise BackboneError(
             f"all {len(episodes)} episodes failed, so there is nothing to learn from. The first: "
             f"[{episodes[0].error_kind}] {episodes[0].error}"

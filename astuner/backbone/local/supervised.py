@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from astuner.backbone.local.algorithms import (
@@ -18,11 +20,19 @@ from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.loop import TrainingLoop
 from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
 from astuner.errors import TaskDataError
-from astuner.schema import Task
+from astuner.schema import Task, TokenCounts
 
 
+@dataclass
 class SupervisedLoop(TrainingLoop):
-    """Learns from the transcripts that the training tasks carry."""
+    """Learns from the transcripts that the training tasks carry.
+
+    Attributes:
+        session, algorithm, checkpoints: as in `TrainingLoop`.
+    """
+
+    _training: dict[str, Row] = field(default_factory=dict, init=False)
+    _validation: list[Row] = field(default_factory=list, init=False)
 
     def step(self) -> str:
         """Do one optimiser step; return a note for the progress bar."""
@@ -31,7 +41,7 @@ class SupervisedLoop(TrainingLoop):
 
     def _learn(self, began: float) -> float:
         number = self.state.step + 1
-        rows = self._rows(self.order.batch(number))
+        rows = [self._training[task.task_id] for task in self.order.batch(number)]
         self.session.policy.model.train()
         total = 0.0
         scales, batches = self._scaled(rows)
@@ -42,12 +52,14 @@ class SupervisedLoop(TrainingLoop):
         norm = self.optimiser.step(number)
         self.state.step = number
         tokens = sum(len(row.token_ids) for row in rows)
+        trained = int(sum(np.sum(row.loss_mask) for row in rows))
+        self.state.totals.tokens += TokenCounts(tokens, tokens, trained)
         metrics = {
             "loss/sft": total,
             "grad_norm": norm,
             "lr": self.optimiser.lr(number),
             "tokens/raw": tokens,
-            "tokens/trained": sum(sum(row.loss_mask) for row in rows),
+            "tokens/trained": trained,
             "time/step": time.time() - began,
         }
         self.session.context.record.log_metrics(number, metrics)
@@ -61,8 +73,11 @@ class SupervisedLoop(TrainingLoop):
         """
         tasks = self.session.ingredients.tasks
         with self.session.context.progress.phase("transcripts", len(tasks.training) + len(tasks.validation)) as phase:
-            for task in (*tasks.training, *tasks.validation):
-                self._row(task)
+            for task in tasks.training:
+                self._training[task.task_id] = self._row(task)
+                phase.advance()
+            for task in tasks.validation:
+                self._validation.append(self._row(task))
                 phase.advance()
         super().train()
         if self.state.validated != self.state.step:
@@ -71,11 +86,10 @@ class SupervisedLoop(TrainingLoop):
     @torch.no_grad()
     def validate(self) -> None:
         """Record the loss on the validation transcripts, where there are any."""
-        tasks = self.session.ingredients.tasks.validation
-        if not tasks:
+        if not self._validation:
             return
         self.session.policy.model.eval()
-        scales, batches = self._scaled(self._rows(tasks))
+        scales, batches = self._scaled(self._validation)
         loss = sum(float(self._loss(batch, scales)) for batch in batches)
         with interrupt_deferred():
             self.session.context.record.log_metrics(self.state.step, {"val/loss": loss})
@@ -106,9 +120,6 @@ class SupervisedLoop(TrainingLoop):
         weight = self.config.trainer_common.algorithm.prompt_loss_weight
         return sft_token_mask(batch.loss_mask, batch.present, weight)
 
-    def _rows(self, tasks: Sequence[Task]) -> list[Row]:
-        return [self._row(task) for task in tasks]
-
     def _row(self, task: Task) -> Row:
         ids, said = self.session.ingredients.codec.transcript(task.init_messages, task.metadata.get("tools"))
         longest = min(self.config.rollout.max_model_len, self.session.policy.max_length)
@@ -119,4 +130,5 @@ class SupervisedLoop(TrainingLoop):
             )
         if not any(said):
             raise TaskDataError(f"transcript {task.task_id!r} has no token that the assistant wrote")
-        return Row(ids, tuple(int(one) for one in said))
+        # Arrays: a tuple would take ten times the memory, and all transcripts are kept.
+        return Row(np.asarray(ids, np.int32), np.asarray(said, np.int32))

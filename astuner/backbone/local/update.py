@@ -34,7 +34,7 @@ from astuner.schema import Episode
 
 # Engine and trainer hold the same weights when a step begins, so their logprobs agree but for rounding
 # (1e-5 in float32, some hundredths in bfloat16). A larger mean difference means that weights did not arrive.
-_MOST_LOGPROB_DIFFERENCE = 0.3
+_MOST_LOGPROB_DIFFERENCE = {torch.float32: 1e-2, torch.bfloat16: 0.3}
 
 
 @dataclass
@@ -59,12 +59,12 @@ class UpdateResult:
     Attributes:
         metrics: by name.
         advantages: one an episode, in the order given.
-        moved: False if no group had reward variance, in which case the weights stayed as they were.
+        signal: whether any rewards that are compared with each other differed.
     """
 
     metrics: dict[str, float]
     advantages: tuple[float, ...]
-    moved: bool
+    signal: bool
 
 
 @dataclass
@@ -94,32 +94,42 @@ class PolicyUpdate:
             BackboneError: the engine's logprobs do not belong to the policy's weights, or the gradient is not finite.
         """
         rows = [Row.of_sample(sample, index) for index, episode in enumerate(episodes) for sample in episode.samples]
+        sums = _Sums()
+        if self._rounds_coarsely and (self._mini_batch_num(rows) > 1 or self._uses_kl_in_reward):
+            rows = self._with_own_logprobs(rows)
         rewards, advantages, signal = self._advantages(episodes, rows)
-        if self._rule.dynamic_sampling and bool(signal.any()):
+        if self._rule.dynamic_sampling:
             rows = [row for row in rows if bool(signal[row.episode])]
-        moved = bool(advantages.ne(0).any())
         metrics = {
             "reward/shaped": float(rewards.mean()),
             "update/groups_without_variance": _groups_without(signal, episodes),
         }
-        if moved:
-            metrics |= self._move(rows, advantages, step)
-        return UpdateResult(metrics, tuple(advantages.tolist()), moved)
+        if bool(advantages.ne(0).any()):
+            metrics |= self._move(rows, advantages, sums, step)
+        return UpdateResult(metrics, tuple(advantages.tolist()), bool(signal.any()))
 
-    def _move(self, rows: Sequence[Row], advantages: Tensor, step: int) -> dict[str, float]:
-        sums = _Sums()
+    @property
+    def _rounds_coarsely(self) -> bool:
+        return self.policy.dtype != torch.float32
+
+    @property
+    def _uses_kl_in_reward(self) -> bool:
+        return self.config.trainer_common.algorithm.use_kl_in_reward
+
+    def _move(self, rows: Sequence[Row], advantages: Tensor, sums: _Sums, step: int) -> dict[str, float]:
         norms: list[float] = []
-        if self.policy.dtype != torch.float32:
-            rows = self._with_own_logprobs(rows, sums)
-        for mini_batch in _mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step)):
-            if self._teaches(mini_batch, advantages):
-                self._accumulate(mini_batch, advantages, sums, first=not norms)
+        parts = _mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step))
+        for part in parts:
+            if self._teaches(part, advantages):
+                self._accumulate(part, advantages, sums, first=not norms, only=len(parts) == 1)
+                if not norms:
+                    self._refuse_foreign_logprobs(sums, step)
                 norms.append(self.optimiser.step(step))
         return self._summary(sums, norms, step)
 
     @torch.no_grad()
-    def _with_own_logprobs(self, rows: Sequence[Row], sums: _Sums) -> list[Row]:
-        """Return rows with the trainer's logprobs in the place of the sampler's.
+    def _with_own_logprobs(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows whose old logprobs are the trainer's own in the place of the sampler's.
 
         In bfloat16 the two differ by some hundredths, as their kernels round differently. The probability ratio, and
         clip ranges as narrow as GSPO's 3e-4, are about how far the weights have moved, so both of its sides have to
@@ -127,11 +137,9 @@ class PolicyUpdate:
         """
         own = list(rows)
         for batch in self._micro_batches(rows):
-            logprobs = self._logprobs(self.policy.model, batch)
-            _compare(sums, batch, logprobs)
-            for place, index in enumerate(batch.rows):
-                values = logprobs[place, : len(rows[index].token_ids)].tolist()
-                own[index] = replace(rows[index], logprobs=values)
+            logprobs = self._logprobs(self.policy.model, batch).tolist()
+            for values, index in zip(logprobs, batch.rows, strict=True):
+                own[index] = replace(rows[index], old_logprobs=values[: len(rows[index].token_ids)])
         return own
 
     def _teaches(self, rows: Sequence[Row], advantages: Tensor) -> bool:
@@ -145,11 +153,15 @@ class PolicyUpdate:
         return f"{self.config.trainer_common.seed}|mini-batches|{step}"
 
     def _advantages(self, episodes: Sequence[Episode], rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return shaped rewards [E], advantages [E] and whether each episode's group has reward variance [E]."""
+        """Return shaped rewards [E], advantages [E] and whether each episode's rewards differ from its peers' [E].
+
+        Rewards count as different before the KL estimate, whose noise makes all of them so, is taken off; where the
+        algorithm leaves groups out, before any shaping.
+        """
         raw = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
         algorithm = self.config.trainer_common.algorithm
         lengths = torch.tensor([_response_length(episode) for episode in episodes])
-        rewards = raw + overlong_punishment(
+        rewards = scored = raw + overlong_punishment(
             lengths, self.config.data.max_response_length, algorithm.overlong_buffer_length
         )
         if algorithm.use_kl_in_reward:
@@ -157,19 +169,23 @@ class PolicyUpdate:
         groups = {task_id: index for index, task_id in enumerate(dict.fromkeys(e.task.task_id for e in episodes))}
         group_ids = torch.tensor([groups[episode.task.task_id] for episode in episodes])
         advantages = self._rule.advantages(rewards, group_ids)
-        return rewards, advantages, has_signal(raw, group_ids)
+        peers = group_ids if self._rule.compares_groups else torch.zeros_like(group_ids)
+        signal = has_signal(raw if self._rule.dynamic_sampling else scored, peers)
+        if self._rule.dynamic_sampling:
+            advantages = torch.where(signal, advantages, 0.0)
+        return rewards, advantages, signal
 
     @torch.no_grad()
     def _kl_of_episodes(self, rows: Sequence[Row], n_episodes: int) -> Tensor:
         total = torch.zeros(n_episodes)
         for batch in self._micro_batches(rows):
             reference = self._reference_logprobs(batch)
-            kl = token_kl(batch.logprobs, reference, self.config.trainer_common.algorithm.kl_penalty)
+            kl = token_kl(batch.old_logprobs, reference, self.config.trainer_common.algorithm.kl_penalty)
             total += episode_sums(kl, batch.loss_mask, batch.episodes, n_episodes).cpu()
         return total
 
-    def _accumulate(self, rows: Sequence[Row], advantages: Tensor, sums: _Sums, *, first: bool) -> None:
-        """Add the mini-batch's gradient to the parameters'."""
+    def _accumulate(self, rows: Sequence[Row], advantages: Tensor, sums: _Sums, *, first: bool, only: bool) -> None:
+        """Add the gradient of a mini-batch, the `first` or even the `only` one of its step, to the parameters'."""
         trained = torch.tensor([sum(row.loss_mask) for row in rows])
         episode_index = torch.tensor([row.episode for row in rows])
         scales = sample_scales(
@@ -183,10 +199,13 @@ class PolicyUpdate:
         chosen_scales = scales[wanted]
         for batch in self._micro_batches(chosen):
             place = list(batch.rows)
-            loss = self._loss(batch, advantages, chosen_scales[place].to(self.policy.device), sums, first=first)
+            place_scales = chosen_scales[place].to(self.policy.device)
+            loss = self._loss(batch, advantages, place_scales, sums, first=first, only=only)
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def _loss(self, batch: MicroBatch, advantages: Tensor, scales: Tensor, sums: _Sums, *, first: bool) -> Tensor:
+    def _loss(
+        self, batch: MicroBatch, advantages: Tensor, scales: Tensor, sums: _Sums, *, first: bool, only: bool
+    ) -> Tensor:
         """Return this micro-batch's share of the mini-batch's loss."""
         with self.policy.autocast():
             logprobs, entropy = token_logprobs(
@@ -195,7 +214,8 @@ class PolicyUpdate:
         weights = token_weights(batch.loss_mask, scales)
         policy_batch = PolicyBatch(
             logprobs=logprobs,
-            old_logprobs=batch.logprobs,
+            # Before the first of a step's updates the weights have not moved since sampling: what differs is rounding.
+            old_logprobs=logprobs.detach() if only and self._rounds_coarsely else batch.old_logprobs,
             advantages=advantages.to(self.policy.device)[batch.episodes],
             loss_mask=batch.loss_mask,
             calls=batch.calls,
@@ -205,7 +225,7 @@ class PolicyUpdate:
         sums.add("loss/policy", loss)
         sums.add_loss(result.metrics)
         sums.add("entropy", (entropy * batch.loss_mask).sum())
-        if first and self.policy.dtype == torch.float32:
+        if first:
             _compare(sums, batch, logprobs.detach())
         if self._uses_kl_loss():
             common = self.config.trainer_common
@@ -239,28 +259,33 @@ class PolicyUpdate:
         assert sums.loss is not None
         loss = sums.loss.summary()
         trained = float(sums.loss.trained_tokens)
-        difference = values.pop("logprob_difference") / max(values.pop("compared_tokens"), 1.0)
+        compared = max(values["compared_tokens"], 1.0)
         metrics: dict[str, float] = {
             name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
         }
         metrics |= {
             "entropy": values["entropy"] / max(trained, 1.0),
             "clip_fraction": loss["clip_fraction_low"] + loss["clip_fraction_high"],
-            "kl/rollout": loss["approx_kl"],
+            "kl/rollout": values["rollout_kl"] / compared,
+            "kl/update": loss["approx_kl"],
             "ratio/mean": loss["ratio_mean"],
             "ratio/max": loss["ratio_max"],
-            "logprob_difference": difference,
+            "logprob_difference": values["logprob_difference"] / compared,
             "grad_norm": sum(norms) / steps,
             "lr": self.optimiser.lr(step),
             "update/optimiser_steps": steps,
         }
-        if difference > _MOST_LOGPROB_DIFFERENCE:
-            raise BackboneError(
-                f"step {step}: logprobs of the rollout and of the trainer differ by {difference:.3f} nats a token on "
-                f"average (at most {_MOST_LOGPROB_DIFFERENCE} can be rounding): the engine did not sample with the "
-                "trained weights, or sampled in another precision"
-            )
         return metrics
+
+    def _refuse_foreign_logprobs(self, sums: _Sums, step: int) -> None:
+        difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
+        most = _MOST_LOGPROB_DIFFERENCE[self.policy.dtype]
+        if difference > most:
+            raise BackboneError(
+                f"step {step}: logprobs of the rollout and of the trainer differ by {difference:.3g} nats a token on "
+                f"average (at most {most} can be rounding): the engine did not sample with the trained weights, or "
+                "sampled in another precision"
+            )
 
 
 def _compare(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:
@@ -268,6 +293,8 @@ def _compare(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:
     trained = batch.loss_mask.ne(0)
     difference = (logprobs - batch.logprobs).abs()[trained]
     sums.add("logprob_difference", (difference * batch.loss_mask[trained]).sum())
+    log_ratio = (logprobs - batch.logprobs).double()[trained]
+    sums.add("rollout_kl", ((log_ratio.expm1() - log_ratio) * batch.loss_mask[trained]).sum())
     sums.add("compared_tokens", batch.loss_mask.sum())
 
 
@@ -283,8 +310,8 @@ def _mini_batches(rows: Sequence[Row], count: int, seed: str) -> list[list[Row]]
 
 
 def _response_length(episode: Episode) -> int:
-    """Return the tokens that follow the first prompt, on the episode's longest timeline."""
-    return max(len(sample.token_ids) for sample in episode.samples) - len(episode.calls[0].prompt_ids)
+    """Return the tokens that follow a timeline's first prompt, for the longest of the episode's timelines."""
+    return max(len(sample.token_ids) - min(span.start for span in sample.spans) for sample in episode.samples)
 
 
 def _groups_without(signal: Tensor, episodes: Sequence[Episode]) -> float:

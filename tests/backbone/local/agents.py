@@ -51,6 +51,25 @@ class HalfLearns(Letters):
         return output
 
 
+class SolvesAtAnyLength(Letters):
+    """Always solved, in one turn or two."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.repeat_index % 2:
+            await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        else:
+            await super().execute(workflow_task, model_tuner)
+        return WorkflowOutput(reward=1.0)
+
+
+class SolvesSomeAtAnyLength(SolvesAtAnyLength):
+    """Some tasks are always solved, the others are `Letters`."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        home = SolvesAtAnyLength if workflow_task.task.metadata["unlucky"] else Letters
+        return await home.execute(self, workflow_task, model_tuner)
+
+
 class KilledAtStep(Letters):
     """Kills the whole process at the training step that the environment names."""
 

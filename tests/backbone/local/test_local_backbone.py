@@ -146,6 +146,41 @@ def test_micro_batches_and_gradient_checkpointing_change_nothing(make_job: MakeJ
     assert losses(cut.record) == pytest.approx(losses(whole.record), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("workflow", ["SolvesAtAnyLength", "SolvesSomeAtAnyLength"])
+def test_dapo_leaves_out_groups_that_only_a_length_punishment_tells_apart(
+    make_job: MakeJob, tmp_path: Path, workflow: str
+):
+    job = make_job(
+        workflow,
+        algorithm="dapo",
+        data__max_response_length=60,
+        trainer_common__algorithm__overlong_buffer_length=60,
+        trainer_common__no_signal_patience=1,
+        trainer_common__stop_on_no_signal=workflow == "SolvesAtAnyLength",
+    )
+    if workflow == "SolvesAtAnyLength":
+        with pytest.raises(NoSignalError):
+            job.tune(tmp_path / "records")
+        (row,) = [row.metrics for row in read_metrics(tmp_path / "records/run") if "reward/mean" in row.metrics]
+        assert "grad_norm" not in row
+        return
+    record = job.tune(tmp_path / "records").record
+    advantages = {entry.task_id: [] for entry in read_index(record) if entry.split == "train"}
+    for entry in read_index(record):
+        if entry.split == "train":
+            advantages[entry.task_id].append(entry.advantage)
+    assert sorted(any(values) for values in advantages.values()) == [False] * 2 + [True] * 4
+
+
+def test_notices_about_a_job_reach_its_log(make_job: MakeJob, tmp_path: Path):
+    job = make_job("Letters", trainer_common__kl_loss_coef=0.7, trainer_common__nnodes=3)
+    job.dump_job_as_yaml(tmp_path / "mine.yaml")
+    tuned = AstunerJob().load_job_from_yaml(tmp_path / "mine.yaml").tune(tmp_path / "records")
+    said = (tuned.record / "run.log").read_text()
+    assert "no effect while use_kl_loss is false: astuner.trainer_common.kl_loss_coef" in said
+    assert "astuner.trainer_common.nnodes" in said
+
+
 def test_a_tenth_of_crashing_episodes_is_counted_and_the_step_completes(make_job: MakeJob, tmp_path: Path):
     tuned = make_job("TenthCrashes").tune(tmp_path / "records")
     assert (tuned.metrics.episodes.ok, tuned.metrics.episodes.failed) == (22, 2)

@@ -40,6 +40,8 @@ def test_the_loss_falls_and_only_the_assistant_is_trained(model_folder: Path, tm
     assert losses[-1] < 0.5 * losses[0]
     assert any("val/loss" in row.metrics for row in metrics)
     assert tuned.metrics.steps == 15
+    trained = sum(row.metrics.get("tokens/trained", 0) for row in metrics)
+    assert tuned.metrics.tokens.trained == trained > 0
     first = next(row.metrics for row in metrics if "tokens/trained" in row.metrics)
     assert 0 < first["tokens/trained"] < first["tokens/raw"]
     assert {path.name for path in (tuned.record / "plots").iterdir()} >= {"loss.png"}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from astuner.errors import ConfigError
-
 
 def overlong_punishment(response_lengths: Tensor, max_response_length: int, buffer_length: int) -> Tensor:
     """Return DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13), to be added to the rewards.
@@ -19,19 +17,11 @@ def overlong_punishment(response_lengths: Tensor, max_response_length: int, buff
     Args:
         response_lengths: [E] integer, tokens that follow each episode's first prompt.
         max_response_length: tokens.
-        buffer_length: tokens; 0 punishes nothing.
+        buffer_length: tokens, at most `max_response_length`; 0 punishes nothing.
 
     Returns:
         [E] float32 in [-1, 0].
-
-    Raises:
-        ConfigError: the buffer is longer than the longest response.
     """
-    if buffer_length > max_response_length:
-        raise ConfigError(
-            f"trainer_common.algorithm.overlong_buffer_length is {buffer_length}, but must be at most "
-            f"data.max_response_length, which is {max_response_length}; lower the one or raise the other"
-        )
     lengths = response_lengths.float()
     if buffer_length == 0:
         return lengths.new_zeros(lengths.shape)
