@@ -122,6 +122,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     algorithm = trainer.setdefault("algorithm", {})
     algorithm["task_norm_patch"] = False
     algorithm.pop("prompt_loss_weight", None)
+    algorithm.pop("overlong_buffer_length", None)
     if algorithm.get("adv_estimator") in ("sft", "rloo"):
         algorithm["adv_estimator"] = "gspo"
     rollout["agentscope_workflow"] = rollout.get("agentscope_workflow") or "flow->Flow"
