@@ -95,8 +95,9 @@ class TrainingLoop(ABC):
         with self.session.context.progress.phase("training", self.total_steps, done=state.step) as phase:
             self._validate_if_due()  # a run that was interrupted in a validation still owes it
             while state.step < self.total_steps:
-                cores.use()
-                phase.advance(self.step())
+                with cores.watching():
+                    note = self.step()
+                phase.advance(note)
                 self._validate_if_due()
                 if state.step % common.save_freq == 0 or state.step == self.total_steps:
                     self.save()

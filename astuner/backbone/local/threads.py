@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 import psutil
 import torch
+
+_LEAST_SECONDS = 0.5
 
 
 class SpareCores:
@@ -18,20 +22,21 @@ class SpareCores:
     def __init__(self) -> None:
         self._most = torch.get_num_threads()
         self._process = psutil.Process()
-        self._last = self._measured()
+        self._seconds = self._worked = 0.0
 
-    def use(self) -> int:
-        """Compute with as many threads as there were cores to spare since the last call; return how many."""
-        now, before = self._measured(), self._last
-        if now[0] - before[0] < 0.1:  # too short: the system counts hundredths of seconds
-            return torch.get_num_threads()
-        self._last = now
-        others = max((now[1] - before[1]) / (now[0] - before[0]), 0.0)
-        spare = (psutil.cpu_count() or self._most) - others
-        threads = min(max(round(spare), 1), self._most)
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
-        return threads
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Compute from the end of the block on with as many threads as there were cores to spare during it."""
+        before = self._measured()
+        yield
+        after = self._measured()
+        self._seconds += after[0] - before[0]
+        self._worked += after[1] - before[1]
+        # The system counts hundredths of seconds: what short blocks say is added up.
+        if self._seconds >= _LEAST_SECONDS:
+            spare = (psutil.cpu_count() or self._most) - max(self._worked / self._seconds, 0.0)
+            torch.set_num_threads(min(max(round(spare), 1), self._most))
+            self._seconds = self._worked = 0.0
 
     def _measured(self) -> tuple[float, float]:
         """Return the time, and the seconds that cores have worked for others than this process and its children."""
