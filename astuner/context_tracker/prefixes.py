@@ -19,7 +19,12 @@ _ID_BYTES = 4
 
 def encode(call: LlmCall) -> bytes:
     """Return the call's prompt and completion ids as big-endian bytes, four an id."""
-    return np.asarray([*call.prompt_ids, *call.completion_ids], dtype=">u4").tobytes()
+    return encode_ids((*call.prompt_ids, *call.completion_ids))
+
+
+def encode_ids(ids: Sequence[int]) -> bytes:
+    """Return ids as big-endian bytes, four an id."""
+    return np.asarray(ids, dtype=">u4").tobytes()
 
 
 def as_ids(encoded: bytes) -> NDArray[np.uint32]:

@@ -1,0 +1,63 @@
+"""Packing: every distinct prefix once, every sequence rebuilt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astuner.context_tracker import pack
+
+sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
+
+
+@given(sequences)
+def test_every_prefix_stands_there_once(given_: list[list[int]]):
+    packing = pack(given_)
+    prefixes = {tuple(sequence[: end + 1]) for sequence in given_ for end in range(len(sequence))}
+    assert len(packing.token_ids) == len(prefixes)
+    node_of: dict[tuple[int, ...], int] = {}
+    for sequence, places in zip(given_, packing.places, strict=True):
+        assert packing.token_ids[places].tolist() == sequence
+        assert packing.positions[places].tolist() == list(range(len(sequence)))
+        for end, node in enumerate(places.tolist()):
+            assert node_of.setdefault(tuple(sequence[: end + 1]), node) == node
+
+
+@given(sequences)
+def test_ancestors_and_pieces_agree_with_the_parents(given_: list[list[int]]):
+    packing = pack(given_)
+    parents = packing.parents.tolist()
+    paths = []
+    for node in range(len(parents)):
+        path = [node]
+        while (parent := parents[path[-1]]) >= 0:
+            path.append(parent)
+        paths.append(path[::-1])
+    for node, path in enumerate(paths):
+        by_ends = [i for i, end in enumerate(packing.subtree_ends.tolist()) if i <= node < end]
+        assert by_ends == path
+    assert [i for piece in packing.pieces for i in range(piece.start, piece.end)] == list(range(len(parents)))
+    for piece in packing.pieces:
+        before = [node for start, end in piece.path for node in range(start, end)]
+        assert [*before, *range(piece.start, piece.end)] == paths[piece.end - 1]
+        assert piece.depth == len(before)
+
+
+def test_a_shared_prompt_and_a_retry():
+    packing = pack([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 6], [9]])
+    assert packing.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 9]
+    assert [(p.start, p.end, p.path) for p in packing.pieces] == [
+        (0, 4, ()),
+        (4, 6, ((0, 2),)),
+        (6, 7, ()),
+    ]
+    assert packing.parents.tolist() == [-1, 0, 1, 2, 1, 4, -1]
+    assert packing.subtree_ends.tolist() == [6, 6, 4, 4, 6, 6, 7]
+    np.testing.assert_array_equal(packing.places[1], [0, 1, 4])
+
+
+def test_an_empty_sequence_is_refused():
+    with pytest.raises(ValueError, match="at least one token"):
+        pack([[1], []])
