@@ -3,5 +3,17 @@
 from astuner.context_tracker.audit import certificate, count_tokens
 from astuner.context_tracker.merge import MergeMode, build_samples, limit_samples
 from astuner.context_tracker.packing import Packing, Piece, pack
+from astuner.context_tracker.prefixes import encode_ids, shared_prefix_length
 
-__all__ = ["MergeMode", "Packing", "Piece", "build_samples", "certificate", "count_tokens", "limit_samples", "pack"]
+__all__ = [
+    "MergeMode",
+    "Packing",
+    "Piece",
+    "build_samples",
+    "certificate",
+    "count_tokens",
+    "encode_ids",
+    "limit_samples",
+    "pack",
+    "shared_prefix_length",
+]

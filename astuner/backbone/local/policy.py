@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from astuner.backbone.local import shared_prefix
+from astuner.backbone.local import packed
+from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
+from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
 from astuner.config.rollout import LoraConfig, ModelConfig
 from astuner.errors import BackboneError, ModelError
 from astuner.model_tuner import ChatCodec, first_line
@@ -83,7 +86,7 @@ class Policy:
         self.uses_lora = config.lora.rank > 0
         base = load_causal_lm(path, self.dtype if self.uses_lora else torch.float32)
         base.to(device)
-        shared_prefix.enable(base)
+        packed.enable(base)
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         # Layers recompute their activations in training mode only.
@@ -96,6 +99,15 @@ class Policy:
     def max_length(self) -> int:
         """The most positions that the model knows."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or 1_000_000)
+
+    @cached_property
+    def pack_costs(self) -> PackCosts | None:
+        """What packed micro-batches cost, measured on first use; None if the model does not take them."""
+        return measure_pack_costs(self.model, self.max_length) if packed.takes_packings(self.model) else None
+
+    def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
+        """Cut rows into micro-batches of at most `token_budget` tokens, packed where that is cheaper."""
+        return micro_batches(rows, token_budget, self.device, self.pack_costs.pays if self.pack_costs else None)
 
     @property
     def parameters(self) -> int:
@@ -121,7 +133,7 @@ class Policy:
             return
         if self._reference is None:
             self._reference = self.frozen_copy()
-            shared_prefix.enable(self._reference)
+            packed.enable(self._reference)
         yield self._reference
 
     @torch.no_grad()

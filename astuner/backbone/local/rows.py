@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astuner.backbone.local.algorithms import CallTable
+from astuner.context_tracker import Packing, encode_ids, pack, shared_prefix_length
 from astuner.schema import Sample
 
 
@@ -54,6 +55,7 @@ class MicroBatch:
         calls: where each LLM call's completion lies.
         episodes: [B] int64.
         rows: indices of its rows in the list it was cut from.
+        packing: of its rows, where each distinct prefix is to be computed once.
     """
 
     token_ids: Tensor
@@ -64,14 +66,58 @@ class MicroBatch:
     calls: CallTable
     episodes: Tensor
     rows: tuple[int, ...]
+    packing: Packing | None = None
 
 
-def micro_batches(rows: Sequence[Row], token_budget: int, device: torch.device) -> list[MicroBatch]:
-    """Cut rows into micro-batches of at most `token_budget` padded tokens; a longer row goes alone.
+def micro_batches(
+    rows: Sequence[Row], token_budget: int, device: torch.device, pays: Callable[[Packing], bool] | None = None
+) -> list[MicroBatch]:
+    """Cut rows into micro-batches.
 
-    Rows of like length go together, so that little is padded. The order depends on the rows alone.
+    Args:
+        rows: what to train on.
+        token_budget: the most tokens that a micro-batch computes, padding included; a longer row goes alone.
+        device: where the tensors are to be.
+        pays: says of a packing whether to compute it in the place of padded rows; None packs nothing.
+
+    Returns:
+        Micro-batches in an order that depends on the rows alone.
     """
-    order = sorted(range(len(rows)), key=lambda index: (-len(rows[index].token_ids), index))
+    everything = range(len(rows))
+    if pays is None:
+        return _padded_batches(rows, everything, token_budget, device)
+    batches: list[MicroBatch] = []
+    for chosen in _alike(rows, token_budget):
+        packing = pack([rows[index].token_ids for index in chosen])
+        if pays(packing):
+            batches.append(_pad(rows, chosen, device, packing))
+        else:
+            batches += _padded_batches(rows, chosen, token_budget, device)
+    return batches
+
+
+def _alike(rows: Sequence[Row], token_budget: int) -> list[list[int]]:
+    """Cut rows into parts of at most `token_budget` distinct prefixes; rows that begin alike go together."""
+    encoded = [encode_ids(row.token_ids) for row in rows]
+    parts: list[list[int]] = []
+    total = 0
+    for index in sorted(range(len(rows)), key=lambda index: (encoded[index], index)):
+        length = len(rows[index].token_ids)
+        new = length - shared_prefix_length(encoded[parts[-1][-1]], encoded[index]) if parts else length
+        if parts and total + new <= token_budget:
+            parts[-1].append(index)
+            total += new
+        else:
+            parts.append([index])
+            total = length
+    return parts
+
+
+def _padded_batches(
+    rows: Sequence[Row], chosen: Sequence[int], token_budget: int, device: torch.device
+) -> list[MicroBatch]:
+    """Put rows of like length together, so that little is padded."""
+    order = sorted(chosen, key=lambda index: (-len(rows[index].token_ids), index))
     batches: list[MicroBatch] = []
     current: list[int] = []
     for index in order:
@@ -85,7 +131,9 @@ def micro_batches(rows: Sequence[Row], token_budget: int, device: torch.device) 
     return batches
 
 
-def _pad(rows: Sequence[Row], chosen: Sequence[int], device: torch.device) -> MicroBatch:
+def _pad(
+    rows: Sequence[Row], chosen: Sequence[int], device: torch.device, packing: Packing | None = None
+) -> MicroBatch:
     length = max(len(rows[index].token_ids) for index in chosen)
 
     def padded(field: str, dtype: torch.dtype) -> Tensor:
@@ -107,4 +155,5 @@ def _pad(rows: Sequence[Row], chosen: Sequence[int], device: torch.device) -> Mi
         calls=CallTable(*columns),
         episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
         rows=tuple(chosen),
+        packing=packing,
     )

@@ -18,7 +18,7 @@ from astuner.backbone.local.algorithms import (
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.loop import TrainingLoop
-from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
+from astuner.backbone.local.rows import MicroBatch, Row
 from astuner.errors import TaskDataError
 from astuner.schema import Task, TokenCounts
 
@@ -97,7 +97,7 @@ class SupervisedLoop(TrainingLoop):
 
     def _scaled(self, rows: Sequence[Row]) -> tuple[torch.Tensor, list[MicroBatch]]:
         """Return each row's factor [rows] in the loss of the whole batch, and the micro-batches."""
-        batches = micro_batches(rows, self.config.trainer_common.max_tokens_per_micro_batch, self.session.policy.device)
+        batches = self.session.policy.micro_batches(rows, self.config.trainer_common.max_tokens_per_micro_batch)
         counts = torch.zeros(len(rows), device=self.session.policy.device)
         for batch in batches:
             counts[list(batch.rows)] = self._mask(batch).sum(dim=1)
@@ -112,7 +112,7 @@ class SupervisedLoop(TrainingLoop):
     def _loss(self, batch: MicroBatch, scales: torch.Tensor) -> torch.Tensor:
         mask = self._mask(batch)
         with self.session.policy.autocast():
-            logprobs, _ = token_logprobs(self.session.policy.model, batch.token_ids, mask, temperature=1.0)
+            logprobs, _ = token_logprobs(self.session.policy.model, batch.token_ids, mask, 1.0, batch.packing)
         losses = cross_entropy_losses(logprobs, mask)
         return (losses * token_weights(mask, scales[list(batch.rows)])).sum()
 

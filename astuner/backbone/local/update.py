@@ -27,7 +27,7 @@ from astuner.backbone.local.algorithms import (
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
+from astuner.backbone.local.rows import MicroBatch, Row
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.schema import Episode
@@ -209,7 +209,11 @@ class PolicyUpdate:
         """Return this micro-batch's share of the mini-batch's loss."""
         with self.policy.autocast():
             logprobs, entropy = token_logprobs(
-                self.policy.model, batch.token_ids, batch.loss_mask, self.config.rollout.temperature
+                self.policy.model,
+                batch.token_ids,
+                batch.loss_mask,
+                self.config.rollout.temperature,
+                batch.packing,
             )
         weights = token_weights(batch.loss_mask, scales)
         policy_batch = PolicyBatch(
@@ -247,11 +251,13 @@ class PolicyUpdate:
 
     def _logprobs(self, model: Any, batch: MicroBatch) -> Tensor:
         with self.policy.autocast():
-            logprobs, _ = token_logprobs(model, batch.token_ids, batch.loss_mask, self.config.rollout.temperature)
+            logprobs, _ = token_logprobs(
+                model, batch.token_ids, batch.loss_mask, self.config.rollout.temperature, batch.packing
+            )
         return logprobs
 
     def _micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
-        return micro_batches(rows, self.config.trainer_common.max_tokens_per_micro_batch, self.policy.device)
+        return self.policy.micro_batches(rows, self.config.trainer_common.max_tokens_per_micro_batch)
 
     def _summary(self, sums: _Sums, norms: Sequence[float], step: int) -> dict[str, float]:
         steps = len(norms)

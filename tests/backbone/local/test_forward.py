@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, with and without a beginning that is computed once."""
+"""Log-probabilities of given tokens, of padded rows and of packed ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from astuner.backbone.local import shared_prefix
+from astuner.backbone.local import packed
 from astuner.backbone.local.forward import token_logprobs
+from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
+from astuner.backbone.local.rows import Row, micro_batches
+from astuner.context_tracker import Packing, pack
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60,
@@ -39,135 +42,148 @@ MODELS = {
 }
 
 
-def make_model(kind: str, *, enabled: bool, **more: Any) -> Any:
+def make_model(kind: str = "qwen3", **more: Any) -> Any:
     torch.manual_seed(0)
     model = MODELS[kind](**more).train()
-    if enabled:
-        shared_prefix.enable(model)
+    packed.enable(model)
     return model
 
 
-def make_rows(shared: int, lengths: tuple[int, ...], seed: int = 0) -> Tensor:
-    """Rows that begin with `shared` equal tokens, padded with 0."""
+def make_rows(shared: int, lengths: tuple[int, ...], seed: int = 0) -> list[list[int]]:
+    """Rows that begin with `shared` equal tokens."""
     generator = torch.Generator().manual_seed(seed)
-    beginning = torch.randint(1, 60, (shared,), generator=generator)
-    rows = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    for row, length in zip(rows, lengths, strict=True):
-        row[:length] = torch.randint(1, 60, (length,), generator=generator)
-        row[:shared] = beginning[:length]
-    return rows
+    beginning = torch.randint(1, 60, (shared,), generator=generator).tolist()
+    return [(beginning + torch.randint(1, 60, (n,), generator=generator).tolist())[:n] for n in lengths]
 
 
-def outcome(model: Any, rows: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def padded(rows: list[list[int]]) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+
+
+def from_column(rows: list[list[int]], column: int) -> Tensor:
+    return padded([[int(at >= column) for at in range(len(row))] for row in rows])
+
+
+def outcome(
+    model: Any, rows: list[list[int]], wanted: Tensor, packing: Packing | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities, entropies, and the gradient of a weighted sum of the former."""
     model.zero_grad()
-    logprobs, entropies = token_logprobs(model, rows, wanted, 0.8)
-    weights = torch.linspace(-1, 1, rows.numel()).view(rows.shape) * wanted
+    logprobs, entropies = token_logprobs(model, padded(rows), wanted, 0.8, packing)
+    weights = torch.linspace(-1, 1, wanted.numel()).view(wanted.shape) * wanted
     (logprobs * weights).sum().backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
-    return logprobs.detach() * wanted, entropies * wanted, gradient
+    return logprobs.detach(), entropies, gradient
 
 
-def assert_same(got: tuple[Tensor, Tensor, Tensor], expected: tuple[Tensor, Tensor, Tensor]) -> None:
+def assert_same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     """Assert equality but for float32's rounding, of a gradient in relation to its norm."""
     for one, other in zip(got, expected, strict=True):
         assert (one - other).norm() <= 1e-5 * other.norm()
 
 
-def tokens_seen(model: Any, rows: Tensor, wanted: Tensor) -> int:
+def tokens_seen(model: Any, rows: list[list[int]], wanted: Tensor, packing: Packing | None = None) -> int:
     """Return how many tokens the model's layers compute."""
     seen = []
     hook = model.get_input_embeddings().register_forward_hook(
         lambda _module, args, _output: seen.append(args[0].numel())
     )
-    token_logprobs(model, rows, wanted, 1.0)
+    token_logprobs(model, padded(rows), wanted, 1.0, packing)
     hook.remove()
     return sum(seen)
 
 
-def from_column(rows: Tensor, column: int) -> Tensor:
-    wanted = torch.zeros_like(rows)
-    wanted[:, column:] = 1
-    return wanted * rows.ne(0)
-
-
 def test_logprobs_and_entropies_are_those_of_the_distribution():
-    model = make_model("qwen3", enabled=False).eval()
+    model = make_model().eval()
     rows = make_rows(0, (7, 7, 5))
-    logprobs, entropies = token_logprobs(model, rows, from_column(rows, 3), 0.8)
-    logits = model(rows).logits[:, :-1] / 0.8
-    expected = logits.log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0]
-    torch.testing.assert_close(logprobs[:, 3:], expected[:, 2:])
-    assert not logprobs[:, :3].any()
+    wanted = from_column(rows, 3)
+    logprobs, entropies = token_logprobs(model, padded(rows), wanted, 0.8)
+    logits = model(padded(rows)).logits[:, :-1] / 0.8
+    expected = logits.log_softmax(-1).gather(-1, padded(rows)[:, 1:, None])[..., 0]
+    torch.testing.assert_close(logprobs[:, 1:], expected * wanted[:, 1:])
+    assert not logprobs[:, 0].any()
     distribution = torch.distributions.Categorical(logits=logits)
-    torch.testing.assert_close(entropies[:, 3:], distribution.entropy()[:, 2:])
+    torch.testing.assert_close(entropies[:, 1:], distribution.entropy() * wanted[:, 1:])
 
 
 @pytest.mark.parametrize("kind", sorted(MODELS))
 @pytest.mark.parametrize("first", [1, 12, 20, 30])
-def test_a_shared_beginning_changes_neither_values_nor_gradients(kind: str, first: int):
+def test_packing_changes_neither_values_nor_gradients(kind: str, first: int):
     rows = make_rows(20, (36, 36, 33, 24, 40))
     wanted = from_column(rows, first)
-    plain, shared = (make_model(kind, enabled=enabled) for enabled in (False, True))
-    assert_same(outcome(shared, rows, wanted), outcome(plain, rows, wanted))
-    assert tokens_seen(plain, rows, wanted) == 5 * 40
-    assert tokens_seen(shared, rows, wanted) == 19 + 5 * 21
+    model, packing = make_model(kind), pack(rows)
+    assert_same(outcome(model, rows, wanted, packing), outcome(model, rows, wanted))
+    assert tokens_seen(model, rows, wanted) == 5 * 40
+    assert tokens_seen(model, rows, wanted, packing) == len(
+        {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
+    )
 
 
-@given(
-    shared=st.integers(0, 12),
-    more=st.lists(st.integers(0, 8), min_size=1, max_size=5),
-    first=st.integers(1, 12),
-    seed=st.integers(0, 1000),
-)
+@given(rows=st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=10), min_size=1, max_size=6), data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_any_rows_give_what_they_give_alone(shared: int, more: list[int], first: int, seed: int):
-    rows = make_rows(shared, tuple(max(shared + extra, 2) for extra in more), seed)
-    wanted = from_column(rows, first)
-    model = make_model("qwen3", enabled=True).eval()
-    together, _ = token_logprobs(model, rows, wanted, 1.0)
-    alone = torch.cat([token_logprobs(model, rows[i : i + 1], wanted[i : i + 1], 1.0)[0] for i in range(len(rows))])
-    torch.testing.assert_close(together * wanted, alone * wanted, rtol=1e-4, atol=1e-5)
+def test_any_rows_give_what_they_give_alone(rows: list[list[int]], data: st.DataObject):
+    wanted = padded([[0] + [data.draw(st.integers(0, 1)) for _ in row[1:]] for row in rows])
+    if not wanted.any():
+        wanted[0, 1] = 1
+    model = make_model().eval()
+    assert_same(outcome(model, rows, wanted, pack(rows)), outcome(model, rows, wanted))
 
 
-def test_gradient_checkpointing_recomputes_shared_beginnings():
+def test_gradient_checkpointing_recomputes_packed_rows():
     rows = make_rows(20, (36, 30, 40))
     wanted = from_column(rows, 25)
-    plain, shared = (make_model("qwen3", enabled=enabled) for enabled in (False, True))
-    shared.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same(outcome(shared, rows, wanted), outcome(plain, rows, wanted))
+    plain, recomputing = make_model(), make_model()
+    recomputing.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_same(outcome(recomputing, rows, wanted, pack(rows)), outcome(plain, rows, wanted))
 
 
-def test_adapters_take_shared_beginnings():
+def test_adapters_take_packed_rows():
     from peft import LoraConfig, get_peft_model
 
-    def adapted(*, enabled: bool) -> Any:
-        torch.manual_seed(1)
-        settings_ = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
-        return get_peft_model(make_model("qwen3", enabled=enabled), settings_)
-
+    torch.manual_seed(1)
+    settings_ = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
+    model = get_peft_model(make_model(), settings_)
     rows = make_rows(20, (36, 30, 40))
     wanted = from_column(rows, 25)
-    plain, shared = adapted(enabled=False), adapted(enabled=True)
-    assert_same(outcome(shared, rows, wanted), outcome(plain, rows, wanted))
-    assert tokens_seen(shared, rows, wanted) < tokens_seen(plain, rows, wanted)
-
-
-def test_a_short_beginning_of_long_rows_is_not_worth_the_detour():
-    model = make_model("qwen3", enabled=True)
-    rows = make_rows(4, (120, 120))
-    assert tokens_seen(model, rows, from_column(rows, 60)) == 2 * 120
+    assert packed.takes_packings(model)
+    assert_same(outcome(model, rows, wanted, pack(rows)), outcome(model, rows, wanted))
 
 
 def test_attention_in_windows_is_left_to_the_model():
-    model = make_model("qwen3", enabled=True, use_sliding_window=True, sliding_window=8, max_window_layers=0)
-    rows = make_rows(20, (36, 36))
-    assert tokens_seen(model, rows, from_column(rows, 25)) == 2 * 36
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    assert not packed.takes_packings(make_model(**windows))
 
 
 def test_a_prepared_model_computes_padded_batches_as_before(tmp_path: Any):
-    plain, shared = (make_model("qwen3", enabled=enabled).eval() for enabled in (False, True))
-    rows, mask = make_rows(0, (9, 9)), torch.tensor([[1] * 9, [0] * 3 + [1] * 6])
-    torch.testing.assert_close(shared(rows, attention_mask=mask).logits, plain(rows, attention_mask=mask).logits)
-    shared.save_pretrained(tmp_path)
+    plain, prepared = MODELS["qwen3"]().eval(), make_model().eval()
+    plain.load_state_dict(prepared.state_dict())
+    rows, mask = padded(make_rows(0, (9, 9))), torch.tensor([[1] * 9, [0] * 3 + [1] * 6])
+    torch.testing.assert_close(prepared(rows, attention_mask=mask).logits, plain(rows, attention_mask=mask).logits)
+    prepared.save_pretrained(tmp_path)
     assert "astuner" not in (tmp_path / "config.json").read_text()
+
+
+def test_costs_are_measured_and_weighed():
+    costs = measure_pack_costs(make_model(), 128)
+    assert costs.token > 0
+    assert costs.pair >= 0
+    assert costs.piece >= 0
+    costs = PackCosts(token=1.0, pair=0.0, piece=10.0)
+    assert costs.pays(pack(make_rows(20, (36, 36, 36))))
+    assert not costs.pays(pack(make_rows(4, (12, 12, 12))))
+    # 3 rows of 36 tokens, 20 of them shared, 16 queries that look at 36 keys each where they stand behind the others.
+    assert PackCosts(0.0, 1.0, 0.0).packed(pack(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
+    assert PackCosts(0.0, 1.0, 0.0).padded(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
+
+
+def test_rows_that_begin_alike_go_together_within_the_budget():
+    groups = [make_rows(20, (30, 30, 30), seed) for seed in (1, 2)]
+    rows = [Row(ids, [0] * 29 + [1]) for pair in zip(*groups, strict=True) for ids in pair]
+    device = torch.device("cpu")
+    batches = micro_batches(rows, 50, device, lambda _: True)
+    assert sorted(tuple(sorted(batch.rows)) for batch in batches) == [(0, 2, 4), (1, 3, 5)]
+    assert all(batch.packing is not None and len(batch.packing.token_ids) == 50 for batch in batches)
+    assert len(micro_batches(rows, 100, device, lambda _: True)) == 1
+    refused = micro_batches(rows, 100, device, lambda _: False)
+    assert [(batch.packing, len(batch.rows)) for batch in refused] == [(None, 3), (None, 3)]
+    assert [len(batch.rows) for batch in micro_batches(rows, 30, device, lambda _: True)] == [1] * 6
