@@ -7,13 +7,19 @@ together right behind it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from astuner.context_tracker.prefixes import as_ids, encode_ids, shared_prefix_length
+
+# Of a batch's places, so that computing it padded costs little.
+_LEAST_FILLED = 0.75
 
 Ids = NDArray[np.int64]
 Path = tuple[tuple[int, int], ...]
@@ -31,6 +37,11 @@ class Piece:
     start: int
     end: int
     path: Path
+
+    @property
+    def size(self) -> int:
+        """Number of its tokens."""
+        return self.end - self.start
 
     @property
     def depth(self) -> int:
@@ -57,6 +68,22 @@ class Packing:
     pieces: tuple[Piece, ...]
     places: tuple[Ids, ...]
 
+    @cached_property
+    def batches(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of pieces that follow the very same tokens and are nearly as long, largest first, together."""
+        siblings: dict[Path, list[int]] = defaultdict(list)
+        for index, piece in enumerate(self.pieces):
+            siblings[piece.path].append(index)
+        batches: list[list[int]] = []
+        for indices in siblings.values():
+            indices.sort(key=lambda index: -self.pieces[index].size)
+            for at, index in enumerate(indices):
+                if at and self.pieces[index].size >= _LEAST_FILLED * self.pieces[batches[-1][0]].size:
+                    batches[-1].append(index)
+                else:
+                    batches.append([index])
+        return tuple(map(tuple, batches))
+
     @property
     def parents(self) -> Ids:
         """[N] int64: the node before each, -1 for first tokens."""
@@ -66,7 +93,7 @@ class Packing:
         return parents
 
 
-def pack(sequences: Sequence[Sequence[int]]) -> Packing:
+def pack(sequences: Sequence[Sequence[int] | NDArray[Any]]) -> Packing:
     """Lay out sequences of token ids; time and memory are proportional to their tokens.
 
     Raises:

@@ -8,6 +8,7 @@ distinct prefixes is the total length less what each sequence shares with the on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ def encode(call: LlmCall) -> bytes:
     return encode_ids((*call.prompt_ids, *call.completion_ids))
 
 
-def encode_ids(ids: Sequence[int]) -> bytes:
+def encode_ids(ids: Sequence[int] | NDArray[Any]) -> bytes:
     """Return ids as big-endian bytes, four an id."""
     return np.asarray(ids, dtype=">u4").tobytes()
 

@@ -58,6 +58,13 @@ def test_a_shared_prompt_and_a_retry():
     np.testing.assert_array_equal(packing.places[1], [0, 1, 4])
 
 
+def test_siblings_of_like_length_are_batched():
+    packing = pack([[1, 2, 3, 3, 3, 3], [1, 2, 4, 4, 4, 4], [1, 2, 5, 5, 5], [1, 2, 6], [7, 7]])
+    sizes = [[packing.pieces[index].size for index in batch] for batch in packing.batches]
+    assert sizes == [[6], [2], [4, 3], [1]]
+    assert sorted(index for batch in packing.batches for index in batch) == list(range(len(packing.pieces)))
+
+
 def test_an_empty_sequence_is_refused():
     with pytest.raises(ValueError, match="at least one token"):
         pack([[1], []])

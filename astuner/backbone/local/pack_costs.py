@@ -24,20 +24,21 @@ class PackCosts:
         token: for each token.
         pair: for each pair of tokens that an attention kernel looks at: half the square for a causal one, all with
             a mask.
-        piece: for each piece of a packing, whose attention is a call of its own.
+        batch: for each batch of pieces of a packing, whose attention is a call of its own.
     """
 
     token: float
     pair: float
-    piece: float
+    batch: float
 
     def packed(self, packing: Packing) -> float:
         """Return the seconds for a packing."""
         pairs = 0.0
-        for piece in packing.pieces:
-            size = piece.end - piece.start
-            pairs += size * (piece.depth + size) if piece.path else size * size / 2
-        return self.token * len(packing.token_ids) + self.pair * pairs + self.piece * len(packing.pieces)
+        for batch in packing.batches:
+            piece = packing.pieces[batch[0]]
+            seen = piece.depth + piece.size if piece.path else piece.size / 2
+            pairs += len(batch) * piece.size * seen
+        return self.token * len(packing.token_ids) + self.pair * pairs + self.batch * len(packing.batches)
 
     def padded(self, packing: Packing) -> float:
         """Return the seconds for its sequences side by side, padded to the longest."""
@@ -64,16 +65,16 @@ def measure_pack_costs(model: Any, longest: int) -> PackCosts:
         last = torch.tensor([len(packing.token_ids) - 1], device=device)
         return lambda: packed_logits(model, packing, last)
 
-    # Sequences that differ in their first token share nothing.
-    size = max(short // _PIECES, 1)
-    many = pack([[number] + [0] * (size - 1) for number in range(_PIECES)])
+    # Each goes on where the last but one ends, so that no two can be computed together.
+    size = max(short // _PIECES, 2)
+    many = pack([[0] * (size * number) + [1] * size for number in range(1, _PIECES)])
     one, longer = pack([[0] * short]), pack([[0] * long])
     seconds_many, seconds_short, seconds_long = (_seconds(forward(packing)) for packing in (many, one, longer))
     # Two lengths give the line and the parabola; rounding must not make either negative.
     pair = max((seconds_long - seconds_short * long / short) / (long * (long - short) / 2), 0.0)
     token = max((seconds_short - pair * short * short / 2) / short, 1e-12)
-    piece = max((seconds_many - token * len(many.token_ids)) / len(many.pieces), 0.0)
-    return PackCosts(token, pair, piece)
+    without = PackCosts(token, pair, 0.0)
+    return PackCosts(token, pair, max((seconds_many - without.packed(many)) / len(many.batches), 0.0))
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ a token attends to its ancestors. Outputs and gradients are those of separate ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from astuner.context_tracker import Packing
+from astuner.context_tracker import Packing, Piece
 
 _NAME = "astuner_packed"
 _MODEL_TYPES = ("llama", "qwen2", "qwen3")
@@ -76,20 +76,36 @@ def _attend(
     sdpa: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
     if packing is None:
         return sdpa(module, query, key, value, attention_mask, **kwargs)
-    sizes = [piece.end - piece.start for piece in packing.pieces]
-    number = {piece.start: index for index, piece in enumerate(packing.pieces)}
     # Split once: the backward pass of a slice writes as much as it was cut from, for each of the slices.
+    sizes = [piece.size for piece in packing.pieces]
     queries, keys, values = (torch.split(heads, sizes, dim=2) for heads in (query, key, value))
-    outputs = []
-    for index, piece in enumerate(packing.pieces):
-        if not piece.path:
-            outputs.append(sdpa(module, queries[index], keys[index], values[index], None, **kwargs)[0])
-            continue
-        before = [(number[start], end - start) for start, end in piece.path]
-        whole = (
-            torch.cat([*(part[at][:, :, :size] for at, size in before), part[index]], dim=2) for part in (keys, values)
-        )
-        depth, size = piece.depth, sizes[index]
-        mask = torch.ones(size, depth + size, dtype=torch.bool, device=query.device).tril(depth)[None, None]
-        outputs.append(sdpa(module, queries[index], *whole, mask, **kwargs)[0])
-    return torch.cat(outputs, dim=1), None
+    number = {piece.start: index for index, piece in enumerate(packing.pieces)}
+    outputs: list[Tensor | None] = [None] * len(sizes)
+    for batch in packing.batches:
+        first = packing.pieces[batch[0]]
+        before = [(number[start], end - start) for start, end in first.path]
+        whole = [_behind(before, [part[index] for index in batch], part) for part in (keys, values)]
+        mask = _visible(first, query.device) if before else None
+        output, _ = sdpa(module, _stacked([queries[index] for index in batch]), *whole, mask, **kwargs)
+        for index, row in zip(batch, output.unbind(), strict=True):
+            outputs[index] = row[: sizes[index]]
+    return torch.cat(outputs)[None], None  # type: ignore[arg-type]
+
+
+def _stacked(pieces: Sequence[Tensor]) -> Tensor:
+    """Return [1, heads, S, width] tensors as [B, heads, longest S, width]; the first is the longest."""
+    longest = pieces[0].shape[2]
+    return torch.cat([torch.nn.functional.pad(piece, (0, 0, 0, longest - piece.shape[2])) for piece in pieces])
+
+
+def _behind(before: Sequence[tuple[int, int]], batch: Sequence[Tensor], pieces: Sequence[Tensor]) -> Tensor:
+    """Return [B, heads, P + S, width]: a batch of pieces, each behind the beginnings of `pieces` that come before."""
+    own = _stacked(batch)
+    beginnings = [pieces[index][:, :, :size].expand(len(batch), -1, -1, -1) for index, size in before]
+    return torch.cat([*beginnings, own], dim=2) if before else own
+
+
+def _visible(piece: Piece, device: torch.device) -> Tensor:
+    """Return [1, 1, S, P + S] bool: tokens see all before their piece, and those of the piece up to themselves."""
+    mask = torch.ones(piece.size, piece.depth + piece.size, dtype=torch.bool, device=device)
+    return mask.tril(piece.depth)[None, None]

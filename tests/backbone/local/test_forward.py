@@ -167,8 +167,8 @@ def test_costs_are_measured_and_weighed():
     costs = measure_pack_costs(make_model(), 128)
     assert costs.token > 0
     assert costs.pair >= 0
-    assert costs.piece >= 0
-    costs = PackCosts(token=1.0, pair=0.0, piece=10.0)
+    assert costs.batch >= 0
+    costs = PackCosts(token=1.0, pair=0.0, batch=10.0)
     assert costs.pays(pack(make_rows(20, (36, 36, 36))))
     assert not costs.pays(pack(make_rows(4, (12, 12, 12))))
     # 3 rows of 36 tokens, 20 of them shared, 16 queries that look at 36 keys each where they stand behind the others.

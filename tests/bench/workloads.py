@@ -1,0 +1,138 @@
+"""Calls of agents, as the benchmarks of merging and updating take them.
+
+A workload is a list of calls, each `{"agent", "prompt_ids", "completion_ids"}`; those of a group are several episodes,
+told apart by `"episode"`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from astuner.schema import LlmCall
+
+VOCABULARY = 2000
+Workload = list[dict[str, Any]]
+
+
+class Agent:
+    """Makes the calls of one agent: a prompt, then turns of an answer and an observation."""
+
+    def __init__(self, name: str, rng: random.Random, prompt: int = 300, turn: int = 50) -> None:
+        self.name = name
+        self.rng = rng
+        self.turn = turn
+        self.context = self.ids(prompt)
+        self.prompt = list(self.context)
+
+    def ids(self, count: int) -> list[int]:
+        return [self.rng.randrange(VOCABULARY) for _ in range(count)]
+
+    def call(self, *, goes_on: bool = True) -> dict[str, Any]:
+        """Answer; the answer and an observation join the context if the agent goes on from it."""
+        call = {"agent": self.name, "prompt_ids": list(self.context), "completion_ids": self.ids(self.turn)}
+        if goes_on:
+            self.context += call["completion_ids"] + self.ids(self.turn)
+        return call
+
+    def summarise(self) -> None:
+        """Put a summary in the place of the history."""
+        self.context = self.prompt + self.ids(2 * self.turn)
+
+    def drift(self) -> None:
+        """Let the framework change one token of the history."""
+        place = self.rng.randrange(len(self.prompt), len(self.context))
+        self.context[place] = (self.context[place] + 1) % VOCABULARY
+
+
+def linear(calls: int = 30) -> Workload:
+    agent = Agent("a", random.Random(0))
+    return [agent.call() for _ in range(calls)]
+
+
+def three_agents(calls: int = 20) -> Workload:
+    agents = [Agent(name, random.Random(name)) for name in "abc"]
+    return [agent.call() for _ in range(calls) for agent in agents]
+
+
+def retry(calls: int = 20) -> Workload:
+    agent = Agent("a", random.Random(0))
+    made = []
+    for number in range(calls):
+        if number % 5 == 4:
+            made.append(agent.call(goes_on=False))
+        made.append(agent.call())
+    return made
+
+
+def summary(calls: int = 20) -> Workload:
+    agent = Agent("a", random.Random(0))
+    made = []
+    for number in range(calls):
+        if number and number % 10 == 0:
+            agent.summarise()
+        made.append(agent.call())
+    return made
+
+
+def drift(calls: int = 20) -> Workload:
+    agent = Agent("a", random.Random(0))
+    made = []
+    for number in range(calls):
+        if number % 10 == 9:
+            agent.drift()
+        made.append(agent.call())
+    return made
+
+
+def group(episodes: int = 8, prompt: int = 1000, answer: int = 200) -> Workload:
+    shared = Agent("a", random.Random(0), prompt, answer)
+    return [shared.call(goes_on=False) | {"episode": f"e{number}"} for number in range(episodes)]
+
+
+def forked(calls: int) -> Workload:
+    agent = Agent("a", random.Random(0))
+    made = []
+    for number in range(calls):
+        made.append(agent.call(goes_on=number % 8 == 0))
+    return made
+
+
+BUILT_IN: dict[str, Callable[[], Workload]] = {
+    "linear": linear,
+    "three_agents": three_agents,
+    "retry": retry,
+    "summary": summary,
+    "drift": drift,
+    "group": group,
+    "forked_800": lambda: forked(800),
+    "forked_1600": lambda: forked(1600),
+}
+
+
+def load(path: Path) -> Workload:
+    """Read a workload from a JSON file."""
+    workload: Workload = json.loads(path.read_text())
+    return workload
+
+
+def calls_of(workload: Iterable[dict[str, Any]]) -> dict[str, list[LlmCall]]:
+    """Return the calls by episode."""
+    episodes: dict[str, list[LlmCall]] = {}
+    for number, row in enumerate(workload):
+        episode = str(row.get("episode", "e"))
+        completion = tuple(row["completion_ids"])
+        call = LlmCall(
+            call_id=f"{episode}/{number}",
+            episode_id=episode,
+            prompt_ids=tuple(row["prompt_ids"]),
+            completion_ids=completion,
+            logprobs=(-1.0,) * len(completion),
+            finish_reason="stop",
+            agent_name=row.get("agent", ""),
+        )
+        episodes.setdefault(episode, []).append(call)
+    return episodes
