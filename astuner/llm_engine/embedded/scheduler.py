@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from astuner.errors import ModelError
@@ -219,8 +219,9 @@ class Scheduler:
         self._sampled_tokens += len(requests)
         self._deliver_finished(requests)
 
-    def _deliver_finished(self, requests: Iterable[Request]) -> None:
-        for request in requests:
+    def _deliver_finished(self, requests: Sequence[Request]) -> None:
+        # From the last lane on: what leaves a lane before it is replaced by the last, which would be moved for nothing.
+        for request in reversed(requests):
             if not math.isfinite(request.logprobs[-1]):
                 self._leave(request)
                 self._answer(request, self._not_finite(request))
