@@ -28,6 +28,7 @@ from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.rows import MicroBatch, Row
+from astuner.config.consistency import GROUP_ALGORITHMS
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.schema import Episode
@@ -94,7 +95,6 @@ class PolicyUpdate:
             BackboneError: the engine's logprobs do not belong to the policy's weights, or the gradient is not finite.
         """
         rows = [Row.of_sample(sample, index) for index, episode in enumerate(episodes) for sample in episode.samples]
-        sums = _Sums()
         if self._rounds_coarsely and (self._mini_batch_num(rows) > 1 or self._uses_kl_in_reward):
             rows = self._with_own_logprobs(rows)
         rewards, advantages, signal = self._advantages(episodes, rows)
@@ -105,7 +105,7 @@ class PolicyUpdate:
             "update/groups_without_variance": _groups_without(signal, episodes),
         }
         if bool(advantages.ne(0).any()):
-            metrics |= self._move(rows, advantages, sums, step)
+            metrics |= self._move(rows, advantages, step)
         return UpdateResult(metrics, tuple(advantages.tolist()), bool(signal.any()))
 
     @property
@@ -116,7 +116,8 @@ class PolicyUpdate:
     def _uses_kl_in_reward(self) -> bool:
         return self.config.trainer_common.algorithm.use_kl_in_reward
 
-    def _move(self, rows: Sequence[Row], advantages: Tensor, sums: _Sums, step: int) -> dict[str, float]:
+    def _move(self, rows: Sequence[Row], advantages: Tensor, step: int) -> dict[str, float]:
+        sums = _Sums()
         norms: list[float] = []
         parts = _mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step))
         for part in parts:
@@ -169,7 +170,7 @@ class PolicyUpdate:
         groups = {task_id: index for index, task_id in enumerate(dict.fromkeys(e.task.task_id for e in episodes))}
         group_ids = torch.tensor([groups[episode.task.task_id] for episode in episodes])
         advantages = self._rule.advantages(rewards, group_ids)
-        peers = group_ids if self._rule.compares_groups else torch.zeros_like(group_ids)
+        peers = group_ids if self.algorithm.name in GROUP_ALGORITHMS else torch.zeros_like(group_ids)
         signal = has_signal(raw if self._rule.dynamic_sampling else scored, peers)
         if self._rule.dynamic_sampling:
             advantages = torch.where(signal, advantages, 0.0)
@@ -269,7 +270,7 @@ class PolicyUpdate:
         metrics: dict[str, float] = {
             name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
         }
-        metrics |= {
+        return metrics | {
             "entropy": values["entropy"] / max(trained, 1.0),
             "clip_fraction": loss["clip_fraction_low"] + loss["clip_fraction_high"],
             "kl/rollout": values["rollout_kl"] / compared,
@@ -281,7 +282,6 @@ class PolicyUpdate:
             "lr": self.optimiser.lr(step),
             "update/optimiser_steps": steps,
         }
-        return metrics
 
     def _refuse_foreign_logprobs(self, sums: _Sums, step: int) -> None:
         difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
@@ -297,11 +297,11 @@ class PolicyUpdate:
 def _compare(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:
     """Add how far the trainer's logprobs are from the sampler's."""
     trained = batch.loss_mask.ne(0)
-    difference = (logprobs - batch.logprobs).abs()[trained]
-    sums.add("logprob_difference", (difference * batch.loss_mask[trained]).sum())
-    log_ratio = (logprobs - batch.logprobs).double()[trained]
-    sums.add("rollout_kl", ((log_ratio.expm1() - log_ratio) * batch.loss_mask[trained]).sum())
-    sums.add("compared_tokens", batch.loss_mask.sum())
+    counts = batch.loss_mask[trained]
+    log_ratio = (logprobs - batch.logprobs)[trained].double()
+    sums.add("logprob_difference", (log_ratio.abs() * counts).sum())
+    sums.add("rollout_kl", ((log_ratio.expm1() - log_ratio) * counts).sum())
+    sums.add("compared_tokens", counts.sum())
 
 
 def _mini_batches(rows: Sequence[Row], count: int, seed: str) -> list[list[Row]]:

@@ -38,7 +38,6 @@ class ReinforcementRule:
         loss_function: a `PolicyBatch` and a `ClipRange` to a `PolicyLoss`.
         clip: bounds of the probability ratio, `NO_CLIP` where the algorithm has none.
         norm_adv_by_std: whether advantages are divided by a standard deviation.
-        compares_groups: whether an episode is compared with its group, else with the whole batch.
         dynamic_sampling: whether the paper leaves out groups without reward variance (see `has_signal`).
     """
 
@@ -46,7 +45,6 @@ class ReinforcementRule:
     loss_function: LossFunction
     clip: ClipRange
     norm_adv_by_std: bool
-    compares_groups: bool = True
     dynamic_sampling: bool = False
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -121,7 +119,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             citation="REINFORCE++, arXiv:2501.03262v9, the variant without a group baseline. PPO's clip range of "
             "0.2 and mean over time steps.",
             loss_agg_mode="token-mean",
-            rule=replace(_GRPO, advantage_function=batch_normalised_advantages, compares_groups=False),
+            rule=replace(_GRPO, advantage_function=batch_normalised_advantages),
         ),
         Algorithm(
             name="gspo",
