@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from astuner.errors import AstunerError
+from astuner.signals import signals_handled
 
 _CONF = click.option(
     "--conf",
@@ -171,12 +172,6 @@ def _orderly_end_on(*numbers: int) -> Iterator[None]:
         latest = time.monotonic()
         raise _Terminated(number)
 
-    before = {number: signal.getsignal(number) for number in numbers}
-    for number, handler in before.items():
-        if handler in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, end)
-    try:
+    ordinary = (signal.SIG_DFL, signal.default_int_handler)
+    with signals_handled([number for number in numbers if signal.getsignal(number) in ordinary], end):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

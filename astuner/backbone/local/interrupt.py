@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
+from astuner.signals import signals_handled
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -22,14 +24,7 @@ def interrupt_deferred() -> Iterator[None]:
     def remember(number: int, _frame: FrameType | None) -> None:
         came.append(number)
 
-    # None stands for a handler that was not installed from Python, which could not be put back.
-    handlers = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) is not None}
-    for number in handlers:
-        signal.signal(number, remember)
-    try:
+    with signals_handled(_SIGNALS, remember):
         yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if came:
         signal.raise_signal(came[0])
