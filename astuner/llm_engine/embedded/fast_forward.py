@@ -74,14 +74,17 @@ class _LaneBatch:
     Attributes:
         rows: where the group's lanes lie in the batch.
         lanes, positions: [n], where to write each lane's new token.
+        shared: how many first keys are the same for all lanes, so that they are read from the first lane alone: a
+            decode step is as fast as memory is, and agents' prompts begin with the same long instructions.
         length: keys to attend to, n lanes padded to the longest.
-        mask: [n × key-value heads, query heads per key-value head, length], 0 or -inf.
+        mask: [n × key-value heads, query heads per key-value head, length - shared], 0 or -inf.
     """
 
     kv: Tensor
     rows: slice
     lanes: Tensor
     positions: Tensor
+    shared: int
     length: int
     mask: Tensor
 
@@ -203,12 +206,13 @@ class FastForward:
             rows = slice(begin, begin + size)
             begin += size
             length = max(map(len, group.sequences))
+            shared = group.shared if self.kv_shape.dtype == torch.float32 else 0
             at = positions[rows]
-            hidden = torch.arange(length, device=at.device) > at[:, None]
+            hidden = torch.arange(shared, length, device=at.device) > at[:, None]
             mask = torch.zeros(hidden.shape, dtype=group.kv.dtype, device=at.device).masked_fill_(hidden, -torch.inf)
             mask = mask[:, None, None].expand(-1, self._kv_heads, self._heads // self._kv_heads, -1)
             lanes = torch.arange(size, device=at.device)
-            batches.append(_LaneBatch(group.kv, rows, lanes, at, length, mask.flatten(0, 1).contiguous()))
+            batches.append(_LaneBatch(group.kv, rows, lanes, at, shared, length, mask.flatten(0, 1).contiguous()))
         return batches
 
     def _qkv(self, x: Tensor, layer: _Layer, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -229,19 +233,35 @@ class FastForward:
         keys, values = batch.kv[2 * index], batch.kv[2 * index + 1]
         keys[batch.lanes, :, batch.positions] = k
         values[batch.lanes, :, batch.positions] = v
-        keys = keys.flatten(0, 1)[:, : batch.length]
-        values = values.flatten(0, 1)[:, : batch.length]
+        first = keys[0, :, : batch.shared], values[0, :, : batch.shared]
+        keys = keys.flatten(0, 1)[:, batch.shared : batch.length]
+        values = values.flatten(0, 1)[:, batch.shared : batch.length]
         # The query heads that share a key-value head stand where several query positions would.
         q = q.reshape(len(keys), -1, self._head_dim)
-        if q.dtype == torch.float32:
-            # Two plain products are faster than the attention kernel at so few queries.
-            scores = torch.baddbmm(batch.mask, q, keys.transpose(1, 2), alpha=self._head_dim**-0.5)
-            attended = torch.bmm(scores.softmax(-1), values)
-        else:
+        if q.dtype != torch.float32:
             attended = functional.scaled_dot_product_attention(
                 q[None], keys[None], values[None], attn_mask=batch.mask[None]
             )
+            return attended.reshape(len(batch.lanes), -1)
+        # Two plain products are faster than the attention kernel at so few queries.
+        scores = torch.baddbmm(batch.mask, q, keys.transpose(1, 2), alpha=self._head_dim**-0.5)
+        if batch.shared:
+            of_shared = self._by_lane(self._by_head(q * self._head_dim**-0.5) @ first[0].transpose(1, 2))
+            weights = torch.cat([of_shared, scores], dim=-1).softmax(-1)
+            of_shared, scores = weights[..., : batch.shared], weights[..., batch.shared :]
+            attended = torch.baddbmm(self._by_lane(self._by_head(of_shared) @ first[1]), scores, values)
+        else:
+            attended = torch.bmm(scores.softmax(-1), values)
         return attended.reshape(len(batch.lanes), -1)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """[lanes × kv_heads, group, m] as [kv_heads, lanes × group, m]."""
+        return torch.unflatten(x, 0, (-1, self._kv_heads)).transpose(0, 1).flatten(1, 2)
+
+    def _by_lane(self, x: Tensor) -> Tensor:
+        """[kv_heads, lanes × group, m] as [lanes × kv_heads, group, m]."""
+        group = self._heads // self._kv_heads
+        return torch.unflatten(x, 1, (-1, group)).transpose(0, 1).flatten(0, 1)
 
     def _attend_chunk(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Attention of n consecutive tokens of one sequence, [n, heads × head_dim].

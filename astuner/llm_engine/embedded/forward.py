@@ -60,10 +60,12 @@ class LaneGroup:
     Attributes:
         kv: [planes, n, heads, capacity, width]; lane `i` is filled up to position `len(sequences[i]) - 2`.
         sequences: n lists of token ids; the last id of each is the one not yet in the cache.
+        shared: with how many tokens all of them begin alike; all those are in the cache of each lane.
     """
 
     kv: Tensor
     sequences: Sequence[Sequence[int]]
+    shared: int = 0
 
 
 class Forward(Protocol):

@@ -27,7 +27,7 @@ class Slab:
 
     Attributes:
         capacity: tokens per lane.
-        kv: [planes, lanes held, heads, capacity, width]; lane `i` is `requests[i]`'s. What is not filled is zero:
+        kv: [planes, lanes held, heads, capacity, width]; lane `i` is `requests[i]`'s. What is not filled is finite:
             masked positions are multiplied by 0, which would not mend the NaN that diverged weights may leave.
         requests: the lanes' owners; lanes past their number are free.
     """
@@ -60,15 +60,15 @@ class Slab:
         flat = np.zeros(math.prod(size) * shape.dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(flat).view(shape.dtype).view(size)
 
-    def remove(self, lane: int) -> None:
-        """Free a lane; the last one moves into its place."""
-        removed, last = self.requests[lane], self.requests.pop()
+    def remove(self, lane: int, *, spoilt: bool = False) -> None:
+        """Free a lane; the last one moves into its place. A `spoilt` one may hold NaN and is wiped."""
+        if spoilt:
+            self.kv[:, lane, :, : len(self.requests[lane].tokens)] = 0
+        last = self.requests.pop()
         end, filled = len(self.requests), len(last.tokens)
         if lane < end:
             self.requests[lane] = last
-            wipe = max(filled, len(removed.tokens))
-            self.kv[:, lane, :, :wipe] = self.kv[:, end, :, :wipe]
-        self.kv[:, end, :, :filled] = 0
+            self.kv[:, lane, :, :filled] = self.kv[:, end, :, :filled]
 
 
 class KvStore:
@@ -96,6 +96,11 @@ class KvStore:
     def slabs(self) -> list[Slab]:
         """Slabs with a lane in use."""
         return [slab for slab in self._slabs.values() if slab.requests]
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of memory that are held."""
+        return self.held_tokens * self._shape.bytes_per_token
 
     @property
     def held_tokens(self) -> int:
@@ -141,10 +146,10 @@ class KvStore:
         slab = self._where[request]
         return slab.kv[:, slab.requests.index(request)]
 
-    def release(self, request: Request) -> None:
-        """Free the lane of `request`."""
+    def release(self, request: Request, *, spoilt: bool = False) -> None:
+        """Free the lane of `request`; say so where its contents may be `spoilt` by numbers that are not finite."""
         slab = self._where.pop(request)
-        slab.remove(slab.requests.index(request))
+        slab.remove(slab.requests.index(request), spoilt=spoilt)
 
     def clear(self) -> None:
         """Free all lanes and all memory."""

@@ -26,6 +26,11 @@ PREFILL_TOKENS = 4096
 # Two waiting prompts that go on alike for this many tokens are worth a closer look, see `_worth_waiting_for`.
 _ALIKE_TOKENS = 16
 
+# With fewer tokens or lanes in common, attending to them apart from the rest costs more than it saves.
+_SHARED_TOKENS, _SHARED_LANES = 16, 4
+# Lanes that take no more are kept for the next requests: fresh memory costs more time than writing to it does.
+_KEPT_BYTES = 64 * 2**20
+
 _AlikeKey = tuple[int, tuple[int, ...]]
 
 
@@ -83,7 +88,9 @@ class Scheduler:
         self._filling: dict[Request, int] = {}
         self._filling_alike: dict[_AlikeKey, Request] = {}
         self._running: list[Request] = []
+        # Both belong to the requests that run, and are made anew when those change.
         self._sampler: BatchSampler | None = None
+        self._shared: list[int] = []
         self._prompt_tokens = self._reused_tokens = self._sampled_tokens = self._steps = 0
         self._busy_seconds = 0.0
 
@@ -117,7 +124,8 @@ class Scheduler:
                 queue.remove(request)
         if self._filling.pop(request, None) is not None:
             self._filling_alike = {key: r for key, r in self._filling_alike.items() if r is not request}
-            self._store.release(request)
+            # Nobody has looked yet at what was computed for it.
+            self._store.release(request, spoilt=True)
         elif request in self._running:
             self._leave(request)
 
@@ -130,10 +138,11 @@ class Scheduler:
         self.forget_cache()
 
     def forget_cache(self) -> None:
-        """Drop every cached token and free the memory; nothing may be in flight."""
+        """Drop every cached token and free the memory, if it is any to speak of; nothing may be in flight."""
         assert self.in_flight == 0
         self._tree.clear()
-        self._store.clear()
+        if self._store.held_bytes > _KEPT_BYTES:
+            self._store.clear()
 
     def step(self, *, admit: bool = True) -> None:
         """Compute one prefill pass, or where nothing is to be filled one token for each running request.
@@ -205,12 +214,14 @@ class Scheduler:
         """Sample one token for every running request."""
         self._grow_lanes()
         slabs = self._store.slabs
-        groups = [
-            LaneGroup(slab.kv[:, : len(slab.requests)], [request.tokens for request in slab.requests]) for slab in slabs
-        ]
         requests = [request for slab in slabs for request in slab.requests]
         if self._sampler is None:
             self._sampler = BatchSampler(requests, self._forward.kv_shape.device)
+            self._shared = [_shared(slab.requests) for slab in slabs]
+        groups = [
+            LaneGroup(slab.kv[:, : len(slab.requests)], [request.tokens for request in slab.requests], shared)
+            for slab, shared in zip(slabs, self._shared, strict=True)
+        ]
         token_ids, logprobs = self._sampler.sample(self._forward.decode(groups))
         for request, token_id, logprob in zip(requests, token_ids, logprobs, strict=True):
             request.tokens.append(token_id)
@@ -223,7 +234,7 @@ class Scheduler:
         # From the last lane on: what leaves a lane before it is replaced by the last, which would be moved for nothing.
         for request in reversed(requests):
             if not math.isfinite(request.logprobs[-1]):
-                self._leave(request)
+                self._leave(request, spoilt=True)
                 self._answer(request, self._not_finite(request))
             elif (reason := request.finish_reason) is not None:
                 self._remember(request)
@@ -257,12 +268,23 @@ class Scheduler:
         self._running.extend(requests)
         self._sampler = None
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: Request, *, spoilt: bool = False) -> None:
         self._running.remove(request)
-        self._store.release(request)
+        self._store.release(request, spoilt=spoilt)
         self._sampler = None
 
     def _remember(self, request: Request) -> None:
         """Put what is computed of `request` into the prefix cache."""
         lane = self._store.lane(request)
         self._tree.insert(request.tokens[:-1], lambda start, stop: lane[..., start:stop, :].clone())
+
+
+def _shared(requests: Sequence[Request]) -> int:
+    """With how many tokens, all of them in the cache, the requests begin alike; 0 where it is not worth knowing."""
+    if len(requests) < _SHARED_LANES:
+        return 0
+    cached = [request.tokens[:-1] for request in requests]
+    # Whatever stands between the first and the last in order begins as both of them do.
+    first, last = min(cached), max(cached)
+    shared = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return shared if shared >= _SHARED_TOKENS else 0

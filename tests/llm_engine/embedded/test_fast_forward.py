@@ -35,14 +35,17 @@ MODELS = {
 
 
 @torch.inference_mode()
-def logits_in_pieces(forward, sequences, cuts):
-    """Last logits of each sequence, computed chunk by chunk in two lane groups of different capacity."""
+def logits_in_pieces(forward, sequences, cuts, shared=0):
+    """Last logits of each sequence, computed chunk by chunk in two lane groups of different capacity.
+
+    The sequences of each group begin with `shared` tokens that are the same.
+    """
     shape = forward.kv_shape
     half = len(sequences) // 2
     groups = []
     for part, capacity in ((sequences[:half], 64), (sequences[half:], 96)):
         kv = torch.zeros(shape.planes, len(part), shape.heads, capacity, shape.width, dtype=shape.dtype)
-        groups.append(LaneGroup(kv, part))
+        groups.append(LaneGroup(kv, part, shared))
     for start, stop in pairwise(cuts):
         chunks = [
             Chunk(group.kv[:, lane], ids[start : min(stop, len(ids) - 1)], start)
@@ -72,6 +75,19 @@ def test_computes_what_transformers_computes(name, fused, monkeypatch):
     expected = expected_logits(model, sequences)
     assert expected.std() > 0.3
     assert (logits - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen2, tied, no grouped heads", "llama"])
+def test_what_lanes_share_is_read_from_the_first_alone(name):
+    model = MODELS[name]()
+    forward = FastForward(model, 128)
+    sequences = [random_prompt(20, seed=0) + random_prompt(length, seed=length) for length in (1, 33, 9, 40, 2, 17)]
+    logits = logits_in_pieces(forward, sequences, [0, 60], shared=20)
+    expected = expected_logits(model, sequences)
+    assert (logits - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
+    # It is the first lane that is read: where the others do not begin like it, they are computed as if they did.
+    wrong = [sequences[0], *(random_prompt(20, seed=1) + ids[20:] for ids in sequences[1:])]
+    assert (logits_in_pieces(forward, wrong, [0, 60], shared=20) - expected_logits(model, wrong)).abs().max() > 1e-2
 
 
 def test_lower_precision_stays_near():
