@@ -144,6 +144,40 @@ class Completion:
     policy_version: int = 0
 
 
+ForkCause = Literal[
+    "template_rewrote_history",
+    "framework_edited_history",
+    "tools_changed",
+    "system_changed",
+    "retokenised_by_client",
+    "truncated",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Why a call does not extend an earlier call that it should have extended.
+
+    Attributes:
+        cause: what happened.
+        call_id: the earlier call.
+        position: index of the first token at which the prompt differs from that call's prompt + completion.
+        expected_ids, found_ids: the first few ids from there on, of that call and of this prompt.
+        expected, found: their text.
+        message_index: index of the first message of this request that is not as in that call, or where the messages
+            are the same, of the message that `position` lies in.
+    """
+
+    cause: ForkCause
+    call_id: str
+    position: int
+    expected_ids: tuple[int, ...]
+    found_ids: tuple[int, ...]
+    expected: str
+    found: str
+    message_index: int
+
+
 @dataclass(frozen=True, slots=True)
 class LlmCall:
     """One LLM request and its answer, token-exact.
@@ -161,7 +195,7 @@ class LlmCall:
         target_tag: names the trainable model it was sent to.
         tools_hash: identifies the tool list of the request, "" for none.
         messages: request and answer, for display only; nothing is compared by text.
-        fork_cause: why this call does not extend an earlier call that it should have extended, else None.
+        fork: why this call does not extend an earlier call that it should have extended, else None.
         start_time, end_time: seconds since the epoch.
     """
 
@@ -177,7 +211,7 @@ class LlmCall:
     target_tag: str = "default"
     tools_hash: str = ""
     messages: tuple[Message, ...] = ()
-    fork_cause: str | None = None
+    fork: Fork | None = None
     start_time: float = 0.0
     end_time: float = 0.0
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.messages import digest
-from astuner.schema import LlmCall
+from astuner.schema import Fork, ForkCause, LlmCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,12 @@ class Prompt:
 
     Attributes:
         token_ids: the ids.
-        fork_cause: why it does not extend an earlier call that it should have extended.
+        fork: why it does not extend an earlier call that it should have extended.
         opening: length of the prompt that its conversation began with; None if it is that prompt.
     """
 
     token_ids: tuple[int, ...]
-    fork_cause: str | None = None
+    fork: Fork | None = None
     opening: int | None = None
 
 
@@ -53,15 +53,17 @@ class History:
     ) -> Prompt:
         """Return the ids for a normalised request: an earlier call's own ids and the new messages', if it can be."""
         chain = _chain(messages)
-        cause = None
+        cause: ForkCause | None = None
+        earlier, known = None, 0
         for known in range(len(messages) - 1, 0, -1):
             ends = self._ends.get(chain[known - 1])
             if not ends:
                 continue
-            if tools_hash not in ends:
-                cause = "tools_changed"
+            earlier = ends.get(tools_hash)
+            if earlier is None:
+                cause, earlier = "tools_changed", next(reversed(ends.values()))
                 break
-            bridged = self.codec.bridge(ends[tools_hash], messages, known, tools)
+            bridged = self.codec.bridge(earlier, messages, known, tools)
             if bridged is not None:
                 return Prompt(bridged, opening=self._openings[chain[0]])
             cause = "template_rewrote_history"
@@ -69,8 +71,23 @@ class History:
         else:
             # Only a request that carries an answer can be expected to extend one.
             if self.calls and any(message["role"] == "assistant" for message in messages):
-                cause = "framework_edited_history" if chain[0] in self._openings else "system_changed"
-        return Prompt(self.codec.render(messages, tools), cause, self._openings.get(chain[0]))
+                cause, earlier = (
+                    "framework_edited_history" if chain[0] in self._openings else "system_changed",
+                    self.calls[-1],
+                )
+        ids = self.codec.render(messages, tools)
+        fork = self._fork(cause, earlier, ids, known) if cause and earlier else None
+        return Prompt(ids, fork, self._openings.get(chain[0]))
+
+    def _fork(self, cause: ForkCause, earlier: LlmCall, found: tuple[int, ...], message_index: int) -> Fork:
+        expected = earlier.prompt_ids + earlier.completion_ids
+        pairs = enumerate(zip(expected, found, strict=False))
+        position = next((place for place, (a, b) in pairs if a != b), min(len(expected), len(found)))
+        texts = expected[position : position + 8], found[position : position + 8]
+        decode = self.codec.tokenizer.decode
+        return Fork(
+            cause, earlier.call_id, position, *texts, decode(list(texts[0])), decode(list(texts[1])), message_index
+        )
 
 
 def _chain(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:

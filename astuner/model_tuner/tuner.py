@@ -158,7 +158,7 @@ class ModelTuner:
             logprobs=completion.logprobs,
             finish_reason=completion.finish_reason,
             policy_version=completion.policy_version,
-            fork_cause=prompt.fork_cause,
+            fork=prompt.fork,
             end_time=time.time(),
         )
 

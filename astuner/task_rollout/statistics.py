@@ -117,7 +117,7 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "episodes/calls": _mean([len(episode.calls) for episode in episodes]),
         "episodes/samples": _mean([len(episode.samples) for episode in episodes]),
         "episodes/dropped_samples": sum(episode.dropped_samples for episode in episodes),
-        "episodes/forks": sum(call.fork_cause is not None for e in episodes for call in e.calls),
+        "episodes/forks": sum(call.fork is not None for e in episodes for call in e.calls),
         "tokens/raw": tokens.raw,
         "tokens/distinct": tokens.distinct,
         "tokens/trained": tokens.trained,

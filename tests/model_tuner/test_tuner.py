@@ -44,7 +44,7 @@ async def test_a_tool_turn_extends_the_sampled_tokens(codec: ChatCodec):
     second = await tuner.chat(history, tools=TOOLS)
     said = first.call.prompt_ids + first.call.completion_ids
     assert second.call.prompt_ids[: len(said)] == said
-    assert second.call.fork_cause is None
+    assert second.call.fork is None
     text = codec.tokenizer.decode(second.call.prompt_ids[len(said) :])
     assert text == "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     (sample,) = build_samples(tuner.calls)
@@ -60,10 +60,10 @@ async def test_what_was_sampled_is_kept_even_where_text_would_tokenise_otherwise
     tuner = ModelTuner(engine, codec, CallSettings(), episode_id="e")
     first = await tuner.chat([user("hi")])
     second = await tuner.chat([user("hi"), first.call.messages[-1], user("again")])
-    if second.call.fork_cause is None:
+    if second.call.fork is None:
         assert second.call.prompt_ids[: len(first.call.prompt_ids) + len(byte_ids)][-len(byte_ids) :] == tuple(byte_ids)
     else:  # Qwen3's template re-renders at a new question, to drop earlier thinking
-        assert (codec.renderer_name, second.call.fork_cause) == ("qwen3", "template_rewrote_history")
+        assert (codec.renderer_name, second.call.fork.cause) == ("qwen3", "template_rewrote_history")
 
 
 async def test_forks_name_their_cause(codec: ChatCodec):
@@ -75,7 +75,7 @@ async def test_forks_name_their_cause(codec: ChatCodec):
     changed = await tuner.chat([system, user("1+2?"), answer, result])
     edited = await tuner.chat([system, user("2+2?"), answer, result], tools=TOOLS)
     other = await tuner.chat([{"role": "system", "content": "t"}, user("1+2?"), answer, result], tools=TOOLS)
-    causes = [call.call.fork_cause for call in (first, changed, edited, other)]
+    causes = [call.call.fork and call.call.fork.cause for call in (first, changed, edited, other)]
     assert causes == [None, "tools_changed", "framework_edited_history", "system_changed"]
 
 
@@ -107,7 +107,7 @@ async def test_dashscope_parts_and_arguments_as_objects_are_understood(codec: Ch
     again = {"role": "assistant", "content": [], "tool_calls": [call]}
     question = {"role": "user", "content": [{"text": "1+"}, {"type": "text", "text": "2?"}]}
     second = await tuner.chat([question, again, {"role": "tool", "content": [{"text": "3"}]}], tools=TOOLS)
-    assert second.call.fork_cause is None
+    assert second.call.fork is None
     assert second.call.prompt_ids[: len(first.call.prompt_ids)] == first.call.prompt_ids
 
 

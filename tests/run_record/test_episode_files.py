@@ -18,7 +18,7 @@ from astuner.errors import RecordError
 from astuner.run_record import read_episode, read_index
 from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
 from astuner.run_record.episodes import EpisodeStore
-from astuner.schema import CallSpan, Episode, LlmCall, Sample, SamplingParams, Task, TokenCounts
+from astuner.schema import CallSpan, Episode, Fork, LlmCall, Sample, SamplingParams, Task, TokenCounts
 
 MakeEpisode = Callable[..., Episode]
 TRAIN_1 = EpisodeLabels(step=1, split="train")
@@ -41,6 +41,9 @@ JSON_VALUE = st.recursive(
 )
 OBJECT = st.dictionaries(TEXT, JSON_VALUE, max_size=3)
 MESSAGES = st.lists(OBJECT, max_size=4).map(tuple)
+FORKS = st.builds(
+    Fork, position=ID, expected_ids=IDS, found_ids=IDS, call_id=TEXT, expected=TEXT, found=TEXT, message_index=ID
+)
 SAMPLING = st.builds(SamplingParams, stop_token_ids=IDS, temperature=NUMBER, seed=st.none() | ID)
 
 
@@ -66,7 +69,7 @@ def call_lists(draw: st.DrawFn) -> tuple[LlmCall, ...]:
             sampling=draw(SAMPLING),
             messages=messages,
             agent_name=draw(TEXT),
-            fork_cause=draw(st.none() | TEXT),
+            fork=draw(st.none() | FORKS),
             start_time=draw(NUMBER),
         )
         calls.append(call)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from astuner.schema import Episode, LlmCall, Task
+from astuner.schema import Episode, Fork, LlmCall, Task
 from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validate
 
 
@@ -44,7 +44,7 @@ def test_validation_leaves_out_and_counts_what_has_no_reward():
 
 
 def test_batch_metrics_and_totals():
-    call = LlmCall("c", "e", (1, 2), (3,), (-0.1,), "stop", fork_cause="tools_changed")
+    call = LlmCall("c", "e", (1, 2), (3,), (-0.1,), "stop", fork=Fork("tools_changed", "b", 0, (1,), (2,), "a", "b", 0))
     episodes = [
         episode("a", 1.0, True, calls=(call,), log_metrics={"turns": 2}),
         episode("b", None),
