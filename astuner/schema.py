@@ -193,6 +193,8 @@ class LlmCall:
         policy_version: the weights it was sampled with.
         agent_name: the agent that made it, where known.
         target_tag: names the trainable model it was sent to.
+        trained: whether its completion is trained; if not, it is only context of calls that extend it.
+        reward: what the workflow gave this call alone; None where it shares the episode's reward.
         tools_hash: identifies the tool list of the request, "" for none.
         messages: request and answer, for display only; nothing is compared by text.
         fork: why this call does not extend an earlier call that it should have extended, else None.
@@ -209,6 +211,8 @@ class LlmCall:
     policy_version: int = 0
     agent_name: str = ""
     target_tag: str = "default"
+    trained: bool = True
+    reward: float | None = None
     tools_hash: str = ""
     messages: tuple[Message, ...] = ()
     fork: Fork | None = None
@@ -218,16 +222,25 @@ class LlmCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Where a call is trained in a sample: its completion is `token_ids[start:end]`, its prompt `token_ids[:start]`."""
+    """Where a call is trained in a sample.
+
+    Attributes:
+        call_id: the call.
+        start, end: its prompt has `start` tokens, prompt and completion together `end`. In a row, the completion is
+            `token_ids[start:end]` and the prompt `token_ids[:start]`.
+        nodes: in a tree sample, where each of the completion's tokens stands; the prompt is what `parents` lead to
+            from the first of them. None in a row.
+    """
 
     call_id: str
     start: int
     end: int
+    nodes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One training row: a root-to-leaf path through the calls of an episode.
+    """What is trained of an episode: one root-to-leaf path through its calls, or all of them as a tree.
 
     All per-token sequences have length N.
 
@@ -239,6 +252,9 @@ class Sample:
         weight: this sample's share of its episode's trained tokens; the samples of an episode sum to 1.
         spans: where each call lies.
         episode_id: the episode it came from.
+        parents: in a tree sample, N indices: of the token before each, which is an earlier one, or -1 where a sequence
+            begins. A token sampled twice with different logprobs stands twice, and what follows it follows the first.
+            None in a row, where each token follows the one before it.
     """
 
     token_ids: tuple[int, ...]
@@ -248,6 +264,7 @@ class Sample:
     weight: float
     spans: tuple[CallSpan, ...]
     episode_id: str = ""
+    parents: tuple[int, ...] | None = None
 
 
 EpisodeStatus = Literal["ok", "failed", "dropped"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from astuner.context_tracker.prefixes import count_distinct_prefixes, encode
-from astuner.schema import LlmCall, Sample, TokenCounts
+from astuner.schema import CallSpan, LlmCall, Sample, TokenCounts
 
 
 def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
@@ -13,7 +13,7 @@ def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
     return TokenCounts(
         raw=sum(len(call.prompt_ids) + len(call.completion_ids) for call in calls),
         distinct=count_distinct_prefixes([encode(call) for call in calls]),
-        trained=sum(len(call.completion_ids) for call in calls),
+        trained=sum(len(call.completion_ids) for call in calls if call.trained),
     )
 
 
@@ -21,24 +21,56 @@ def certificate(calls: Sequence[LlmCall], samples: Sequence[Sample]) -> float:
     """Return the share of calls that the samples rebuild exactly: 1.0 when nothing was lost or changed.
 
     A call counts as rebuilt when exactly one sample holds it and its prompt ids, completion ids and logprobs
-    all stand there. Calls without a completion train nothing and are not counted.
+    all stand there. Calls that train nothing are not counted: those without a completion, and those of targets that
+    are not trained.
     """
-    homes: dict[str, list[tuple[Sample, int, int]]] = {}
+    homes: dict[str, list[tuple[Sample, CallSpan]]] = {}
     for sample in samples:
         for span in sample.spans:
-            homes.setdefault(span.call_id, []).append((sample, span.start, span.end))
-    trained = [call for call in calls if call.completion_ids]
+            homes.setdefault(span.call_id, []).append((sample, span))
+    trained = [call for call in calls if call.trained and call.completion_ids]
     rebuilt = sum(_is_rebuilt(call, homes.get(call.call_id, [])) for call in trained)
     return rebuilt / len(trained) if trained else 1.0
 
 
-def _is_rebuilt(call: LlmCall, homes: Sequence[tuple[Sample, int, int]]) -> bool:
+def _is_rebuilt(call: LlmCall, homes: Sequence[tuple[Sample, CallSpan]]) -> bool:
     if len(homes) != 1:
         return False
-    sample, start, end = homes[0]
+    sample, span = homes[0]
+    if span.nodes is not None:
+        return _stands_in_tree(call, sample, span.nodes)
     return (
-        sample.token_ids[:start] == call.prompt_ids
-        and sample.token_ids[start:end] == call.completion_ids
-        and sample.logprobs[start:end] == call.logprobs
-        and all(count > 0 for count in sample.loss_mask[start:end])
+        sample.token_ids[: span.start] == call.prompt_ids
+        and sample.token_ids[span.start : span.end] == call.completion_ids
+        and sample.logprobs[span.start : span.end] == call.logprobs
+        and all(sample.loss_mask[span.start : span.end])
     )
+
+
+def _stands_in_tree(call: LlmCall, sample: Sample, nodes: Sequence[int]) -> bool:
+    return (
+        tuple(sample.token_ids[node] for node in nodes) == call.completion_ids
+        and tuple(sample.logprobs[node] for node in nodes) == call.logprobs
+        and all(sample.loss_mask[node] for node in nodes)
+        and all(
+            _before(sample, node) == call.prompt_ids + call.completion_ids[:offset]
+            and sample.position_ids[node] == len(call.prompt_ids) + offset
+            for offset, node in _where_paths_begin(sample, nodes)
+        )
+    )
+
+
+def _where_paths_begin(sample: Sample, nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """The first node, and those that do not follow the one before: their ancestors have to be looked at one by one."""
+    assert sample.parents is not None
+    parents = [sample.parents[node] for node in nodes]
+    return [(k, node) for k, node in enumerate(nodes) if k == 0 or parents[k] != nodes[k - 1]]
+
+
+def _before(sample: Sample, node: int) -> tuple[int, ...]:
+    """The tokens on the way from the root to a node of a tree sample, the node itself left out."""
+    assert sample.parents is not None
+    ids = []
+    while (node := sample.parents[node]) >= 0:
+        ids.append(sample.token_ids[node])
+    return tuple(reversed(ids))

@@ -1,40 +1,60 @@
-"""Merge the calls of an episode into the fewest training rows, without changing what is trained.
+"""Merge the calls of an episode into the fewest training samples, without changing what is trained.
 
-Exactness: every call's prompt and completion is a prefix of the row that trains it, and each sampled token is
+Exactness: every call's prompt and completion is rebuilt from the sample that trains it, and each sampled token is
 trained exactly once per time that it was sampled, with the logprob it was sampled with.
 """
 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from astuner.context_tracker.prefixes import as_ids, encode
+from astuner.context_tracker.packing import pack
+from astuner.context_tracker.prefixes import encode
 from astuner.schema import CallSpan, LlmCall, Sample
 
-MergeMode = Literal["leaf", "none"]
+MergeMode = Literal["leaf", "tree", "none"]
 
 
 @dataclass
 class _Row:
-    """A row under construction: a path through the trie and the calls trained on it."""
+    """A row under construction: a path through the trie, and the calls trained on it.
+
+    Attributes:
+        encoded: its token ids, see `encode`.
+        calls: those trained on it.
+        counts: how often each token is trained.
+        logprobs: as sampled. Both are arrays, which the garbage collector does not look into.
+    """
 
     encoded: bytes
+    token_ids: tuple[int, ...]
     calls: list[LlmCall] = field(default_factory=list)
-    logprob_at: dict[int, float] = field(default_factory=dict)
+    counts: array[int] = field(init=False)
+    logprobs: array[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = array("L", [0]) * len(self.token_ids)
+        self.logprobs = array("d", [0.0]) * len(self.token_ids)
 
     def accepts(self, call: LlmCall) -> bool:
-        """Whether no token of the call was already sampled here with another logprob."""
-        start = len(call.prompt_ids)
-        return all(
-            self.logprob_at.get(start + offset, logprob) == logprob for offset, logprob in enumerate(call.logprobs)
+        """Whether no token of the call was already sampled here with another logprob, or for another reward."""
+        start, end = _span(call)
+        taken = self.counts[start:end]
+        if not any(taken):
+            return True
+        sampled = zip(taken, self.logprobs[start:end], call.logprobs, strict=True)
+        return all(logprob == own for count, logprob, own in sampled if count) and all(
+            other.reward == call.reward for other in self.calls if _span(other)[0] < end and start < _span(other)[1]
         )
 
     def add(self, call: LlmCall) -> None:
-        start = len(call.prompt_ids)
-        self.logprob_at.update({start + offset: logprob for offset, logprob in enumerate(call.logprobs)})
+        start, end = _span(call)
+        self.counts[start:end] = array("L", [count + 1 for count in self.counts[start:end]])
+        self.logprobs[start:end] = array("d", call.logprobs)
         self.calls.append(call)
 
 
@@ -42,9 +62,10 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
     """Turn the calls of one episode into training samples.
 
     Args:
-        calls: the calls, in any order; calls without a completion token train nothing and are left out.
+        calls: the calls, in any order; those without a completion token, and those that are not to be trained, train
+            nothing and are left out.
         merge: `leaf` makes one row per root-to-leaf path of the token trie over all calls, whatever agent
-            made them; `none` makes one row per call.
+            made them; `none` makes one row per call; `tree` makes one sample of the whole trie, each token once.
 
     Returns:
         Samples in an order that does not depend on the order of `calls`. Weights sum to 1.
@@ -52,7 +73,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
     Raises:
         ValueError: a call's logprobs do not match its completion.
     """
-    trained = [call for call in calls if call.completion_ids]
+    trained = [call for call in calls if call.trained and call.completion_ids]
     for call in trained:
         if len(call.logprobs) != len(call.completion_ids):
             raise ValueError(
@@ -60,9 +81,12 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
                 f"but {len(call.logprobs)} logprobs"
             )
     ordered = sorted(((encode(call), call) for call in trained), key=lambda pair: (pair[0], _identity(pair[1])))
-    rows = _leaf_rows(ordered) if merge == "leaf" else [_single_row(encoded, call) for encoded, call in ordered]
+    rows = [_row_of(encoded, [call]) for encoded, call in ordered] if merge == "none" else _leaf_rows(ordered)
+    if merge == "tree":
+        return [_tree(rows)] if rows else []
     total = sum(len(call.completion_ids) for call in trained)
-    return [_finish(row, total) for row in rows]
+    positions = tuple(range(max((len(row.token_ids) for row in rows), default=0)))
+    return [_finish(row, positions, total) for row in rows]
 
 
 def limit_samples(samples: Sequence[Sample], most: int, seed: int) -> tuple[list[Sample], int]:
@@ -82,21 +106,27 @@ def limit_samples(samples: Sequence[Sample], most: int, seed: int) -> tuple[list
     chosen = {id(sample) for sample in sorted(samples, key=rank)[:most]}
     kept = [sample for sample in samples if id(sample) in chosen]
     total = sum(sample.weight for sample in kept)
-    return [_reweighted(sample, sample.weight / total) for sample in kept], len(samples) - most
+    return [replace(sample, weight=sample.weight / total) for sample in kept], len(samples) - most
 
 
 def _identity(call: LlmCall) -> tuple[int, tuple[float, ...], str]:
     return len(call.prompt_ids), call.logprobs, call.call_id
 
 
-def _single_row(encoded: bytes, call: LlmCall) -> _Row:
-    row = _Row(encoded)
-    row.add(call)
+def _span(call: LlmCall) -> tuple[int, int]:
+    start = len(call.prompt_ids)
+    return start, start + len(call.completion_ids)
+
+
+def _row_of(encoded: bytes, calls: Sequence[LlmCall]) -> _Row:
+    row = _Row(encoded, calls[0].prompt_ids + calls[0].completion_ids)
+    for call in calls:
+        row.add(call)
     return row
 
 
 def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
-    """One row per leaf, more only where one token was sampled twice with different logprobs."""
+    """One row per leaf, more only where one token was sampled twice with different logprobs or rewards."""
     rows: list[_Row] = []
     # From the back, the rows that a sequence is a prefix of are the last ones made.
     for encoded, call in reversed(ordered):
@@ -108,43 +138,65 @@ def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
                 home = row
                 break
         if home is None:
-            home = _Row(encoded)
-            rows.append(home)
-        home.add(call)
+            rows.append(_row_of(encoded, [call]))
+        else:
+            home.add(call)
     rows.reverse()
     return rows
 
 
-def _finish(row: _Row, episode_tokens: int) -> Sample:
-    ids = tuple(as_ids(row.encoded).tolist())
-    mask = [0] * len(ids)
-    logprobs = [0.0] * len(ids)
-    spans = []
-    for call in sorted(row.calls, key=_identity):
-        start = len(call.prompt_ids)
-        end = start + len(call.completion_ids)
-        for offset, logprob in enumerate(call.logprobs, start):
-            mask[offset] += 1
-            logprobs[offset] = logprob
-        spans.append(CallSpan(call.call_id, start, end))
+def _finish(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sample:
+    logprobs = [0.0] * len(row.token_ids)
+    for call in row.calls:
+        logprobs[slice(*_span(call))] = call.logprobs
     return Sample(
-        token_ids=ids,
-        loss_mask=tuple(mask),
+        token_ids=row.token_ids,
+        loss_mask=tuple(row.counts),
         logprobs=tuple(logprobs),
-        position_ids=tuple(range(len(ids))),
-        weight=sum(mask) / episode_tokens,
-        spans=tuple(spans),
+        position_ids=positions[: len(row.token_ids)],
+        weight=sum(row.counts) / episode_tokens,
+        spans=tuple(CallSpan(call.call_id, *_span(call)) for call in sorted(row.calls, key=_identity)),
         episode_id=row.calls[0].episode_id,
     )
 
 
-def _reweighted(sample: Sample, weight: float) -> Sample:
+def _tree(rows: Sequence[_Row]) -> Sample:
+    """All rows as one sample: the nodes of their trie, and a copy of each that was sampled in more than one way."""
+    packing = pack([row.token_ids for row in rows])
+    ids, parents, positions = (array.tolist() for array in (packing.token_ids, packing.parents, packing.positions))
+    counts, logprobs = [0] * len(ids), [0.0] * len(ids)
+    stands: dict[tuple[int, float, float | None], int] = {}
+
+    def stand(node: int, logprob: float, reward: float | None) -> int:
+        """Count a sampled token at the node that has its logprob and reward; make that node if there is none."""
+        if (node, logprob, reward) not in stands:
+            place = node
+            if counts[node]:
+                place = len(ids)
+                for values in (ids, parents, positions):
+                    values.append(values[node])
+                counts.append(0)
+                logprobs.append(0.0)
+            stands[node, logprob, reward] = place
+            logprobs[place] = logprob
+        place = stands[node, logprob, reward]
+        counts[place] += 1
+        return place
+
+    spans = []
+    for row, places in zip(rows, packing.places, strict=True):
+        for call in sorted(row.calls, key=_identity):
+            start, end = _span(call)
+            sampled = zip(places[start:end].tolist(), call.logprobs, strict=True)
+            nodes = tuple(stand(node, logprob, call.reward) for node, logprob in sampled)
+            spans.append(CallSpan(call.call_id, start, end, nodes))
     return Sample(
-        sample.token_ids,
-        sample.loss_mask,
-        sample.logprobs,
-        sample.position_ids,
-        weight,
-        sample.spans,
-        sample.episode_id,
+        token_ids=tuple(ids),
+        loss_mask=tuple(counts),
+        logprobs=tuple(logprobs),
+        position_ids=tuple(positions),
+        weight=1.0,
+        spans=tuple(spans),
+        episode_id=rows[0].calls[0].episode_id,
+        parents=tuple(parents),
     )

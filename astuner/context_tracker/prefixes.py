@@ -7,6 +7,8 @@ distinct prefixes is the total length less what each sequence shares with the on
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,16 +18,32 @@ from numpy.typing import NDArray
 from astuner.schema import LlmCall
 
 _ID_BYTES = 4
+_TYPE_CODE = next(code for code in "IL" if array(code).itemsize == _ID_BYTES)
 
 
 def encode(call: LlmCall) -> bytes:
     """Return the call's prompt and completion ids as big-endian bytes, four an id."""
-    return encode_ids((*call.prompt_ids, *call.completion_ids))
+    ids = _array(call.prompt_ids)
+    ids.extend(_array(call.completion_ids))
+    return _big_endian(ids)
 
 
 def encode_ids(ids: Sequence[int] | NDArray[Any]) -> bytes:
     """Return ids as big-endian bytes, four an id."""
-    return np.asarray(ids, dtype=">u4").tobytes()
+    if isinstance(ids, np.ndarray):
+        return ids.astype(">u4").tobytes()
+    return _big_endian(_array(ids))
+
+
+def _array(ids: Sequence[int]) -> array[int]:
+    # Three times as fast as numpy, which looks at each number's type first.
+    return array(_TYPE_CODE, ids)
+
+
+def _big_endian(ids: array[int]) -> bytes:
+    if sys.byteorder == "little":
+        ids.byteswap()
+    return ids.tobytes()
 
 
 def as_ids(encoded: bytes) -> NDArray[np.uint32]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,18 @@ def group(episodes: int = 8, prompt: int = 1000, answer: int = 200) -> Workload:
 
 
 def forked(calls: int) -> Workload:
-    agent = Agent("a", random.Random(0))
-    made = []
-    for number in range(calls):
-        made.append(agent.call(goes_on=number % 8 == 0))
+    """Calls that each go on from where an earlier one began or ended, three turns deep at most."""
+    rng = random.Random(0)
+    root = Agent("a", rng, 1000)
+    made: Workload = []
+    depths: list[int] = []
+    for _ in range(calls):
+        base = rng.randrange(len(made)) if made else None
+        agent = copy(root)
+        if base is not None and depths[base] < 3:
+            agent.context = made[base]["prompt_ids"] + made[base]["completion_ids"] + root.ids(root.turn)
+        depths.append(depths[base] + 1 if agent.context is not root.context and base is not None else 1)
+        made.append(agent.call(goes_on=False))
     return made
 
 

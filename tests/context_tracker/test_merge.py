@@ -26,7 +26,10 @@ def call(name: str, prompt: list[int], completion: list[int], logprobs: list[flo
 
 @st.composite
 def forests(draw: st.DrawFn) -> list[LlmCall]:
-    """Calls that extend, fork, repeat and truncate one another, from a tiny alphabet so that they collide."""
+    """Calls that extend, fork, repeat, drift from and truncate one another, of several agents, some not trained.
+
+    Few different tokens, logprobs and rewards, so that they collide.
+    """
     tokens = st.lists(st.integers(0, 2), min_size=0, max_size=4)
     calls: list[LlmCall] = []
     for index in range(draw(st.integers(0, 8))):
@@ -35,17 +38,34 @@ def forests(draw: st.DrawFn) -> list[LlmCall]:
             parent = draw(st.sampled_from(calls))
             whole = parent.prompt_ids + parent.completion_ids
             base = whole[: draw(st.integers(0, len(whole)))]
+            if base and draw(st.integers(0, 9)) == 0:
+                place = draw(st.integers(0, len(base) - 1))
+                base = (*base[:place], base[place] ^ 1, *base[place + 1 :])
         completion = draw(tokens)
         logprobs = [draw(st.sampled_from([-1.0, -0.5])) for _ in completion]
-        calls.append(call(f"c{index}", [*base, *draw(tokens)], completion, logprobs))
+        made = call(f"c{index}", [*base, *draw(tokens)], completion, logprobs)
+        rewards, trained = st.sampled_from([None, None, 1.0]), st.sampled_from([True, True, True, False])
+        calls.append(
+            replace(
+                made,
+                agent_name=draw(st.sampled_from("ab")),
+                finish_reason=draw(st.sampled_from(["stop", "length"])),
+                reward=draw(rewards),
+                trained=draw(trained),
+            )
+        )
     return calls
 
 
-@given(forests(), st.sampled_from(["leaf", "none"]), st.randoms())
+def trained(calls: list[LlmCall]) -> list[LlmCall]:
+    return [c for c in calls if c.trained and c.completion_ids]
+
+
+@given(forests(), st.sampled_from(["leaf", "tree", "none"]), st.randoms())
 def test_every_sampled_token_is_trained_once_with_its_logprob(calls, merge, rng: random.Random):
     samples = build_samples(calls, merge)
     assert certificate(calls, samples) == 1.0
-    assert sum(sum(s.loss_mask) for s in samples) == sum(len(c.completion_ids) for c in calls)
+    assert sum(sum(s.loss_mask) for s in samples) == sum(len(c.completion_ids) for c in trained(calls))
     if samples:
         assert sum(s.weight for s in samples) == pytest.approx(1.0)
     shuffled = list(calls)
@@ -53,17 +73,57 @@ def test_every_sampled_token_is_trained_once_with_its_logprob(calls, merge, rng:
     assert build_samples(shuffled, merge) == samples
 
 
+@given(forests(), st.sampled_from(["leaf", "tree"]))
+def test_a_token_is_never_trained_for_two_rewards_at_once(calls, merge):
+    by_id = {c.call_id: c for c in calls}
+    for sample in build_samples(calls, merge):
+        rewards: dict[int, set[float | None]] = {}
+        for span in sample.spans:
+            for place in span.nodes or range(span.start, span.end):
+                rewards.setdefault(place, set()).add(by_id[span.call_id].reward)
+        assert all(len(found) == 1 for found in rewards.values())
+
+
+@given(forests())
+def test_merging_what_was_merged_changes_nothing(calls):
+    """Each row, taken as the calls that it holds, is that row again."""
+    by_id = {c.call_id: c for c in calls}
+    for sample in build_samples(calls):
+        (again,) = build_samples([by_id[span.call_id] for span in sample.spans])
+        assert replace(again, weight=sample.weight) == sample
+
+
 @given(forests())
 def test_leaf_rows_are_needed(calls):
-    """A row is a prefix of another only where a token was sampled twice with different logprobs."""
+    """A row is a prefix of another only where a token was sampled twice with different logprobs, or rewards."""
+    by_id = {c.call_id: c for c in calls}
     samples = build_samples(calls)
     for one in samples:
         for other in samples:
             if one is not other and other.token_ids[: len(one.token_ids)] == one.token_ids:
-                assert any(
+                differ = {by_id[span.call_id].reward for sample in (one, other) for span in sample.spans}
+                assert len(differ) > 1 or any(
                     a and b and x != y
                     for a, b, x, y in zip(one.loss_mask, other.loss_mask, one.logprobs, other.logprobs, strict=False)
                 )
+
+
+@given(forests())
+def test_a_tree_holds_each_prefix_once(calls):
+    samples = build_samples(calls, "tree")
+    distinct = count_tokens(trained(calls)).distinct
+    assert len(samples) == (distinct > 0)
+    for sample in samples:
+        assert sample.parents is not None
+        assert all(parent < node for node, parent in enumerate(sample.parents))
+        # Behind the trie stand copies of tokens that were sampled in more than one way; nothing follows them.
+        assert max(sample.parents) < distinct
+        kinds = {(parent, token) for parent, token in zip(sample.parents, sample.token_ids, strict=True)}
+        assert len(kinds) == distinct
+        assert all(
+            sample.position_ids[node] == (sample.position_ids[up] + 1 if up >= 0 else 0)
+            for node, up in enumerate(sample.parents)
+        )
 
 
 @given(forests())
@@ -84,6 +144,22 @@ def test_a_growing_conversation_is_one_row():
     assert [span.call_id for span in sample.spans] == ["a", "b"]
 
 
+def test_a_tree_keeps_both_ways_in_which_a_token_was_sampled():
+    calls = [call("a", [1], [2, 3], [-1.0, -2.0]), call("b", [1], [2, 4], [-1.5, -2.5])]
+    (tree,) = build_samples(calls, "tree")
+    assert tree.token_ids == (1, 2, 3, 4, 2)
+    assert tree.parents == (-1, 0, 1, 1, 0)
+    assert tree.logprobs == (0.0, -1.0, -2.0, -2.5, -1.5)
+    assert [span.nodes for span in tree.spans] == [(1, 2), (4, 3)]
+
+
+def test_a_target_that_is_not_trained_is_context():
+    first = replace(call("a", [1, 2], [3, 4]), trained=False)
+    (sample,) = build_samples([first, call("b", [1, 2, 3, 4, 5], [6])])
+    assert sample.loss_mask == (0, 0, 0, 0, 0, 1)
+    assert build_samples([first]) == []
+
+
 def test_identical_calls_weigh_as_often_as_they_were_sampled():
     calls = [call(f"c{i}", [1], [2, 3]) for i in range(4)]
     (sample,) = build_samples(calls)
@@ -95,6 +171,10 @@ def test_a_certificate_sees_a_changed_token():
     (sample,) = build_samples(calls)
     assert certificate(calls, [replace(sample, token_ids=(1, 9, 3))]) == 0.0
     assert certificate(calls, []) == 0.0
+    (tree,) = build_samples(calls, "tree")
+    assert certificate(calls, [tree]) == 1.0
+    for spoilt in ({"token_ids": (1, 9, 3)}, {"parents": (-1, 0, 0)}, {"loss_mask": (0, 0, 0)}):
+        assert certificate(calls, [replace(tree, **spoilt)]) == 0.0
 
 
 def test_wrong_number_of_logprobs_is_refused():
