@@ -56,6 +56,7 @@ class Ingredients:
             episode_timeout=config.rollout.episode_timeout,
             judge_timeout=config.task_judge.timeout,
             max_samples=config.rollout.multi_turn.max_sample_per_task,
+            merge="none" if config.update.pack == "none" else "leaf",
             madness_reward=config.rollout.agent_madness_reward,
         )
         return TaskRollout(runner, workers=config.rollout.max_env_worker, max_retries=config.rollout.max_retries)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
 from astuner.config.section import Section
-from astuner.config.trainer import TrainerCommonConfig
+from astuner.config.trainer import TrainerCommonConfig, UpdateConfig
 
 BackboneName = Literal["debug", "local", "trinity", "verl"]
 
@@ -48,6 +48,8 @@ class AstunerConfig(Section):
     """The debug backbone's own settings."""
     trainer_common: TrainerCommonConfig = TrainerCommonConfig()
     """The training loop."""
+    update: UpdateConfig = UpdateConfig()
+    """How an update is computed."""
     context_tracker: ContextTrackerConfig = ContextTrackerConfig()
     """Used only by the older step protocol."""
     execute_test: bool = False

@@ -39,6 +39,7 @@ SCOPES = (
     ),
     Scope(("trinity",), ("astuner.rollout.n_vllm_engine", "trinity")),
     Scope(("verl",), ("verl",)),
+    Scope(("local",), ("astuner.update",)),
     Scope(_IN_PROCESS, ("astuner.trainer_common.device",)),
     Scope(
         ("debug",),

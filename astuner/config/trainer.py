@@ -68,6 +68,17 @@ class FsdpConfig(Section):
     """Keep optimiser state in host memory between uses."""
 
 
+PackMode = Literal["auto", "tree", "leaf", "none"]
+
+
+class UpdateConfig(Section):
+    """`update`: how an update is computed (local)."""
+
+    pack: PackMode = "auto"
+    """What is computed once: tree, every distinct prefix of a step's calls; leaf, every timeline; none, nothing: each
+    call by itself. auto takes tree or leaf, whichever is measured to be cheaper. What is learned is the same."""
+
+
 class TrainerCommonConfig(Section):
     """`trainer_common`: the training loop."""
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from astuner.context_tracker import build_samples, limit_samples
+from astuner.context_tracker import MergeMode, build_samples, limit_samples
 from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
@@ -32,6 +32,7 @@ class TaskRunner:
         engine, codec: the model.
         episode_timeout, judge_timeout: seconds.
         max_samples: the most training samples of one episode.
+        merge: how calls become samples.
         madness_reward: the reward of an episode whose model lost control.
     """
 
@@ -42,6 +43,7 @@ class TaskRunner:
     episode_timeout: float = 600.0
     judge_timeout: float = 60.0
     max_samples: int = 30
+    merge: MergeMode = "leaf"
     madness_reward: float = -1.0
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
@@ -123,7 +125,7 @@ class TaskRunner:
     def _with_samples(self, episode: Episode, seed: int) -> Episode:
         if episode.status != "ok":
             return episode
-        samples, dropped = limit_samples(build_samples(episode.calls), self.max_samples, seed)
+        samples, dropped = limit_samples(build_samples(episode.calls, self.merge), self.max_samples, seed)
         if samples:
             return replace(episode, samples=tuple(samples), dropped_samples=dropped)
         return replace(

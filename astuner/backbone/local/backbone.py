@@ -93,7 +93,8 @@ def _session(context: RunContext) -> Iterator[Session]:
     config = context.config.astuner
     torch.manual_seed(config.trainer_common.seed)
     with _memory_named(config):
-        policy = Policy(config.model, context.ingredients.model_path, choose_device(config.trainer_common.device))
+        device = choose_device(config.trainer_common.device)
+        policy = Policy(config.model, context.ingredients.model_path, device, config.update.pack)
         session = Session(context, policy, RunState())
         try:
             yield session

@@ -20,14 +20,14 @@ from transformers.masking_utils import sdpa_mask
 from astuner.context_tracker import Packing, Piece
 
 _NAME = "astuner_packed"
-_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "qwen2", "qwen3")
 
 
 def enable(model: Any) -> None:
     """Let a transformers model compute packed rows, where it is one whose attention we know all of."""
     config = model.config
     windowed = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    if config.model_type in _MODEL_TYPES and not windowed and config._attn_implementation == "sdpa":
+    if config.model_type in MODEL_TYPES and not windowed and config._attn_implementation == "sdpa":
         AttentionInterface.register(_NAME, _attend)
         AttentionMaskInterface.register(_NAME, sdpa_mask)
         model.set_attn_implementation(_NAME)

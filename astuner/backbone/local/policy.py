@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from astuner.backbone.local import packed
 from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
 from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
 from astuner.config.rollout import LoraConfig, ModelConfig
+from astuner.config.trainer import PackMode
+from astuner.context_tracker import Packing
 from astuner.errors import BackboneError, ModelError
 from astuner.model_tuner import ChatCodec, first_line
 
@@ -75,11 +77,12 @@ class Policy:
     computation runs in the configured type under autocast.
     """
 
-    def __init__(self, config: ModelConfig, path: str, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, path: str, device: torch.device, pack: PackMode = "auto") -> None:
         """Load the model at `path`.
 
         Raises:
             ModelError: `path` is no model, or LoRA's target modules are not in it.
+            BackboneError: `pack` is tree, and the model does not take packings.
         """
         self.device = device
         self.dtype = compute_dtype(config.dtype, device)
@@ -87,6 +90,12 @@ class Policy:
         base = load_causal_lm(path, self.dtype if self.uses_lora else torch.float32)
         base.to(device)
         packed.enable(base)
+        self._pack = pack
+        if pack == "tree" and not packed.takes_packings(base):
+            raise BackboneError(
+                f"update.pack is tree, but {type(base).__name__} is not among the models whose attention can be packed "
+                f"({', '.join(packed.MODEL_TYPES)}, without sliding windows); write auto, which packs where it can"
+            )
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         # Layers recompute their activations in training mode only.
@@ -107,7 +116,14 @@ class Policy:
 
     def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
         """Cut rows into micro-batches of at most `token_budget` tokens, packed where that is cheaper."""
-        return micro_batches(rows, token_budget, self.device, self.pack_costs.pays if self.pack_costs else None)
+        return micro_batches(rows, token_budget, self.device, self._pays)
+
+    @property
+    def _pays(self) -> Callable[[Packing], bool] | None:
+        """Whether a packing is to be computed; None where none is."""
+        if self._pack == "tree":
+            return lambda packing: True
+        return self.pack_costs.pays if self._pack == "auto" and self.pack_costs else None
 
     @property
     def parameters(self) -> int:
