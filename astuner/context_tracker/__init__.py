@@ -2,10 +2,11 @@
 
 from astuner.context_tracker.audit import certificate, count_tokens
 from astuner.context_tracker.merge import MergeMode, build_samples, limit_samples
-from astuner.context_tracker.packing import Packing, Piece, pack
-from astuner.context_tracker.prefixes import encode_ids, shared_prefix_length
+from astuner.context_tracker.packing import Packing, Piece, pack, pack_encoded
+from astuner.context_tracker.prefixes import ID_BYTES, encode_ids, shared_prefix_length
 
 __all__ = [
+    "ID_BYTES",
     "MergeMode",
     "Packing",
     "Piece",
@@ -15,5 +16,6 @@ __all__ = [
     "encode_ids",
     "limit_samples",
     "pack",
+    "pack_encoded",
     "shared_prefix_length",
 ]

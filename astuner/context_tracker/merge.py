@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from astuner.context_tracker.packing import pack
+from astuner.context_tracker.packing import pack_encoded
 from astuner.context_tracker.prefixes import encode
 from astuner.schema import CallSpan, LlmCall, Sample
 
@@ -162,7 +162,7 @@ def _finish(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sampl
 
 def _tree(rows: Sequence[_Row]) -> Sample:
     """All rows as one sample: the nodes of their trie, and a copy of each that was sampled in more than one way."""
-    packing = pack([row.token_ids for row in rows])
+    packing = pack_encoded([row.encoded for row in rows])
     ids, parents, positions = (array.tolist() for array in (packing.token_ids, packing.parents, packing.positions))
     counts, logprobs = [0] * len(ids), [0.0] * len(ids)
     stands: dict[tuple[int, float, float | None], int] = {}

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from astuner.schema import LlmCall
 
-_ID_BYTES = 4
-_TYPE_CODE = next(code for code in "IL" if array(code).itemsize == _ID_BYTES)
+ID_BYTES = 4
+_TYPE_CODE = next(code for code in "IL" if array(code).itemsize == ID_BYTES)
 
 
 def encode(call: LlmCall) -> bytes:
@@ -55,7 +55,7 @@ def shared_prefix_length(left: bytes, right: bytes) -> int:
     """Return how many leading ids two encoded sequences have in common."""
     size = min(len(left), len(right))
     if left[:size] == right[:size]:
-        return size // _ID_BYTES
+        return size // ID_BYTES
     differs = as_ids(left[:size]) != as_ids(right[:size])
     return int(differs.argmax())
 
@@ -65,6 +65,6 @@ def count_distinct_prefixes(encoded: Sequence[bytes]) -> int:
     previous = b""
     total = 0
     for sequence in sorted(encoded):
-        total += len(sequence) // _ID_BYTES - shared_prefix_length(previous, sequence)
+        total += len(sequence) // ID_BYTES - shared_prefix_length(previous, sequence)
         previous = sequence
     return total

@@ -45,17 +45,17 @@ def test_ancestors_and_pieces_agree_with_the_parents(given_: list[list[int]]):
         assert piece.depth == len(before)
 
 
-def test_a_shared_prompt_and_a_retry():
-    packing = pack([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 6], [9]])
-    assert packing.token_ids.tolist() == [1, 2, 3, 4, 5, 6, 9]
+def test_the_longest_timeline_is_one_piece():
+    packing = pack([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 6, 6], [9]])
+    assert packing.token_ids.tolist() == [1, 2, 5, 6, 6, 3, 4, 9]
     assert [(p.start, p.end, p.path) for p in packing.pieces] == [
-        (0, 4, ()),
-        (4, 6, ((0, 2),)),
-        (6, 7, ()),
+        (0, 5, ()),
+        (5, 7, ((0, 2),)),
+        (7, 8, ()),
     ]
-    assert packing.parents.tolist() == [-1, 0, 1, 2, 1, 4, -1]
-    assert packing.subtree_ends.tolist() == [6, 6, 4, 4, 6, 6, 7]
-    np.testing.assert_array_equal(packing.places[1], [0, 1, 4])
+    assert packing.parents.tolist() == [-1, 0, 1, 2, 3, 1, 5, -1]
+    assert packing.subtree_ends.tolist() == [7, 7, 5, 5, 5, 7, 7, 8]
+    np.testing.assert_array_equal(packing.places[1], [0, 1, 2])
 
 
 def test_siblings_of_like_length_are_batched():

@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astuner.backbone.local.algorithms import CallTable
-from astuner.context_tracker import Packing, encode_ids, pack, shared_prefix_length
+from astuner.context_tracker import ID_BYTES, Packing, encode_ids, pack_encoded, shared_prefix_length
 from astuner.schema import Sample
+
+# Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
+_MOST_PADDED_ON_CPU = 4096
 
 
 @dataclass(frozen=True)
@@ -83,26 +86,26 @@ def micro_batches(
     Returns:
         Micro-batches in an order that depends on the rows alone.
     """
-    everything = range(len(rows))
+    padded_budget = min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
     if pays is None:
-        return _padded_batches(rows, everything, token_budget, device)
+        return _padded_batches(rows, range(len(rows)), padded_budget, device)
+    encoded = [encode_ids(row.token_ids) for row in rows]
     batches: list[MicroBatch] = []
-    for chosen in _alike(rows, token_budget):
-        packing = pack([rows[index].token_ids for index in chosen])
+    for chosen in _alike(encoded, token_budget):
+        packing = pack_encoded([encoded[index] for index in chosen])
         if pays(packing):
             batches.append(_pad(rows, chosen, device, packing))
         else:
-            batches += _padded_batches(rows, chosen, token_budget, device)
+            batches += _padded_batches(rows, chosen, padded_budget, device)
     return batches
 
 
-def _alike(rows: Sequence[Row], token_budget: int) -> list[list[int]]:
+def _alike(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
     """Cut rows into parts of at most `token_budget` distinct prefixes; rows that begin alike go together."""
-    encoded = [encode_ids(row.token_ids) for row in rows]
     parts: list[list[int]] = []
     total = 0
-    for index in sorted(range(len(rows)), key=lambda index: (encoded[index], index)):
-        length = len(rows[index].token_ids)
+    for index in sorted(range(len(encoded)), key=lambda index: (encoded[index], index)):
+        length = len(encoded[index]) // ID_BYTES
         new = length - shared_prefix_length(encoded[parts[-1][-1]], encoded[index]) if parts else length
         if parts and total + new <= token_budget:
             parts[-1].append(index)
