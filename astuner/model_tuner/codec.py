@@ -16,9 +16,9 @@ from astuner.errors import ConfigError, ModelError, WorkflowError
 from astuner.model_tuner.template_bridge import REFUSALS, TemplateBridge
 from astuner.schema import LlmCall
 
-# The end of the Hermes tool format, by which a chat template that `renderers` does not know is recognised.
 _RENDERER_FILE = "astuner_renderer.json"
-_HERMES_MARK = "</tool_call>"
+# By what a chat template that `renderers` does not know writes for tool calls, the parser that reads them.
+_TOOL_PARSERS = {"</tool_call>": "qwen3", "<｜tool▁calls▁begin｜>": "deepseek-v3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,10 @@ class ChatCodec:
         Returns:
             None where the template would not keep the earlier tokens as a prefix.
         """
-        if self.renderer_name != "default":
-            return self._bridge_by_renderer(previous, previous.completion_ids, messages[known:], tools)
+        bridged = self._bridge_by_renderer(previous, messages[known:], tools)
+        if bridged is not None:
+            return bridged
+        # A renderer may decline what its template forgets in general though it forgets nothing here.
         closing = self._template(tools).closing(messages, known, self.stop_token_ids)
         if closing is None:
             return None
@@ -133,10 +135,7 @@ class ChatCodec:
         """Return whether `bridge` (same arguments) declined only because `previous` was cut by length."""
         if not self._is_cut(previous):
             return False
-        if self.renderer_name == "default":
-            return self._template(tools).closing(messages, known, self.stop_token_ids) is not None
-        ended = (*previous.completion_ids, self.stop_token_ids[0])
-        return self._bridge_by_renderer(previous, ended, messages[known:], tools) is not None
+        return self._template(tools).closing(messages, known, self.stop_token_ids) is not None
 
     def message_at(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, position: int
@@ -214,13 +213,15 @@ class ChatCodec:
     def _bridge_by_renderer(
         self,
         previous: LlmCall,
-        completion_ids: Sequence[int],
         new: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> tuple[int, ...] | None:
         try:
             rendered = self._renderer.bridge_to_next_turn(
-                list(previous.prompt_ids), list(completion_ids), list(new), tools=list(tools) if tools else None
+                list(previous.prompt_ids),
+                list(previous.completion_ids),
+                list(new),
+                tools=list(tools) if tools else None,
             )
         except REFUSALS:
             return None
@@ -338,6 +339,5 @@ def _recognise(tokenizer: Any) -> dict[str, Any]:
     if known:
         return {"name": known}
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, str) and _HERMES_MARK in template:
-        return {"name": "default", "tool_parser": "qwen3"}
-    return {"name": "default"}
+    parsers = [parser for mark, parser in _TOOL_PARSERS.items() if isinstance(template, str) and mark in template]
+    return {"name": "default", **({"tool_parser": parsers[0]} if parsers else {})}

@@ -146,14 +146,12 @@ class CallIndex:
         return bool(said) and any(written == said + end for end in ("", *ends))
 
 
-def fork(
-    codec: ChatCodec,
-    departure: Departure,
-    found: Sequence[int],
-) -> Fork:
-    """Return the record of a departure: where the ids `found` part from those of the call."""
+def fork(codec: ChatCodec, departure: Departure, found: Sequence[int]) -> Fork | None:
+    """Return where the ids `found` part from those of the call; None where they extend it after all."""
     expected = departure.call.prompt_ids + departure.call.completion_ids
     position = first_difference(expected, found)
+    if position == len(expected):
+        return None
     texts = tuple(expected[position : position + _SHOWN_TOKENS]), tuple(found[position : position + _SHOWN_TOKENS])
     return Fork(
         departure.cause,

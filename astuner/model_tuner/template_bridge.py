@@ -12,8 +12,10 @@ from jinja2 import TemplateError
 # What templates, and `renderers`, raise at messages that they do not take.
 REFUSALS = (TemplateError, ValueError, TypeError, LookupError)
 
-# Stands for an answer's text in a trial rendering: letters and digits only, so that no template trims or escapes it.
+# These stand for an answer's text, and for a new message's, in trial renderings: letters and digits only, so that no
+# template trims or escapes them.
 _SENTINEL = "Qx7vZk29LmW3"
+_NEW_SENTINEL = "Jr5dTy81PcH6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class TemplateBridge:
 
         The proof: with the answer's text replaced by one that occurs nowhere else, the template writes before it
         exactly the prompt that the answer was sampled for, and the rest of what was said (thinking, text beside
-        tool calls), and after it nothing but white space (or the end of a tool call) up to an end token.
+        tool calls), and after it nothing but white space up to an end token (or, after a tool call, nothing that
+        depends on what is new).
         What follows that token can then not depend on how the answer was spelled. Cutting the ids at a special
         token, rather than the text, keeps the template's own tokenisation of what is new.
 
@@ -45,14 +48,17 @@ class TemplateBridge:
         try:
             question = self.decode(self.render(messages[: known - 1], True))
             for answer, said in _trials(messages[known - 1]):
-                ids = self.render([*messages[: known - 1], answer, *messages[known:]], True)
+                told = [*messages[: known - 1], answer, *messages[known:]]
+                ids = self.render(told, True)
                 end = self._end(ids, stop_token_ids)
                 if end is None:
                     continue
                 before, _, after = self.decode(ids[:end]).partition(_SENTINEL)
                 kept = before.startswith(question) and _is_kept(before[len(question) :], said)
-                if kept and (answer.get("tool_calls") or not after.strip()):
+                if kept and (not after.strip() or self._stands_before_new(ids[: end + 1], told, known)):
                     return tuple(ids[end:])
+                if self._shows_thinking(messages[:known]):
+                    return None
         except REFUSALS:
             return None
         return None
@@ -66,6 +72,22 @@ class TemplateBridge:
             return None if end is None or self.decode(ids[:end]).partition(_SENTINEL)[2].strip() else ids[end]
         except REFUSALS:
             return None
+
+    def _stands_before_new(self, ids: Sequence[int], told: Sequence[Mapping[str, Any]], known: int) -> bool:
+        """Whether `ids` end a turn that calls tools, and so are the same whatever the first new message says."""
+        if not told[known - 1].get("tool_calls"):
+            return False
+        other = {**told[known], "content": _NEW_SENTINEL}
+        trial = self.render([*told[:known], other, *told[known + 1 :]], True)
+        return list(trial[: len(ids)]) == list(ids)
+
+    def _shows_thinking(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the template writes the thinking of an answer that is the last message, out of its own field."""
+        reasoning = str(messages[-1].get("reasoning_content", "")).strip()
+        try:
+            return bool(reasoning) and reasoning in self.decode(self.render(messages, False))
+        except REFUSALS:
+            return False
 
     def _end(self, ids: Sequence[int], ends: Collection[int]) -> int | None:
         """Return the place of the first of `ends` after the sentinel, which must be there once."""
@@ -83,7 +105,7 @@ class TemplateBridge:
 def _trials(answer: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
     """Yield the answer with the sentinel in it, and the texts of it that the template must keep.
 
-    Thinking is given in a field of its own, then in the text: a template that knows no such field may keep it there.
+    Thinking is given in a field of its own, then in the text, where a template that knows no such field may keep it.
     """
     calls = answer.get("tool_calls")
     text = str(answer["content"]) if calls else _SENTINEL
