@@ -210,7 +210,8 @@ class LlmCall:
         agent_name: the agent that made it, where known.
         target_tag: names the trainable model it was sent to.
         tools_hash: identifies the tool list of the request, "" for none.
-        messages: request and answer, for display only; nothing is compared by text.
+        messages: request and answer, with the thinking that the framework left out and the prompt holds; for display
+            and to find the call that a request continues. Tokens are never made of an answer's text again.
         fork: why this call does not extend an earlier call that it should have extended, else None.
         start_time, end_time: seconds since the epoch.
     """

@@ -150,6 +150,18 @@ async def test_thinking_cut_by_length_cannot_be_gone_on_from(tokenizer: Any, nam
     assert fork_of(agent, await agent.ask(*results("3"))) == ("truncated", "e/0", 1)
 
 
+@pytest.mark.parametrize("name", ["chatml", "deepseek"])
+async def test_tool_calls_cut_by_length_cannot_be_gone_on_from(tokenizer: Any, name: str):
+    """The first of two calls is whole; what ends the list was never sampled."""
+    family = FAMILY[name]
+    text = family.calls(CALLS)
+    length = len(family.tokenizer(tokenizer).encode(text, add_special_tokens=False))
+    agent = Agent(family, tokenizer, text + family.stop, max_tokens=length - 4)
+    first = await agent.ask(user("Add."), tools=TOOLS)
+    assert len(first.messages[-1]["tool_calls"]) == 1
+    assert fork_of(agent, await agent.ask(*results("3"), tools=TOOLS))[:2] == ("truncated", "e/0")
+
+
 async def test_a_tool_turn_without_an_end_of_its_own_is_not_taken_for_kept(tokenizer: Any):
     """The first end token after the call would be that of the tool's result."""
     template = CHATML.replace("{{- '<|im_end|>\\n' }}\n    {%- elif m.role == 'tool'", "{%- elif m.role == 'tool'")
