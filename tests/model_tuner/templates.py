@@ -111,7 +111,7 @@ DEEPSEEK = """{{- bos_token }}{{- messages[0].content if messages[0].role == 'sy
         {%- endif %}
         {{- eos_token }}
     {%- elif m.role == 'tool' %}
-        {{- '<｜tool▁outputs▁begin｜>' if loop.previtem.role != 'tool' else '\\n' }}
+        {{- '<｜tool▁outputs▁begin｜>' if loop.previtem.role != 'tool' else '' }}
         {{- '<｜tool▁output▁begin｜>' + m.content + '<｜tool▁output▁end｜>' }}
         {{- '<｜tool▁outputs▁end｜>' if loop.last or loop.nextitem.role != 'tool' else '' }}
     {%- endif %}
@@ -190,7 +190,7 @@ def _deepseek(calls: list[Mapping[str, Any]]) -> str:
 
 
 def _deepseek_results(results: list[str]) -> str:
-    inner = "\n".join(f"<｜tool▁output▁begin｜>{text}<｜tool▁output▁end｜>" for text in results)
+    inner = "".join(f"<｜tool▁output▁begin｜>{text}<｜tool▁output▁end｜>" for text in results)
     return f"<｜tool▁outputs▁begin｜>{inner}<｜tool▁outputs▁end｜>"
 
 
@@ -207,6 +207,14 @@ _LLAMA: dict[str, Any] = {
         "".join(_llama_turn("ipython", json.dumps(text)) for text in results)
         + "<|start_header_id|>assistant<|end_header_id|>\n\n"
     ),
+}
+_DEEPSEEK: dict[str, Any] = {
+    "eos": "<｜end▁of▁sentence｜>",
+    "bos": "<｜begin▁of▁sentence｜>",
+    "special": ["<｜User｜>", "<｜Assistant｜>", *_DEEPSEEK_MARKUP],
+    "calls": _deepseek,
+    "asks": lambda text: f"<｜User｜>{text}<｜Assistant｜>",
+    "results": _deepseek_results,
 }
 
 FAMILIES = [
@@ -240,14 +248,6 @@ FAMILIES = [
             for place, text in enumerate(results)
         ),
     ),
-    Family(
-        "deepseek",
-        DEEPSEEK,
-        eos="<｜end▁of▁sentence｜>",
-        bos="<｜begin▁of▁sentence｜>",
-        special=["<｜User｜>", "<｜Assistant｜>", *_DEEPSEEK_MARKUP],
-        calls=_deepseek,
-        asks=lambda text: f"<｜User｜>{text}<｜Assistant｜>",
-        results=_deepseek_results,
-    ),
+    Family("deepseek", DEEPSEEK, **_DEEPSEEK),
+    Family("deepseek-renderer", DEEPSEEK, renderer="deepseek-v3", **_DEEPSEEK),
 ]

@@ -121,8 +121,10 @@ def named(name: str) -> Family:
         ("qwen3", "template_rewrote_history", None),
         ("qwen3-renderer", "template_rewrote_history", None),
         ("llama3", None, None),
+        ("llama3-renderer", None, None),
         ("mistral", None, None),
         ("deepseek", "template_rewrote_history", "template_rewrote_history"),
+        ("deepseek-renderer", None, None),  # V3's, which keeps thinking
     ],
 )
 async def test_thinking(name: str, at_a_question: str | None, at_a_result: str | None, tokenizer: Any):
