@@ -152,6 +152,22 @@ ForkCause = Literal[
     "retokenised_by_client",
     "truncated",
 ]
+"""Why a request does not extend the call that it continues.
+
+`template_rewrote_history`: same messages, but the chat template renders earlier turns differently once there are later
+    ones (e.g. leaves out their thinking), or does not show that it keeps them.
+`framework_edited_history`: a message before the last answer is another one than in the earlier call, was put in, or is
+    an answer that the model never gave.
+`tools_changed`: same messages, other tools.
+`system_changed`: another system message, or one come or gone, before an earlier conversation.
+`retokenised_by_client`: an answer says what the model said, white space aside, but in another form than the model was
+    given back as: trimmed, thinking or tool calls written out in the text, text made into tool calls. Its rendering is
+    another sequence of tokens than was sampled. (Ids and spacing of a tool call's JSON are no other form.)
+`truncated`: messages of the earlier conversation were left out, those kept are as they were (e.g. the oldest turns, to
+    fit the context); or the earlier answer was cut by `max_tokens` inside thinking or a list of tool calls, whose end
+    was never sampled, so that the template cannot go on from its tokens. (An answer cut in its text can be gone on
+    from: the end of turn that the template puts after it is context, never trained.)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +212,8 @@ class LlmCall:
         trained: whether its completion is trained; if not, it is only context of calls that extend it.
         reward: what the workflow gave this call alone; None where it shares the episode's reward.
         tools_hash: identifies the tool list of the request, "" for none.
-        messages: request and answer, for display only; nothing is compared by text.
+        messages: request and answer, with the thinking that the framework left out and the prompt holds; for display
+            and to find the call that a request continues. Tokens are never made of an answer's text again.
         fork: why this call does not extend an earlier call that it should have extended, else None.
         start_time, end_time: seconds since the epoch.
     """

@@ -12,12 +12,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from astuner.errors import ConfigError, ModelError
+from astuner.errors import ConfigError, ModelError, WorkflowError
+from astuner.model_tuner.template_bridge import REFUSALS, TemplateBridge
 from astuner.schema import LlmCall
 
-# The end of the Hermes tool format, by which a chat template that `renderers` does not know is recognised.
 _RENDERER_FILE = "astuner_renderer.json"
-_HERMES_MARK = "</tool_call>"
+# By what a chat template that `renderers` does not know writes for tool calls, the parser that reads them.
+_TOOL_PARSERS = {"</tool_call>": "qwen3", "<｜tool▁calls▁begin｜>": "deepseek-v3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,8 @@ class ChatCodec:
         """
         self.tokenizer = tokenizer
         self._renderer = _build_renderer(tokenizer, renderer)
-        self.stop_token_ids: tuple[int, ...] = tuple(self._renderer.get_stop_token_ids())
         self.renderer_name: str = self._renderer.config.name
+        self.stop_token_ids: tuple[int, ...] = self._stop_token_ids()
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer, and which renderer goes with it, so that the folder's name does not matter later."""
@@ -74,10 +75,20 @@ class ChatCodec:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[int, ...]:
-        """Return the prompt ids for an assistant turn after `messages` (normalised)."""
-        return tuple(
-            self._renderer.render_ids(list(messages), tools=list(tools) if tools else None, add_generation_prompt=True)
-        )
+        """Return the prompt ids for an assistant turn after `messages` (normalised).
+
+        Raises:
+            WorkflowError: the chat template does not take these messages.
+        """
+        try:
+            return tuple(self._render(messages, tools, prompt=True))
+        except REFUSALS as error:
+            roles = ", ".join(str(message["role"]) for message in messages[-12:])
+            raise WorkflowError(
+                f"the chat template of the model does not take these messages (roles {'…, ' * (len(messages) > 12)}"
+                f"{roles}): {first_line(error)}. Send what the template knows (some know no system or tool role, or "
+                "want user and assistant in turns), or name another template in model.renderer"
+            ) from error
 
     def bridge(
         self,
@@ -97,15 +108,68 @@ class ChatCodec:
         Returns:
             None where the template would not keep the earlier tokens as a prefix.
         """
-        tool_list = list(tools) if tools else None
-        rendered = self._renderer.bridge_to_next_turn(
-            list(previous.prompt_ids), list(previous.completion_ids), list(messages[known:]), tools=tool_list
-        )
-        if rendered is not None:
-            return tuple(rendered.token_ids)
-        if self.renderer_name == "default":
-            return self._bridge_by_template(previous, messages, known, tool_list)
-        return None
+        bridged = self._bridge_by_renderer(previous, messages[known:], tools)
+        if bridged is not None:
+            return bridged
+        # A renderer may decline what its template forgets in general though it forgets nothing here.
+        closing = self._template(tools).closing(messages, known, self.stop_token_ids)
+        if closing is None:
+            return None
+        answer = messages[known - 1]
+        ids = (*previous.prompt_ids, *previous.completion_ids)
+        # Thinking that was never closed: the template would close it, with tokens that no rendering singles out.
+        if answer.get("reasoning_content") and not (answer["content"] or answer.get("tool_calls")):
+            return None
+        if not self._is_cut(previous):
+            return (*ids, *closing[1:]) if closing[0] == ids[-1] else None
+        # The end token that was not sampled becomes context. Within a list of tool calls more would be missing.
+        return None if answer.get("tool_calls") else (*ids, *closing)
+
+    def is_kept_but_for_the_cut(
+        self,
+        previous: LlmCall,
+        messages: Sequence[Mapping[str, Any]],
+        known: int,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> bool:
+        """Return whether `bridge` (same arguments) declined only because `previous` was cut by length."""
+        if not self._is_cut(previous):
+            return False
+        return self._template(tools).closing(messages, known, self.stop_token_ids) is not None
+
+    def message_at(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, position: int
+    ) -> int:
+        """Return the index of the message that the token at `position` of the rendered `messages` belongs to."""
+        if self.renderer_name != "default":
+            given = list(tools) if tools else None
+            owners = self._renderer.render(list(messages), tools=given, add_generation_prompt=True).message_indices
+            return max([owner for owner in owners[: position + 1] if owner >= 0], default=0)
+        low, high = 0, len(messages) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._length(messages[: middle + 1], tools) > position:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def written(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str | None:
+        """Return the text that the last of `messages`, an answer, is rendered to; None where that cannot be told."""
+        try:
+            question = self.decode(self._render(messages[:-1], tools, prompt=True))
+            answered = self.decode(self._render(messages, tools, prompt=False))
+        except REFUSALS:
+            return None
+        return answered.removeprefix(question) if answered.startswith(question) else None
+
+    def said(self, call: LlmCall) -> str:
+        """Return the text of a call's completion without its end token."""
+        return self.decode(call.completion_ids if self._is_cut(call) else call.completion_ids[:-1])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids)))
 
     def parse(
         self,
@@ -146,33 +210,49 @@ class ChatCodec:
         )
         return tuple(sample.token_ids), tuple(bool(said) for said in sample.loss_mask)
 
-    def _bridge_by_template(
+    def _bridge_by_renderer(
         self,
         previous: LlmCall,
-        messages: Sequence[Mapping[str, Any]],
-        known: int,
-        tools: list[Mapping[str, Any]] | None,
+        new: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
     ) -> tuple[int, ...] | None:
-        """Extend by an unknown template's own suffix, once its renderings prove that it keeps history."""
-        stop = previous.completion_ids[-1] if previous.completion_ids else None
-        if stop not in self.stop_token_ids:
+        try:
+            rendered = self._renderer.bridge_to_next_turn(
+                list(previous.prompt_ids),
+                list(previous.completion_ids),
+                list(new),
+                tools=list(tools) if tools else None,
+            )
+        except REFUSALS:
             return None
-        question = self._template_text(messages[: known - 1], tools, prompt=True)
-        answered = self._template_text(messages[:known], tools, prompt=False)
-        extended = self._template_text(messages, tools, prompt=True)
-        if not (answered.startswith(question) and extended.startswith(answered)):
-            return None
-        _, closed, after_stop = answered[len(question) :].rpartition(self.tokenizer.decode([stop]))
-        if not closed or after_stop.strip():
-            return None
-        suffix = self.tokenizer.encode(after_stop + extended[len(answered) :], add_special_tokens=False)
-        return (*previous.prompt_ids, *previous.completion_ids, *suffix)
+        return None if rendered is None else tuple(rendered.token_ids)
 
-    def _template_text(
-        self, messages: Sequence[Mapping[str, Any]], tools: list[Mapping[str, Any]] | None, *, prompt: bool
-    ) -> str:
-        ids = self._renderer.render_ids(list(messages), tools=tools, add_generation_prompt=prompt)
-        return str(self.tokenizer.decode(ids))
+    def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateBridge:
+        return TemplateBridge(lambda messages, prompt: self._render(messages, tools, prompt=prompt), self.decode)
+
+    def _render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
+    ) -> list[int]:
+        given = list(tools) if tools else None
+        return list(self._renderer.render_ids(list(messages), tools=given, add_generation_prompt=prompt))
+
+    def _length(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> int:
+        """Return how many tokens a beginning of a conversation has, 0 where the template refuses it by itself."""
+        try:
+            return len(self._render(messages, tools, prompt=False))
+        except REFUSALS:
+            return 0
+
+    def _is_cut(self, call: LlmCall) -> bool:
+        return not call.completion_ids or call.completion_ids[-1] not in self.stop_token_ids
+
+    def _stop_token_ids(self) -> tuple[int, ...]:
+        known = tuple(self._renderer.get_stop_token_ids())
+        if self.renderer_name != "default":
+            return known
+        # The tokenizer's end token ends documents; some templates end turns with another one.
+        end = self._template(None).end_token(set(self.tokenizer.all_special_ids))
+        return known if end is None or end in known else (end, *known)
 
 
 def load_tokenizer(path: str) -> Any:
@@ -259,6 +339,5 @@ def _recognise(tokenizer: Any) -> dict[str, Any]:
     if known:
         return {"name": known}
     template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, str) and _HERMES_MARK in template:
-        return {"name": "default", "tool_parser": "qwen3"}
-    return {"name": "default"}
+    parsers = [parser for mark, parser in _TOOL_PARSERS.items() if isinstance(template, str) and mark in template]
+    return {"name": "default", **({"tool_parser": parsers[0]} if parsers else {})}

@@ -45,6 +45,17 @@ def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> str:
     return hashlib.blake2b(json.dumps(tools, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
+def with_reasoning(
+    messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Return `messages`, which begin as `earlier` does, with the thinking of `earlier` where they leave it out."""
+    told = list(messages)
+    for place, (mine, theirs) in enumerate(zip(messages, earlier, strict=False)):
+        if theirs.get("reasoning_content") and not mine.get("reasoning_content"):
+            told[place] = {**mine, "reasoning_content": theirs["reasoning_content"]}
+    return told
+
+
 def _normalise_one(message: Message, index: int) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise WorkflowError(f"message {index} must be a mapping with a role, got {message!r}")

@@ -119,7 +119,7 @@ class ModelTuner:
             ignored: sampling parameters of the workflow's own; the run's hold, which is said once.
 
         Raises:
-            WorkflowError: the messages cannot be used.
+            WorkflowError: the messages cannot be used, or the chat template does not take them.
             ContextLengthError: the prompt is longer than configured, or leaves no room for an answer.
             CallLimitError: the episode made too many calls.
             AgentMadness: the model lost control and the configuration ends the episode.
@@ -127,24 +127,22 @@ class ModelTuner:
         self._refuse_too_many_calls()
         _say_what_is_ignored(tool_choice, ignored)
         started = time.time()
-        conversation = normalise(messages)
         offered = None if self._settings.disable_tools else tools
         hashed = tools_hash(offered)
-        prompt = self._history.prompt(conversation, offered, hashed)
+        prompt = self._history.prompt(normalise(messages), offered, hashed)
         params = self._sampling(prompt, max_tokens)
         completion = await self._engine.generate(prompt.token_ids, params)
         usable = None if tool_choice == "none" else offered
         parsed = self._codec.parse(completion.token_ids, prompt.token_ids, usable)
-        said = (*conversation, as_message(parsed))
         call = replace(
             self._call(prompt, completion),
             sampling=params,
             agent_name=agent_name,
             tools_hash=hashed,
-            messages=said,
+            messages=(*prompt.messages, as_message(parsed)),
             start_time=started,
         )
-        self._history.add(call, list(said))
+        self._history.add(call)
         self._watch(completion, parsed)
         return ChatAnswer(parsed, call)
 
