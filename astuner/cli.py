@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -106,6 +106,34 @@ def check(conf: Path, dry_run: bool, backbone: str | None, exp_dir: str, overrid
     from astuner.launcher.launch import Launch
 
     check_launch(Launch.from_yaml(conf, overrides, backbone, exp_dir), dry_run=dry_run)
+
+
+@astuner.command()
+@click.argument("run")
+@click.argument("episode", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--step", type=click.IntRange(min=0), help="Account for the episodes of this step only.")
+@click.option("--split", type=click.Choice(["train", "val"]), help="Training or validation; train if there is any.")
+@click.option("--no-certificate", is_flag=True, help="Read the index only: faster, but checks no episode.")
+@_EXP_DIR
+def explain(
+    run: str,
+    episode: str | None,
+    as_json: bool,
+    step: int | None,
+    split: Literal["train", "val"] | None,
+    no_certificate: bool,
+    exp_dir: str,
+) -> None:
+    """Say how the calls of RUN became what was trained: tokens, forks and what to try against them.
+
+    RUN is the run's folder, or its name under --exp-dir. EPISODE is an id as in the record, or how it alone begins.
+    """
+    from astuner.launcher.explain import explain as print_explanation
+
+    if episode is not None and (step is not None or split is not None or no_certificate):
+        raise click.UsageError("--step, --split and --no-certificate are for a whole run; leave them out with EPISODE")
+    print_explanation(run, episode, Path(exp_dir), step=step, split=split, certify=not no_certificate, as_json=as_json)
 
 
 _SECONDS_OF_IMPATIENCE = 3.0

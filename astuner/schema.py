@@ -339,6 +339,11 @@ class TokenCounts:
     distinct: int = 0
     trained: int = 0
 
+    @property
+    def saving(self) -> float:
+        """Raw tokens for each distinct one, which is what merging saves; 1.0 without tokens."""
+        return self.raw / self.distinct if self.distinct else 1.0
+
     def __add__(self, other: TokenCounts) -> TokenCounts:
         return TokenCounts(self.raw + other.raw, self.distinct + other.distinct, self.trained + other.trained)
 

@@ -39,9 +39,9 @@ class _SteadyConsole(Console):
         self.quiet = True
 
 
-def make_console() -> Console:
-    """Return the console of a run: stderr, so that a command's output can be piped."""
-    return _SteadyConsole(stderr=True, highlight=False)
+def make_console(*, stderr: bool = True) -> Console:
+    """Return the console of a run: stderr, so that a command's output can be piped; stdout is for that output."""
+    return _SteadyConsole(stderr=stderr, highlight=False)
 
 
 class _Sinks:

@@ -1,9 +1,10 @@
 """What a run leaves in `launcher_record/{experiment}/`: its writer, and readers for whoever shows it."""
 
-from astuner.run_record.episode_file import Split, read_episode
+from astuner.run_record.episode_file import RecordedEpisode, Split, read_episode, read_recorded_episode
 from astuner.run_record.episodes import EpisodeEntry, read_index
 from astuner.run_record.lock import FolderLock
 from astuner.run_record.log_file import RedactingStream
+from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
@@ -25,6 +26,7 @@ __all__ = [
     "FolderLock",
     "LoggerName",
     "MetricsRow",
+    "RecordedEpisode",
     "RedactingStream",
     "RunRecord",
     "RunSummary",
@@ -33,10 +35,13 @@ __all__ = [
     "ValidationSummary",
     "ValidationsSummary",
     "check_loggers",
+    "find_episode",
+    "find_run",
     "plot_run",
     "read_episode",
     "read_index",
     "read_metrics",
+    "read_recorded_episode",
     "read_summary",
     "redact",
     "redact_argv",

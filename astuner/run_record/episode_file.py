@@ -22,7 +22,7 @@ from astuner.errors import RecordError
 from astuner.run_record.codec import decode, encode
 from astuner.run_record.files import dump_json
 from astuner.run_record.plain import Redact, to_plain
-from astuner.schema import Episode, TokenCounts
+from astuner.schema import Episode, Fork, TokenCounts
 
 Split = Literal["train", "val"]
 
@@ -46,6 +46,21 @@ class EpisodeLabels:
     split: Split
     advantage: float | None = None
     tokens: TokenCounts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """An episode's file.
+
+    Attributes:
+        episode: the episode.
+        labels: what the run knew of it.
+        withheld: why token ids and samples are not there; None where they are.
+    """
+
+    episode: Episode
+    labels: EpisodeLabels
+    withheld: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,15 @@ def read_episode(path: Path) -> Episode:
     Raises:
         RecordError: the file cannot be read, or holds no episode.
     """
+    return read_recorded_episode(path).episode
+
+
+def read_recorded_episode(path: Path) -> RecordedEpisode:
+    """Return all that the episode's file `path` holds; see `read_episode`.
+
+    Raises:
+        RecordError: the file cannot be read, or holds no episode.
+    """
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
@@ -108,7 +132,7 @@ def read_episode(path: Path) -> Episode:
         for sample in row["samples"]:
             if sample["position_ids"] is None:
                 sample["position_ids"] = range(len(sample["token_ids"]))
-        return decode(Episode, row)
+        return RecordedEpisode(decode(Episode, row), decode(EpisodeLabels, document), document.get("withheld"))
     except (KeyError, IndexError, TypeError) as error:
         raise RecordError(f"{path} holds no whole episode: {error!r}") from error
     except RecordError as error:
@@ -116,8 +140,16 @@ def read_episode(path: Path) -> Episode:
 
 
 def _without_ids(episode: Episode) -> Episode:
-    calls = [replace(call, prompt_ids=(), completion_ids=(), logprobs=()) for call in episode.calls]
+    calls = [
+        replace(call, prompt_ids=(), completion_ids=(), logprobs=(), fork=call.fork and _without_excerpts(call.fork))
+        for call in episode.calls
+    ]
     return replace(episode, calls=tuple(calls), samples=())
+
+
+def _without_excerpts(fork: Fork) -> Fork:
+    """Leave out the few tokens that a fork shows: they may be a piece of a secret, which nothing would recognise."""
+    return replace(fork, expected_ids=(), found_ids=(), expected="", found="")
 
 
 def _fold_calls(episode: Episode, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -42,6 +43,7 @@ class EpisodeEntry:
             was not told.
         seconds: from the episode's start to its end.
         path: the episode's file, relative to the run's folder, with forward slashes.
+        forks: how many of its calls are forks, by cause; None in records that an older version wrote.
     """
 
     step: int
@@ -62,6 +64,7 @@ class EpisodeEntry:
     seconds: float
     error_kind: str | None
     path: str
+    forks: Mapping[str, int] | None = None
 
 
 class EpisodeStore:
@@ -149,6 +152,7 @@ def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:
         seconds=episode.end_time - episode.start_time,
         error_kind=episode.error_kind,
         path=path,
+        forks=dict(Counter(call.fork.cause for call in episode.calls if call.fork is not None)),
     )
 
 

@@ -37,7 +37,7 @@ def prepare_folder(folder: Path, *, resume: bool) -> Path | None:
             partial.unlink()
         if not any(folder.iterdir()):
             return None
-        if not _is_record(folder):
+        if not is_record(folder):
             raise RecordError(
                 f"{folder} holds files, but no run record (no {_ENVIRONMENT} of astuner); "
                 "empty it, or choose another experiment_name or --exp-dir"
@@ -73,7 +73,8 @@ def write_config(folder: Path, config_yaml: str) -> None:
     _write_keeping_older(folder / _CONFIG, redact(config_yaml).encode("utf-8", "backslashreplace"))
 
 
-def _is_record(folder: Path) -> bool:
+def is_record(folder: Path) -> bool:
+    """Return whether `folder` holds a run record."""
     try:
         content = json.loads((folder / _ENVIRONMENT).read_bytes())
     except (OSError, ValueError):

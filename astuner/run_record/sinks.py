@@ -16,15 +16,16 @@ from loguru import logger
 
 from astuner.errors import ConfigError
 from astuner.run_record.files import storing
+from astuner.run_record.step_line import step_line
 
 LoggerName = Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]
 
 _TRACKERS = ("wandb", "swanlab", "trackio")
 _CONSOLE_METRICS = (
     "reward/mean", "success/rate", "val/reward", "val/success_rate", "val/loss", "loss/policy", "loss/kl", "loss/sft",
-    "entropy", "grad_norm", "lr", "episodes/failed", "time/step",
+    "entropy", "grad_norm", "lr", "time/step",
 )  # fmt: skip
-_ALWAYS_SHOWN = ("reward/", "val/")
+_ALWAYS_SHOWN = ("reward/", "val/", "episodes/")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -69,7 +70,10 @@ class MetricSink(Protocol):
 
 
 class ConsoleSink:
-    """One line a step, through loguru; of quick steps that have neither reward nor validation, one in a while."""
+    """A line of numbers a step, and one on its episodes, through loguru.
+
+    Of quick steps that have neither episodes nor validation, one is shown in a while.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -85,6 +89,9 @@ class ConsoleSink:
             return
         self._last = now
         logger.info("step {} · {}", step, " · ".join(shown))
+        episodes = step_line(step, metrics)
+        if episodes is not None:
+            logger.info("{}", episodes)
 
     def truncate_after(self, step: int) -> None:
         """Do nothing: a console cannot forget."""

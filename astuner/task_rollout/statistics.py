@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from astuner.context_tracker import count_tokens
-from astuner.schema import Episode, TokenCounts
+from astuner.schema import Episode, ForkCause, TokenCounts
 
 
 @dataclass(frozen=True)
@@ -111,17 +112,24 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "reward/max": max((float(episode.reward or 0.0) for episode in rewarded), default=math.nan),
         "reward/min": min((float(episode.reward or 0.0) for episode in rewarded), default=math.nan),
         "success/rate": _mean([float(bool(episode.is_success)) for episode in rewarded]),
+        "episodes/total": len(episodes),
         "episodes/ok": sum(episode.status == "ok" for episode in episodes),
         "episodes/failed": sum(episode.status == "failed" for episode in episodes),
         "episodes/dropped": sum(episode.status == "dropped" for episode in episodes),
         "episodes/calls": _mean([len(episode.calls) for episode in episodes]),
         "episodes/samples": _mean([len(episode.samples) for episode in episodes]),
         "episodes/dropped_samples": sum(episode.dropped_samples for episode in episodes),
-        "episodes/forks": sum(call.fork is not None for e in episodes for call in e.calls),
+        "calls/total": sum(len(episode.calls) for episode in episodes),
+        "samples/total": sum(len(episode.samples) for episode in episodes),
         "tokens/raw": tokens.raw,
         "tokens/distinct": tokens.distinct,
         "tokens/trained": tokens.trained,
+        "tokens/saving": tokens.saving,
     }
+    forks = Counter(call.fork.cause for episode in episodes for call in episode.calls if call.fork is not None)
+    metrics["episodes/forks"] = forks.total()
+    # All of them in every step, so that curves have their zeros.
+    metrics.update({f"forks/{cause}": forks[cause] for cause in get_args(ForkCause)})
     own: dict[str, list[float]] = defaultdict(list)
     for episode in rewarded:
         for name, value in episode.log_metrics.items():

@@ -164,6 +164,23 @@ def test_console_shows_one_line_of_what_matters(messages: list[str]) -> None:
     assert [message.strip() for message in messages] == ["INFO: step 3 · reward/mean 0.1235 · time/step 2"]
 
 
+def test_console_says_in_a_line_what_became_of_a_steps_episodes(messages: list[str]) -> None:
+    metrics = {"episodes/total": 64, "episodes/failed": 0, "episodes/dropped": 0, "calls/total": 128, "lr": 1e-6}
+    metrics |= {"samples/total": 64, "tokens/raw": 15360, "tokens/distinct": 9216, "tokens/trained": 4096}
+    metrics |= {"tokens/saving": 15360 / 9216, "forks/tools_changed": 0, "forks/truncated": 1}
+    metrics |= {"forks/template_rewrote_history": 3}
+    sink = ConsoleSink()
+    sink.log(3, metrics)
+    sink.log(4, dict.fromkeys(metrics, 0.0) | {"episodes/total": 1, "episodes/failed": 1, "tokens/saving": 1.0})
+    assert [message.strip() for message in messages] == [
+        "INFO: step 3 · lr 1e-06",
+        "INFO: step 3: 64 episodes, 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096 trained tokens "
+        "(saving 1.7×), forks: 3 template_rewrote_history, 1 truncated",
+        "INFO: step 4 · lr 0",
+        "INFO: step 4: 1 episode (1 failed), 0 calls → 0 samples, 0 → 0 distinct → 0 trained tokens (saving 1.0×)",
+    ]
+
+
 def test_console_shows_quick_steps_once_in_ten_seconds(messages: list[str]) -> None:
     now = 0.0
     sink = ConsoleSink(clock=lambda: now)

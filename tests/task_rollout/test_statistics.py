@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import get_args
 
 import pytest
 
-from astuner.schema import Episode, Fork, LlmCall, Task
+from astuner.schema import Episode, Fork, ForkCause, LlmCall, Task
 from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validate
 
 
@@ -55,7 +56,11 @@ def test_batch_metrics_and_totals():
     assert metrics["success/rate"] == 0.5
     assert [metrics[f"episodes/{name}"] for name in ("ok", "failed", "dropped", "forks")] == [1, 1, 1, 1]
     assert metrics["workflow/turns"] == 3
-    assert metrics["tokens/raw"] == 3
+    assert (metrics["tokens/raw"], metrics["tokens/saving"]) == (3, 1.0)
+    assert [metrics[f"{name}/total"] for name in ("episodes", "calls", "samples")] == [3, 1, 0]
+    forks = {name: count for name, count in metrics.items() if name.startswith("forks/")}
+    assert set(forks) == {f"forks/{cause}" for cause in get_args(ForkCause)}
+    assert (forks.pop("forks/tools_changed"), set(forks.values())) == (1, {0})
     totals = RunTotals()
     totals.add(episodes)
     totals.add(episodes)
