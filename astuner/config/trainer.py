@@ -75,8 +75,7 @@ class UpdateConfig(Section):
     """`update`: how an update is computed (local)."""
 
     pack: PackMode = "auto"
-    """What is computed once: tree, every distinct prefix of a step's calls; leaf, every timeline; none, nothing: each
-    call by itself. auto takes tree or leaf, whichever is measured to be cheaper. What is learned is the same."""
+    """Compute once: tree, each distinct prefix; leaf, each timeline; none, each call; auto takes the cheaper of two."""
 
 
 class TrainerCommonConfig(Section):

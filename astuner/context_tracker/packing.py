@@ -179,7 +179,7 @@ def _step_back(way: list[_Branch]) -> None:
 def _longest_last(branches: Sequence[_Branch]) -> list[_Branch]:
     """Order branches for a stack, so that the longest is written first and is one piece with what it follows."""
     # Of equally long ones the first comes first.
-    return sorted(branches[::-1], key=lambda branch: branch.reach)
+    return sorted(branches, key=lambda branch: branch.reach, reverse=True)[::-1]
 
 
 class _Writer:

@@ -196,7 +196,7 @@ def test_an_episode_as_json(explained: Any):
     assert {call["agent_name"] for call in said["calls"]} == {"friday"}
     assert said["calls"][0]["shared_tokens"] == 0
     fork = said["calls"][1]["fork"]
-    assert (fork["cause"], fork["call"], fork["message_index"]) == ("template_rewrote_history", 1, 2)
+    assert (fork["cause"], fork["call"], fork["message_index"]) == ("template_rewrote_history", 1, 1)
     assert fork["position"] == said["calls"][1]["shared_tokens"]
     assert fork["expected"].startswith("<think>")
     assert fork["found"].startswith("3")
@@ -234,7 +234,7 @@ def test_an_episode_in_words(astuner: Command, run: Path, monkeypatch: pytest.Mo
         assert "ok · reward 1 · success · advantage +0.50 · 2.5 s" in said
         assert "call 2 forks from call 1: template_rewrote_history" in said
         assert "it should extend it, but differs from token 1" in said
-        assert "on, in messages[2]" in said
+        assert "on, in messages[1]" in said
         assert "expected  '<think>" in said
         assert "certificate  1.00: the samples rebuild every call, token for token" in said
         assert "what to try" in said
