@@ -62,7 +62,9 @@ class WorkflowOutput:
     """What a workflow returns.
 
     Attributes:
-        reward: the episode's reward, or `None` to have the judge score it.
+        reward: the episode's reward, or `None` to have the judge score it. A mapping rewards each agent by its name
+            (every agent that was trained must be in it), a list each LLM call, in the order of `ModelTuner.calls`;
+            the episode's own reward is then their mean.
         is_success: whether the task was solved; `None` means "reward > 0" once a reward is known.
         metadata: anything the judge needs, e.g. `{"final_answer": "42"}`.
         log_metrics: numbers to average over the step and log.
@@ -71,14 +73,13 @@ class WorkflowOutput:
         WorkflowError: a field has a value that training could not use.
     """
 
-    reward: float | None = None
+    reward: float | Mapping[str, float] | Sequence[float] | None = None
     is_success: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     log_metrics: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.reward is not None:
-            self.reward = checked_reward(self.reward, "WorkflowOutput.reward")
+        self.reward = _checked_rewards(self.reward)
         # numpy and torch scalars have `item`; a success of theirs is welcome.
         given: Any = self.is_success
         success = given.item() if hasattr(given, "item") else given
@@ -88,6 +89,23 @@ class WorkflowOutput:
         for name in ("metadata", "log_metrics"):
             if not isinstance(getattr(self, name), dict):
                 raise WorkflowError(f"WorkflowOutput.{name} must be a dict, got {getattr(self, name)!r}")
+
+
+def _checked_rewards(reward: Any) -> float | dict[str, float] | tuple[float, ...] | None:
+    if reward is None:
+        return None
+    rewards: dict[str, float] | tuple[float, ...]
+    if isinstance(reward, Mapping):
+        rewards = {
+            str(agent): checked_reward(value, f"WorkflowOutput.reward[{agent!r}]") for agent, value in reward.items()
+        }
+    elif isinstance(reward, list | tuple):
+        rewards = tuple(checked_reward(value, f"WorkflowOutput.reward[{at}]") for at, value in enumerate(reward))
+    else:
+        return checked_reward(reward, "WorkflowOutput.reward")
+    if not rewards:
+        raise WorkflowError(f"WorkflowOutput.reward must not be empty, got {reward!r}; give None to ask the judge")
+    return rewards
 
 
 def checked_reward(value: object, name: str) -> float:
@@ -297,7 +315,9 @@ class Episode:
         repeat_index: 0-based index within its group.
         status: `ok` (has a reward), `failed` (raised, hung, or was never scored), `dropped` (ok, but left no
             trainable token).
-        reward: None unless a reward was given; a missing reward is never a zero.
+        reward: None unless a reward was given; a missing reward is never a zero. Where agents or calls were rewarded,
+            the mean of their rewards.
+        agent_rewards: the rewards by agent, where the workflow gave such.
         is_success: None where there is no reward.
         calls: every LLM call, in order of completion.
         samples: the training rows made of `calls`.
@@ -319,6 +339,7 @@ class Episode:
     dropped_samples: int = 0
     error_kind: str | None = None
     error: str | None = None
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_metrics: Mapping[str, float] = field(default_factory=dict)
     start_time: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,7 +15,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
+from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import load_class, load_function, raised_at
 from astuner.schema import TaskSet
 from astuner.task_judge.judge_base import BaseJudge
@@ -56,10 +57,31 @@ class Ingredients:
             episode_timeout=config.rollout.episode_timeout,
             judge_timeout=config.task_judge.timeout,
             max_samples=config.rollout.multi_turn.max_sample_per_task,
+            targets=_targets(config),
             merge="none" if config.update.pack == "none" else "leaf",
             madness_reward=config.rollout.agent_madness_reward,
         )
         return TaskRollout(runner, workers=config.rollout.max_env_worker, max_retries=config.rollout.max_retries)
+
+
+def _targets(config: AstunerConfig) -> Targets:
+    """Return which of the workflow's agents are trained, and what answers for the others.
+
+    Raises:
+        ConfigError: the environment lacks an endpoint's key.
+    """
+    frozen = {}
+    for tag, model in config.rollout.frozen_models.items():
+        # The client wants some key even for an endpoint that needs none.
+        key = os.environ.get(model.api_key_env) if model.api_key_env else "none"
+        if not key:
+            raise ConfigError(
+                f"rollout.frozen_models.{tag}.api_key_env names {model.api_key_env}, which is not set; export it, or "
+                "leave api_key_env out if the endpoint needs no key"
+            )
+        frozen[tag] = FrozenModel(model.model, model.base_url, key)
+    trainable = config.rollout.trainable_targets
+    return Targets(None if trainable is None else tuple(trainable), frozen)
 
 
 def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) -> Ingredients:

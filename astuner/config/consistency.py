@@ -57,6 +57,7 @@ def _contradictions(run: AstunerConfig) -> Iterator[Problem]:
     rollout, trainer = run.rollout, run.trainer_common
     if trainer.algorithm.adv_estimator == "sft":  # it rolls nothing out
         return
+    yield from _wrong_targets(run)
     buffer = trainer.algorithm.overlong_buffer_length
     if buffer > run.data.max_response_length:
         yield _problem(
@@ -91,6 +92,31 @@ def _contradictions(run: AstunerConfig) -> Iterator[Problem]:
             "astuner.rollout.num_repeat",
             "astuner.trainer_common.algorithm.adv_estimator",
         )
+
+
+def _wrong_targets(run: AstunerConfig) -> Iterator[Problem]:
+    trainable, frozen = run.rollout.trainable_targets, run.rollout.frozen_models
+    if trainable is not None and not trainable:
+        yield _problem(
+            "rollout.trainable_targets is empty, so nothing would be trained; name the targets to train, or write "
+            "null to train all",
+            "astuner.rollout.trainable_targets",
+        )
+    for tag, model in frozen.items():
+        key = "astuner.rollout.frozen_models"
+        if trainable is None or tag in trainable:
+            yield _problem(
+                f"rollout.frozen_models names a model for {tag!r}, which is trained; leave it out, or name in "
+                "rollout.trainable_targets only the targets to train",
+                key,
+                "astuner.rollout.trainable_targets",
+            )
+        if (model.base_url is None) != (model.model == "policy"):
+            yield _problem(
+                f"rollout.frozen_models.{tag} has model {model.model!r} and base_url {model.base_url!r}; give both to "
+                "ask an endpoint, or neither to ask the model in training",
+                key,
+            )
 
 
 def _unused_by_algorithm(config: RunConfig) -> Iterator[Problem]:

@@ -74,6 +74,17 @@ class ValKwargs(Section):
     """Validation episodes per task; trainer_common.val_pass_n raises it where that is larger."""
 
 
+class FrozenModelConfig(Section):
+    """An entry of `rollout.frozen_models`, by target: what answers for agents that are not trained."""
+
+    model: str = "policy"
+    """The endpoint's name of the model; policy is the model in training, whose answers are then not trained."""
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint, e.g. https://api.openai.com/v1."""
+    api_key_env: str | None = None
+    """The environment variable that holds the endpoint's key; null where it needs none."""
+
+
 class RolloutConfig(Section):
     """`rollout`: how the agent runs against the model."""
 
@@ -81,6 +92,10 @@ class RolloutConfig(Section):
     """Run the class of agentscope_workflow. (False, the older step protocol, is no longer offered.)"""
     agentscope_workflow: str | None = None
     """`package.module->Class`, the Workflow to tune."""
+    trainable_targets: list[str] | None = None
+    """Tags of the agents to train (model_tuner.for_agent(…, target_tag=…)); null trains all."""
+    frozen_models: dict[str, FrozenModelConfig] = Field(default_factory=dict)
+    """What answers for agents that are not trained, by tag: model, base_url and api_key_env each."""
     agentscope_disable_toolcalls: bool = False
     """Show the model no tools, whatever the workflow registers."""
     max_env_worker: PositiveInt = 128

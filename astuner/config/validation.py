@@ -81,6 +81,8 @@ def _expected(details: ErrorDetails) -> str:
         return _choice(details)
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**context)
+    if kind == "extra_forbidden":  # within a mapping of sections; elsewhere, unknown keys are found before
+        return f"nothing named {details['loc'][-1]!r} in it; see its keys in the documentation"
     if kind == "value_error":
         return str(context["error"]).removeprefix("expected ")
     return _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ").removeprefix("Input should ")

@@ -47,8 +47,9 @@ class _Row:
         if not any(taken):
             return True
         sampled = zip(taken, self.logprobs[start:end], call.logprobs, strict=True)
+        overlapping = (other for other in self.calls if _span(other)[0] < end and start < _span(other)[1])
         return all(logprob == own for count, logprob, own in sampled if count) and all(
-            other.reward == call.reward for other in self.calls if _span(other)[0] < end and start < _span(other)[1]
+            _credit(other) == _credit(call) for other in overlapping
         )
 
     def add(self, call: LlmCall) -> None:
@@ -113,6 +114,11 @@ def _identity(call: LlmCall) -> tuple[int, tuple[float, ...], str]:
     return len(call.prompt_ids), call.logprobs, call.call_id
 
 
+def _credit(call: LlmCall) -> tuple[str, float] | None:
+    """What a call is rewarded for apart from its episode: calls that differ in it have advantages of their own."""
+    return None if call.reward is None else (call.agent_name, call.reward)
+
+
 def _span(call: LlmCall) -> tuple[int, int]:
     start = len(call.prompt_ids)
     return start, start + len(call.completion_ids)
@@ -165,11 +171,11 @@ def _tree(rows: Sequence[_Row]) -> Sample:
     packing = pack_encoded([row.encoded for row in rows])
     ids, parents, positions = (array.tolist() for array in (packing.token_ids, packing.parents, packing.positions))
     counts, logprobs = [0] * len(ids), [0.0] * len(ids)
-    stands: dict[tuple[int, float, float | None], int] = {}
+    stands: dict[tuple[int, float, object], int] = {}
 
-    def stand(node: int, logprob: float, reward: float | None) -> int:
+    def stand(node: int, logprob: float, credit: object) -> int:
         """Count a sampled token at the node that has its logprob and reward; make that node if there is none."""
-        if (node, logprob, reward) not in stands:
+        if (node, logprob, credit) not in stands:
             place = node
             if counts[node]:
                 place = len(ids)
@@ -177,9 +183,9 @@ def _tree(rows: Sequence[_Row]) -> Sample:
                     values.append(values[node])
                 counts.append(0)
                 logprobs.append(0.0)
-            stands[node, logprob, reward] = place
+            stands[node, logprob, credit] = place
             logprobs[place] = logprob
-        place = stands[node, logprob, reward]
+        place = stands[node, logprob, credit]
         counts[place] += 1
         return place
 
@@ -188,7 +194,7 @@ def _tree(rows: Sequence[_Row]) -> Sample:
         for call in sorted(row.calls, key=_identity):
             start, end = _span(call)
             sampled = zip(places[start:end].tolist(), call.logprobs, strict=True)
-            nodes = tuple(stand(node, logprob, call.reward) for node, logprob in sampled)
+            nodes = tuple(stand(node, logprob, _credit(call)) for node, logprob in sampled)
             spans.append(CallSpan(call.call_id, start, end, nodes))
     return Sample(
         token_ids=tuple(ids),

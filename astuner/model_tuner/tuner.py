@@ -16,6 +16,14 @@ from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
 from astuner.model_tuner.history import History, Prompt
 from astuner.model_tuner.madness import signs_of_madness
 from astuner.model_tuner.messages import normalise, tools_hash
+from astuner.model_tuner.targets import (
+    DEFAULT_TARGET,
+    DebugModel,
+    FrozenModel,
+    Targets,
+    ask_debug_model,
+    ask_endpoint,
+)
 from astuner.schema import Completion, LlmCall, SamplingParams
 
 if TYPE_CHECKING:
@@ -58,7 +66,14 @@ class ModelTuner:
     stream = False
 
     def __init__(
-        self, engine: LlmEngine, codec: ChatCodec, settings: CallSettings, *, episode_id: str, seed: int = 0
+        self,
+        engine: LlmEngine,
+        codec: ChatCodec,
+        settings: CallSettings,
+        *,
+        episode_id: str,
+        seed: int = 0,
+        targets: Targets | None = None,
     ) -> None:
         """Bind the tuner to one episode.
 
@@ -68,6 +83,7 @@ class ModelTuner:
             settings: sampling and lengths.
             episode_id: recorded with each call.
             seed: makes the episode's sampling repeatable.
+            targets: which of the workflow's agents are trained; None for all.
         """
         self.model_name = "astuner"
         self.madness: str | None = None
@@ -76,6 +92,7 @@ class ModelTuner:
         self._settings = settings
         self._episode_id = episode_id
         self._seed = seed
+        self._targets = targets or Targets()
         self._history = History(codec)
         self._started = 0
 
@@ -83,6 +100,18 @@ class ModelTuner:
     def calls(self) -> tuple[LlmCall, ...]:
         """The finished calls, in order of completion."""
         return tuple(self._history.calls)
+
+    def for_agent(
+        self, agent_name: str, target_tag: str = DEFAULT_TARGET, debug_model: DebugModel | None = None
+    ) -> AgentModel:
+        """Return the model for one of several agents: hand it to the agent as its model.
+
+        Args:
+            agent_name: recorded with the agent's calls; rewards by agent go by it.
+            target_tag: what `rollout.trainable_targets` and `rollout.frozen_models` call it.
+            debug_model: an AgentScope chat model that answers in its place where the target is not trained.
+        """
+        return AgentModel(self, agent_name, target_tag, debug_model)
 
     async def __call__(
         self,
@@ -105,9 +134,11 @@ class ModelTuner:
         tool_choice: str | None = None,
         max_tokens: int | None = None,
         agent_name: str = "",
+        target_tag: str = DEFAULT_TARGET,
+        debug_model: DebugModel | None = None,
         **ignored: Any,
     ) -> ChatAnswer:
-        """Sample one assistant turn.
+        """Sample one assistant turn, of the model in training or, for a target that is not trained, of its stand-in.
 
         Args:
             messages: the conversation, in OpenAI's form.
@@ -115,11 +146,12 @@ class ModelTuner:
             tool_choice: `none` hides the tools' calls from the agent; anything but `auto` and `none` cannot
                 be enforced on a sampled model, and is said once.
             max_tokens: a tighter bound than the configured one.
-            agent_name: recorded with the call.
+            agent_name, target_tag, debug_model: as in `for_agent`.
             ignored: sampling parameters of the workflow's own; the run's hold, which is said once.
 
         Raises:
-            WorkflowError: the messages cannot be used, or the chat template does not take them.
+            WorkflowError: the messages cannot be used, the chat template does not take them, or a target that is not
+                trained has no model or one that does not answer.
             ContextLengthError: the prompt is longer than configured, or leaves no room for an answer.
             CallLimitError: the episode made too many calls.
             AgentMadness: the model lost control and the configuration ends the episode.
@@ -129,6 +161,21 @@ class ModelTuner:
         started = time.time()
         offered = None if self._settings.disable_tools else tools
         hashed = tools_hash(offered)
+        trained = self._targets.trains(target_tag)
+        about: dict[str, Any] = {
+            "agent_name": agent_name,
+            "target_tag": target_tag,
+            "tools_hash": hashed,
+            "start_time": started,
+        }
+        if not trained:
+            model = self._targets.stand_in(target_tag, debug_model)
+            if not isinstance(model, FrozenModel):
+                parsed = await ask_debug_model(model, messages, offered, tool_choice)
+                return self._heard(parsed, messages, about)
+            if model.base_url is not None:
+                parsed = await ask_endpoint(model, target_tag, normalise(messages), offered, max_tokens)
+                return self._heard(parsed, messages, about)
         prompt = self._history.prompt(normalise(messages), offered, hashed)
         params = self._sampling(prompt, max_tokens)
         completion = await self._engine.generate(prompt.token_ids, params)
@@ -137,13 +184,19 @@ class ModelTuner:
         call = replace(
             self._call(prompt, completion),
             sampling=params,
-            agent_name=agent_name,
-            tools_hash=hashed,
+            trained=trained,
             messages=(*prompt.messages, as_message(parsed)),
-            start_time=started,
+            **about,
         )
         self._history.add(call)
         self._watch(completion, parsed)
+        return ChatAnswer(parsed, call)
+
+    def _heard(self, parsed: ParsedAnswer, messages: Sequence[Mapping[str, Any]], about: dict[str, Any]) -> ChatAnswer:
+        """Record the answer of a model whose tokens are not known."""
+        said = (*normalise(messages), as_message(parsed))
+        call = replace(self._call(Prompt((), said), Completion((), (), "stop")), trained=False, messages=said, **about)
+        self._history.calls.append(call)
         return ChatAnswer(parsed, call)
 
     def _call(self, prompt: Prompt, completion: Completion) -> LlmCall:
@@ -204,6 +257,36 @@ class ModelTuner:
         self.madness = signs_of_madness(text, parsed, self._settings.madness_checklist)
         if self.madness is not None and self._settings.madness_ends_episode:
             raise AgentMadness(self.madness)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentModel:
+    """The model as one of a workflow's agents sees it, see `ModelTuner.for_agent`."""
+
+    tuner: ModelTuner
+    agent_name: str
+    target_tag: str
+    debug_model: DebugModel | None = None
+    # AgentScope reads these two from a chat model.
+    stream: bool = False
+    model_name: str = "astuner"
+
+    async def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        """Answer as an AgentScope chat model does (see `ModelTuner.chat` for the errors)."""
+        return await self.tuner(messages, tools, tool_choice, **self._about(), **kwargs)
+
+    async def chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> ChatAnswer:
+        """Sample one assistant turn, see `ModelTuner.chat`."""
+        return await self.tuner.chat(messages, **self._about(), **kwargs)
+
+    def _about(self) -> dict[str, Any]:
+        return {"agent_name": self.agent_name, "target_tag": self.target_tag, "debug_model": self.debug_model}
 
 
 def as_message(parsed: ParsedAnswer) -> dict[str, Any]:

@@ -6,17 +6,18 @@ import asyncio
 import sysconfig
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from astuner.context_tracker import MergeMode, build_samples, limit_samples
 from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.schema import Episode, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score
+from astuner.task_runner.rewards import mean_reward, share_out
 from astuner.workflow import Workflow
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -33,6 +34,7 @@ class TaskRunner:
         episode_timeout, judge_timeout: seconds.
         max_samples: the most training samples of one episode.
         merge: how calls become samples.
+        targets: which of the workflow's agents are trained.
         madness_reward: the reward of an episode whose model lost control.
     """
 
@@ -44,12 +46,18 @@ class TaskRunner:
     judge_timeout: float = 60.0
     max_samples: int = 30
     merge: MergeMode = "leaf"
+    targets: Targets = field(default_factory=Targets)
     madness_reward: float = -1.0
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
         """Return the model for one episode, which records its calls."""
         return ModelTuner(
-            self.engine, self.codec, settings, episode_id=workflow_task.episode_id, seed=workflow_task.seed
+            self.engine,
+            self.codec,
+            settings,
+            episode_id=workflow_task.episode_id,
+            seed=workflow_task.seed,
+            targets=self.targets,
         )
 
     async def run(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> Episode:
@@ -66,18 +74,22 @@ class TaskRunner:
         )
         try:
             output = await self._outcome(workflow_task, tuner)
+            assert output.reward is not None
+            calls = share_out(output.reward, tuner.calls)
         except EpisodeError as error:
+            calls = tuner.calls
             episode = replace(episode, error_kind=error.kind, error=str(error))
         else:
             episode = replace(
                 episode,
                 status="ok",
-                reward=output.reward,
+                reward=mean_reward(output.reward),
+                agent_rewards=output.reward if isinstance(output.reward, Mapping) else {},
                 is_success=output.is_success,
                 metadata=output.metadata,
                 log_metrics=output.log_metrics,
             )
-        return self._with_samples(replace(episode, calls=tuner.calls, end_time=time.time()), workflow_task.seed)
+        return self._with_samples(replace(episode, calls=calls, end_time=time.time()), workflow_task.seed)
 
     async def _outcome(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         """Return an output whose reward and success are known."""
@@ -101,7 +113,7 @@ class TaskRunner:
             reward, success = await score(self.judge, workflow_task, output, self.judge_timeout)
             return replace(output, reward=reward, is_success=success)
         if output.is_success is None:
-            return replace(output, is_success=output.reward > 0)
+            return replace(output, is_success=mean_reward(output.reward) > 0)
         return output
 
     async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
@@ -132,7 +144,12 @@ class TaskRunner:
             episode,
             status="dropped",
             error_kind="no_tokens",
-            error="the workflow made no LLM call that gave a token, so there is nothing to train on",
+            error=(
+                "no LLM call of the episode was of a target in rollout.trainable_targets, so there is nothing to train "
+                f"on; it asked for: {', '.join(sorted({call.target_tag for call in untrained}))}"
+                if (untrained := [call for call in episode.calls if not call.trained])
+                else "the workflow made no LLM call that gave a token, so there is nothing to train on"
+            ),
         )
 
 

@@ -28,6 +28,8 @@ class Row:
         logprobs: N log-probabilities as sampled; empty for transcripts.
         old_logprobs: N log-probabilities that ratios are taken to, in the place of `logprobs`; empty for those.
         calls: (start, end) of each LLM call's completion; empty for transcripts.
+        call_ids: the ids of those calls.
+        advantages: the advantages of those calls, once they are known.
         episode: index of the row's episode in its batch.
     """
 
@@ -36,13 +38,16 @@ class Row:
     logprobs: Sequence[float] = ()
     old_logprobs: Sequence[float] = ()
     calls: Sequence[tuple[int, int]] = ()
+    call_ids: Sequence[str] = ()
+    advantages: Sequence[float] = ()
     episode: int = 0
 
     @staticmethod
     def of_sample(sample: Sample, episode: int) -> Row:
         """Make a row of a tracker's sample."""
         calls = [(span.start, span.end) for span in sample.spans]
-        return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls=calls, episode=episode)
+        names = [span.call_id for span in sample.spans]
+        return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls=calls, call_ids=names, episode=episode)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class MicroBatch:
         loss_mask: [B, T] int64.
         logprobs: [B, T] float32, as sampled, 0 where not sampled.
         old_logprobs: [B, T] float32, what ratios are taken to.
+        advantages: [B, T] float32, of the call that each trained token belongs to.
         calls: where each LLM call's completion lies.
         episodes: [B] int64.
         rows: indices of its rows in the list it was cut from.
@@ -66,6 +72,7 @@ class MicroBatch:
     loss_mask: Tensor
     logprobs: Tensor
     old_logprobs: Tensor
+    advantages: Tensor
     calls: CallTable
     episodes: Tensor
     rows: tuple[int, ...]
@@ -155,8 +162,18 @@ def _pad(
         loss_mask=padded("loss_mask", torch.int64),
         logprobs=padded("logprobs", torch.float32),
         old_logprobs=padded("old_logprobs" if rows[chosen[0]].old_logprobs else "logprobs", torch.float32),
+        advantages=_token_advantages([rows[index] for index in chosen], length).to(device),
         calls=CallTable(*columns),
         episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
         rows=tuple(chosen),
         packing=packing,
     )
+
+
+def _token_advantages(rows: Sequence[Row], length: int) -> Tensor:
+    """[B, T] float32. Calls that share a token have one reward, see `build_samples`, so one advantage too."""
+    table = torch.zeros((len(rows), length))
+    for place, row in enumerate(rows):
+        for (start, end), advantage in zip(row.calls, row.advantages, strict=False):
+            table[place, start:end] = advantage
+    return table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from astuner.backbone.local.algorithms import (
     token_kl,
     token_weights,
 )
+from astuner.backbone.local.credit import call_advantages
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
@@ -97,15 +98,16 @@ class PolicyUpdate:
         rows = [Row.of_sample(sample, index) for index, episode in enumerate(episodes) for sample in episode.samples]
         if self._rounds_coarsely and (self._mini_batch_num(rows) > 1 or self._uses_kl_in_reward):
             rows = self._with_own_logprobs(rows)
-        rewards, advantages, signal = self._advantages(episodes, rows)
+        rewards, advantages, own, signal = self._advantages(episodes, rows)
+        rows = [_with_advantages(row, float(advantages[row.episode]), own[row.episode]) for row in rows]
         if self._rule.dynamic_sampling:
             rows = [row for row in rows if bool(signal[row.episode])]
         metrics = {
             "reward/shaped": float(rewards.mean()),
             "update/groups_without_variance": _groups_without(signal, episodes),
         }
-        if bool(advantages.ne(0).any()):
-            metrics |= self._move(rows, advantages, step)
+        if any(_has_advantage(row) for row in rows):
+            metrics |= self._move(rows, step)
         return UpdateResult(metrics, tuple(advantages.tolist()), bool(signal.any()))
 
     @property
@@ -116,13 +118,13 @@ class PolicyUpdate:
     def _uses_kl_in_reward(self) -> bool:
         return self.config.trainer_common.algorithm.use_kl_in_reward
 
-    def _move(self, rows: Sequence[Row], advantages: Tensor, step: int) -> dict[str, float]:
+    def _move(self, rows: Sequence[Row], step: int) -> dict[str, float]:
         sums = _Sums()
         norms: list[float] = []
         parts = _mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step))
         for part in parts:
-            if self._teaches(part, advantages):
-                self._accumulate(part, advantages, sums, first=not norms, only=len(parts) == 1)
+            if self._teaches(part):
+                self._accumulate(part, sums, first=not norms, only=len(parts) == 1)
                 if not norms:
                     self._refuse_foreign_logprobs(sums, step)
                 norms.append(self.optimiser.step(step))
@@ -143,9 +145,9 @@ class PolicyUpdate:
                 own[index] = replace(rows[index], old_logprobs=values[: len(rows[index].token_ids)])
         return own
 
-    def _teaches(self, rows: Sequence[Row], advantages: Tensor) -> bool:
+    def _teaches(self, rows: Sequence[Row]) -> bool:
         """Whether a mini-batch has any gradient: all its episodes may belong to groups without variance."""
-        return self._uses_kl_loss() or any(advantages[row.episode] != 0 for row in rows)
+        return self._uses_kl_loss() or any(map(_has_advantage, rows))
 
     def _mini_batch_num(self, rows: Sequence[Row]) -> int:
         return min(self.config.trainer_common.mini_batch_num, len({row.episode for row in rows}))
@@ -153,8 +155,10 @@ class PolicyUpdate:
     def _shuffle_seed(self, step: int) -> str:
         return f"{self.config.trainer_common.seed}|mini-batches|{step}"
 
-    def _advantages(self, episodes: Sequence[Episode], rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return shaped rewards [E], advantages [E] and whether each episode's rewards differ from its peers' [E].
+    def _advantages(
+        self, episodes: Sequence[Episode], rows: Sequence[Row]
+    ) -> tuple[Tensor, Tensor, Sequence[Mapping[str, float]], Tensor]:
+        """Return shaped rewards [E], advantages [E], those of calls, and whether an episode's rewards differ [E].
 
         Rewards count as different before the KL estimate, whose noise makes all of them so, is taken off; where the
         algorithm leaves groups out, before any shaping.
@@ -170,11 +174,13 @@ class PolicyUpdate:
         groups = {task_id: index for index, task_id in enumerate(dict.fromkeys(e.task.task_id for e in episodes))}
         group_ids = torch.tensor([groups[episode.task.task_id] for episode in episodes])
         advantages = self._rule.advantages(rewards, group_ids)
+        own = call_advantages(self._rule.advantages, episodes, rewards - raw, group_ids)
         peers = group_ids if self.algorithm.name in GROUP_ALGORITHMS else torch.zeros_like(group_ids)
         signal = has_signal(raw if self._rule.dynamic_sampling else scored, peers)
+        signal |= torch.tensor([any(found.values()) for found in own])
         if self._rule.dynamic_sampling:
             advantages = torch.where(signal, advantages, 0.0)
-        return rewards, advantages, signal
+        return rewards, advantages, own, signal
 
     @torch.no_grad()
     def _kl_of_episodes(self, rows: Sequence[Row], n_episodes: int) -> Tensor:
@@ -185,7 +191,7 @@ class PolicyUpdate:
             total += episode_sums(kl, batch.loss_mask, batch.episodes, n_episodes).cpu()
         return total
 
-    def _accumulate(self, rows: Sequence[Row], advantages: Tensor, sums: _Sums, *, first: bool, only: bool) -> None:
+    def _accumulate(self, rows: Sequence[Row], sums: _Sums, *, first: bool, only: bool) -> None:
         """Add the gradient of a mini-batch, the `first` or even the `only` one of its step, to the parameters'."""
         trained = torch.tensor([sum(row.loss_mask) for row in rows])
         episode_index = torch.tensor([row.episode for row in rows])
@@ -195,18 +201,16 @@ class PolicyUpdate:
         wanted = list(range(len(rows)))
         if not self._uses_kl_loss():
             # A row whose advantage is zero has no gradient; its tokens have their weight in `scales` already.
-            wanted = [index for index in wanted if advantages[rows[index].episode] != 0]
+            wanted = [index for index in wanted if _has_advantage(rows[index])]
         chosen = [rows[index] for index in wanted]
         chosen_scales = scales[wanted]
         for batch in self._micro_batches(chosen):
             place = list(batch.rows)
             place_scales = chosen_scales[place].to(self.policy.device)
-            loss = self._loss(batch, advantages, place_scales, sums, first=first, only=only)
+            loss = self._loss(batch, place_scales, sums, first=first, only=only)
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def _loss(
-        self, batch: MicroBatch, advantages: Tensor, scales: Tensor, sums: _Sums, *, first: bool, only: bool
-    ) -> Tensor:
+    def _loss(self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool) -> Tensor:
         """Return this micro-batch's share of the mini-batch's loss."""
         with self.policy.autocast():
             logprobs, entropy = token_logprobs(
@@ -221,7 +225,7 @@ class PolicyUpdate:
             logprobs=logprobs,
             # Before the first of a step's updates the weights have not moved since sampling: what differs is rounding.
             old_logprobs=logprobs.detach() if only and self._rounds_coarsely else batch.old_logprobs,
-            advantages=advantages.to(self.policy.device)[batch.episodes],
+            advantages=batch.advantages,
             loss_mask=batch.loss_mask,
             calls=batch.calls,
         )
@@ -292,6 +296,15 @@ class PolicyUpdate:
                 f"average (at most {most} can be rounding): the engine did not sample with the trained weights, or "
                 "sampled in another precision"
             )
+
+
+def _with_advantages(row: Row, whole: float, own: Mapping[str, float]) -> Row:
+    """Return the row with the advantages of its calls: `own` by call id, for all others that of the episode."""
+    return replace(row, advantages=[own.get(call_id, whole) for call_id in row.call_ids])
+
+
+def _has_advantage(row: Row) -> bool:
+    return any(row.advantages)
 
 
 def _compare(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:

@@ -77,9 +77,9 @@ def outcome(
 
 
 def assert_same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Assert equality but for float32's rounding, of a gradient in relation to its norm."""
+    """Assert equality but for float32's rounding, of a gradient in relation to its norm, if that is any to speak of."""
     for one, other in zip(got, expected, strict=True):
-        assert (one - other).norm() <= 1e-5 * other.norm()
+        assert (one - other).norm() <= 1e-5 * (other.norm() + 0.1)
 
 
 def tokens_seen(model: Any, rows: list[list[int]], wanted: Tensor, packing: Packing | None = None) -> int:
@@ -125,7 +125,7 @@ def test_any_rows_give_what_they_give_alone(rows: list[list[int]], data: st.Data
     wanted = padded([[0] + [data.draw(st.integers(0, 1)) for _ in row[1:]] for row in rows])
     if not wanted.any():
         wanted[0, 1] = 1
-    model = make_model().eval()
+    model = make_model(initializer_range=0.1).eval()  # sure of nothing, so that gradients are no rounding
     assert_same(outcome(model, rows, wanted, pack(rows)), outcome(model, rows, wanted))
 
 

@@ -1,7 +1,7 @@
 """Token losses of the policy-gradient algorithms.
 
 Notation: r = π(token) / π_old(token), the ratio of a token's probability under the policy to that under the
-policy that sampled it; A, the advantage of the token's episode. All functions take a `PolicyBatch` and a
+policy that sampled it; A, the advantage of the token's call. All functions take a `PolicyBatch` and a
 `ClipRange` and return a `PolicyLoss`, whose token losses are to be multiplied with `aggregate.token_weights`
 and summed.
 """
@@ -58,7 +58,7 @@ class PolicyBatch:
     Attributes:
         logprobs: [B, T] float: `logprobs[b, t]` is log π of token t given the tokens before it; finite.
         old_logprobs: [B, T] float, the same under the policy that sampled; not looked at where `loss_mask` is 0.
-        advantages: [B] float, of each row's episode.
+        advantages: [B, T] float: of the call that each token belongs to; not looked at where `loss_mask` is 0.
         loss_mask: [B, T] int64: how often each token was sampled and is trained here; 0 for context and padding.
         calls: needed by `sequence_clipped_loss` only.
     """
@@ -78,13 +78,9 @@ class PolicyBatch:
         """Return `values`, [B, T], with 0 where nothing is trained."""
         return torch.where(self.loss_mask > 0, values, torch.zeros_like(values))
 
-    def advantage_of(self, rows: Tensor) -> Tensor:
-        """Return the advantages of `rows`, without gradient, in the dtype of the logprobs."""
-        return self.advantages.detach().to(self.logprobs.dtype)[rows]
-
     def token_advantages(self) -> Tensor:
-        """Return the advantages as [B, 1]."""
-        return self.advantages.detach().to(self.logprobs.dtype)[:, None]
+        """Return the advantages, [B, T], without gradient, in the dtype of the logprobs."""
+        return self.advantages.detach().to(self.logprobs.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ def sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     log_ratio = batch.log_ratio()
     per_call = log_ratio.new_zeros(lengths.numel()).index_add(0, call_of, log_ratio.flatten()[places])
     ratio = (per_call / lengths).exp()
-    advantages = batch.advantage_of(calls.rows)
+    advantages = batch.token_advantages()[calls.rows, calls.starts]
     call_losses = _surrogate(ratio, advantages, clip)
     sums = call_losses.new_zeros(shape.numel()).index_add(0, places, call_losses[call_of]).view(shape)
     metrics = LossMetrics.of(

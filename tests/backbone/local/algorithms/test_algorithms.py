@@ -47,11 +47,12 @@ class Row:
 
 def micro_batch(rows: list[Row], logprobs: Tensor, old: Tensor, advantages: Tensor) -> PolicyBatch:
     spans = [(place, start, end) for place, row in enumerate(rows) for start, end in row.calls]
+    masks = pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True)
     return PolicyBatch(
         logprobs=pad_sequence([logprobs[row.tokens] for row in rows], batch_first=True, padding_value=-3.0),
         old_logprobs=pad_sequence([old[row.tokens] for row in rows], batch_first=True, padding_value=-9.0),
-        advantages=advantages[[row.episode for row in rows]],
-        loss_mask=pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True),
+        advantages=advantages[[row.episode for row in rows]][:, None].expand(masks.shape),
+        loss_mask=masks,
         calls=CallTable(*torch.tensor(spans).unbind(1)),
     )
 

@@ -33,7 +33,7 @@ def batch_of(ratios=RATIOS, mask=MASK, advantages=ADVANTAGES, calls=None) -> Pol
     return PolicyBatch(
         logprobs=(old + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(),
         old_logprobs=old,
-        advantages=torch.tensor(advantages),
+        advantages=torch.tensor(advantages)[:, None].expand(old.shape),
         loss_mask=torch.tensor(mask),
         calls=calls,
     )
