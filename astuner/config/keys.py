@@ -36,7 +36,7 @@ class Key:
         default: its value when nobody sets it.
         doc: its documentation, one paragraph.
         annotation: its type.
-        free_form: whether it may be a mapping with keys of its own (`verl`, `model.renderer`, `rollout.frozen_models` …).
+        free_form: whether it may be a mapping with keys of its own (`verl`, `model.renderer` …).
     """
 
     path: KeyPath

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,7 +104,7 @@ async def ask_debug_model(
 ) -> ParsedAnswer:
     """Have an AgentScope chat model answer."""
     response = await model(list(messages), tools=list(tools) if tools else None, tool_choice=tool_choice)
-    if hasattr(response, "__aiter__"):
+    if isinstance(response, AsyncIterator):
         async for part in response:  # each holds all that came before it
             last = part
         response = last

@@ -1,0 +1,110 @@
+"""However an update is computed, packed or not, what is learned is the same."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from astuner.backbone.local.algorithms import resolve
+from astuner.backbone.local.forward import token_logprobs
+from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.policy import Policy
+from astuner.backbone.local.update import PolicyUpdate
+from astuner.config.rollout import ModelConfig
+from astuner.config.root import AstunerConfig
+from astuner.config.trainer import AlgorithmName, PackMode
+from astuner.context_tracker import build_samples
+from astuner.schema import Episode, LlmCall, Task
+
+ALGORITHMS = [name for name in get_args(AlgorithmName) if name != "sft"]
+
+
+class Watched(Optimiser):
+    """Keeps the gradient of each step."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.gradients: list[Tensor] = []
+
+    def step(self, step: int) -> float:
+        self.gradients.append(torch.cat([parameter.grad.flatten() for parameter in self._parameters]))
+        return super().step(step)
+
+
+def sampled(policy: Policy, rng: random.Random, name: str, prompt: list[int], reward: float | None) -> LlmCall:
+    """A call with the logprobs that the policy gives it, but for some noise, as an engine rounds otherwise."""
+    completion = [rng.randrange(3, 60) for _ in range(rng.randrange(2, 7))]
+    ids = torch.tensor([prompt + completion])
+    wanted = torch.tensor([[0] * len(prompt) + [1] * len(completion)])
+    with torch.no_grad():
+        logprobs, _ = token_logprobs(policy.model, ids, wanted, 1.0)
+    said = [value + rng.uniform(-0.005, 0.005) for value in logprobs[0, len(prompt) :].tolist()]
+    return LlmCall(name, "e", tuple(prompt), tuple(completion), tuple(said), "stop", reward=reward)
+
+
+def episodes_of(policy: Policy, *, by_call: bool) -> list[Episode]:
+    """Two groups of three: conversations with a retry, a repeated call and a fork."""
+    rng = random.Random(5)
+    system = [rng.randrange(3, 60) for _ in range(20)]
+    made = []
+    for number in range(6):
+        task = number // 3
+        prompt = [*system, *[7 + task] * 5]
+        calls: list[LlmCall] = []
+        for turn in range(4):
+            reward = rng.choice([0.0, 1.0, 2.0]) if by_call else None
+            calls.append(sampled(policy, rng, f"{number}/{turn}", prompt, reward))
+            if turn != 1:  # after the second comes a retry
+                prompt = [*prompt, *calls[-1].completion_ids, *[rng.randrange(3, 60) for _ in range(3)]]
+        calls.append(replace(calls[0], call_id=f"{number}/again"))
+        reward = sum(call.reward or 0.0 for call in calls) / 5 if by_call else float(number % 3)
+        made.append(Episode(f"e{number}", Task(f"t{task}", "?"), number % 3, "ok", reward, True, tuple(calls)))
+    return made
+
+
+def gradients(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> list[Tensor]:
+    """The gradients of one training step of two mini-batches."""
+    kl_in_reward = algorithm == "rloo"
+    config = AstunerConfig.model_validate(
+        {
+            "rollout": {"temperature": 1.0},
+            "update": {"pack": mode},
+            "trainer_common": {
+                "algorithm": {"adv_estimator": algorithm, "use_kl_in_reward": kl_in_reward},
+                "use_kl_loss": algorithm in ("grpo", "gspo"),
+                "mini_batch_num": 2,
+                "max_tokens_per_micro_batch": 150,
+                "optim": {"lr": 1e-12},
+            },
+        }
+    )
+    policy = Policy(ModelConfig(), str(folder), torch.device("cpu"), mode)
+    with torch.no_grad():  # away from the reference, so that there is a KL
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    optimiser = Watched(policy.trainable(), config.trainer_common.optim, 1)
+    merge = "none" if mode == "none" else "leaf"
+    episodes = [
+        replace(episode, samples=tuple(build_samples(episode.calls, merge)))
+        for episode in episodes_of(policy, by_call=by_call)
+    ]
+    PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser).step(episodes, 1)
+    return optimiser.gradients
+
+
+@pytest.mark.parametrize("by_call", [False, True], ids=["by episode", "by call"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_packing_changes_no_gradient(model_folder: Path, algorithm: str, by_call: bool):
+    expected = gradients(model_folder, algorithm, "none", by_call=by_call)
+    assert len(expected) == 2
+    for mode in ("leaf", "tree"):
+        got = gradients(model_folder, algorithm, mode, by_call=by_call)
+        for one, other in zip(got, expected, strict=True):
+            assert other.norm() > 1e-3
+            assert (one - other).norm() <= 1e-5 * other.norm()

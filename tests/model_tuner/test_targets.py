@@ -1,0 +1,123 @@
+"""Agents that are not trained: who answers for them, and what is recorded."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request
+
+from astuner.context_tracker import build_samples, certificate
+from astuner.errors import WorkflowError
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, ModelTuner, Targets
+
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
+
+
+def make(tokenizer: Any, targets: Targets) -> ModelTuner:
+    engine = ScriptedEngine(
+        lambda prompt, params: tokenizer.encode("mine<|im_end|>", add_special_tokens=False), max_model_len=512
+    )
+    return ModelTuner(engine, ChatCodec(tokenizer, "qwen3"), CallSettings(), episode_id="e", targets=targets)
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[SimpleNamespace]:
+    """An OpenAI-compatible server that answers by a tool call, and refuses every key but one."""
+    app, asked = FastAPI(), []
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> Any:
+        from fastapi.responses import JSONResponse
+
+        if request.headers["authorization"] != "Bearer right":
+            return JSONResponse({"error": {"message": "no such key"}}, 401)
+        asked.append(json.loads(await request.body()))
+        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+        broken = {"id": "c2", "type": "function", "function": {"name": "add", "arguments": "{a"}}
+        message = {"role": "assistant", "content": "look:", "tool_calls": [call, broken]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        return {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}/v1", asked=asked)
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+async def test_an_endpoint_answers_and_trains_nothing(tokenizer: Any, endpoint: SimpleNamespace):
+    frozen = {"review": FrozenModel("big", endpoint.url, "right")}
+    tuner = make(tokenizer, Targets(("default",), frozen))
+    mine = await tuner.chat([user("hi")])
+    critic = tuner.for_agent("critic", "review")
+    heard = await critic.chat([user("hi"), mine.call.messages[-1], user("well?")], tools=TOOLS, max_tokens=9)
+    assert heard.parsed.content == "look:\n{a"
+    assert [(call.name, dict(call.arguments)) for call in heard.parsed.tool_calls] == [("add", {"a": 1})]
+    (asked,) = endpoint.asked
+    assert (asked["model"], asked["max_tokens"], len(asked["messages"]), asked["tools"]) == ("big", 9, 3, TOOLS)
+    assert [call.trained for call in tuner.calls] == [True, False]
+    recorded = tuner.calls[1]
+    assert (recorded.agent_name, recorded.target_tag, recorded.prompt_ids) == ("critic", "review", ())
+    assert recorded.messages[-1]["tool_calls"][0]["function"]["name"] == "add"
+    samples = build_samples(tuner.calls)
+    assert [span.call_id for sample in samples for span in sample.spans] == ["e/0"]
+    assert certificate(tuner.calls, samples) == 1.0
+
+
+async def test_an_endpoint_that_refuses_is_named(tokenizer: Any, endpoint: SimpleNamespace):
+    tuner = make(tokenizer, Targets(("default",), {"review": FrozenModel("big", endpoint.url, "wrong")}))
+    with pytest.raises(WorkflowError, match=r"frozen_models\.review \(big at http://127.*no such key"):
+        await tuner.for_agent("critic", "review").chat([user("hi")])
+
+
+async def test_a_debug_model_stands_in_only_for_what_is_not_trained(tokenizer: Any):
+    from agentscope.message import TextBlock, ToolUseBlock
+    from agentscope.model import ChatResponse
+
+    async def whole(messages: Any, tools: Any = None, tool_choice: Any = None) -> Any:
+        return ChatResponse(content=[TextBlock(type="text", text=f"{len(messages)} heard")])
+
+    async def streamed(messages: Any, tools: Any = None, tool_choice: Any = None) -> Any:
+        async def parts() -> Any:
+            yield ChatResponse(content=[TextBlock(type="text", text="so")])
+            use = ToolUseBlock(type="tool_use", id="1", name="add", input={"a": 2})
+            yield ChatResponse(content=[TextBlock(type="text", text="so be it"), use])
+
+        return parts()
+
+    tuner = make(tokenizer, Targets(("solve",)))
+    assert (await tuner.for_agent("a", "solve", whole).chat([user("hi")])).parsed.content == "mine"
+    response = await tuner.for_agent("b", "review", whole)([user("hi")])
+    assert [block["text"] for block in response.content] == ["1 heard"]
+    heard = await tuner.for_agent("b", "review", streamed).chat([user("hi")])
+    assert (heard.parsed.content, heard.parsed.tool_calls[0].arguments) == ("so be it", {"a": 2})
+    assert [(call.agent_name, call.trained) for call in tuner.calls] == [("a", True), ("b", False), ("b", False)]
+
+
+async def test_the_model_in_training_may_speak_without_being_trained(tokenizer: Any):
+    tuner = make(tokenizer, Targets(("solve",), {"review": FrozenModel()}))
+    heard = await tuner.for_agent("b", "review").chat([user("hi")])
+    assert (heard.parsed.content, heard.call.trained) == ("mine", False)
+    assert heard.call.completion_ids
+    assert build_samples(tuner.calls) == []
+
+
+async def test_a_target_without_a_model_is_an_error(tokenizer: Any):
+    tuner = make(tokenizer, Targets(("solve",)))
+    with pytest.raises(WorkflowError, match=r"'review' is not among .*\(solve\).*frozen_models\.review.*debug_model"):
+        await tuner.for_agent("b", "review").chat([user("hi")])

@@ -1,0 +1,94 @@
+"""Rewards of agents and of calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from astuner import Workflow, WorkflowOutput, WorkflowTask
+from astuner.context_tracker import certificate
+from astuner.errors import WorkflowError
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
+from astuner.schema import Episode, Task
+from astuner.task_runner import TaskRunner
+
+
+class TwoAgents(Workflow):
+    """A solver and a critic speak in turn."""
+
+    reward: Any = None
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        solver, critic = model_tuner.for_agent("solver", "solve"), model_tuner.for_agent("critic", "review")
+        for agent in (solver, critic, solver):
+            await agent.chat([{"role": "user", "content": f"{agent.agent_name}, speak"}])
+        return WorkflowOutput(reward=self.reward)
+
+
+async def run(tokenizer: Any, reward: Any, targets: Targets | None = None) -> Episode:
+    words = iter(["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"])
+    engine = ScriptedEngine(
+        lambda prompt, params: tokenizer.encode(next(words), add_special_tokens=False), max_model_len=512
+    )
+    workflow = type("Rewarding", (TwoAgents,), {"reward": reward})
+    codec = ChatCodec(tokenizer, "qwen3")
+    runner = TaskRunner(workflow, None, engine, codec, targets=targets or Targets())
+    task = WorkflowTask(Task("t", "?"), "e")
+    return await runner.run(task, runner.tuner(task, CallSettings()))
+
+
+async def test_a_mapping_rewards_agents(tokenizer: Any):
+    episode = await run(tokenizer, {"solver": 3, "critic": -1.0})
+    assert (episode.status, episode.reward, episode.is_success) == ("ok", 1.0, True)
+    assert dict(episode.agent_rewards) == {"solver": 3.0, "critic": -1.0}
+    assert [(call.agent_name, call.target_tag, call.reward) for call in episode.calls] == [
+        ("solver", "solve", 3.0),
+        ("critic", "review", -1.0),
+        ("solver", "solve", 3.0),
+    ]
+
+
+async def test_a_list_rewards_calls(tokenizer: Any):
+    episode = await run(tokenizer, [1, 0, 2])
+    assert episode.reward == 1.0
+    assert [call.reward for call in episode.calls] == [1.0, 0.0, 2.0]
+    assert episode.agent_rewards == {}
+
+
+async def test_a_number_rewards_the_episode(tokenizer: Any):
+    episode = await run(tokenizer, 0.5)
+    assert {call.reward for call in episode.calls} == {None}
+
+
+async def test_targets_that_are_not_trained_need_no_reward(tokenizer: Any):
+    from astuner.model_tuner import FrozenModel
+
+    targets = Targets(("solve",), {"review": FrozenModel()})
+    episode = await run(tokenizer, {"solver": 1.0}, targets)
+    assert [call.trained for call in episode.calls] == [True, False, True]
+    assert [call.reward for call in episode.calls] == [1.0, None, 1.0]
+    spans = [span.call_id for sample in episode.samples for span in sample.spans]
+    assert sorted(spans) == ["e/0", "e/2"]
+    assert certificate(episode.calls, episode.samples) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        ({"solver": 1.0}, "'critic' made LLM calls too: reward every trained agent"),
+        ([1.0, 2.0], "a list of 2 rewards, but the episode made 3 LLM calls"),
+    ],
+)
+async def test_rewards_that_do_not_fit_fail_the_episode(tokenizer: Any, reward: Any, says: str):
+    episode = await run(tokenizer, reward)
+    assert (episode.status, episode.reward) == ("failed", None)
+    assert says in str(episode.error)
+    assert len(episode.calls) == 3
+
+
+@pytest.mark.parametrize("reward", [{}, [], {"a": float("nan")}, [1.0, "x"], {"a": None}])
+def test_rewards_that_are_none_are_refused(reward: Any):
+    with pytest.raises(WorkflowError, match=r"WorkflowOutput\.reward"):
+        WorkflowOutput(reward=reward)
