@@ -4,15 +4,22 @@ The rows of a micro-batch begin alike: episodes of one task share its prompt, ti
 before they parted. The stock model runs over one sequence that holds each distinct prefix once (see
 `context_tracker.packing`). All that is ours is the attention, which transformers takes as a registered function:
 a token attends to its ancestors. Outputs and gradients are those of separate rows but for rounding.
+
+On a CPU, attention is computed piece by piece, each behind the pieces before it, and never over N × N pairs. On a GPU,
+FlexAttention (Dong et al. 2024, arXiv:2412.05496) skips the blocks of pairs without an ancestor; where it cannot be
+compiled, a dense mask does the same with more work.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -49,17 +56,45 @@ def packed_logits(model: Any, packing: Packing, nodes: Tensor) -> Tensor:
     Returns:
         [M, vocabulary].
     """
+    device = nodes.device
+    block_mask = ancestor_blocks(packing, device) if device.type == "cuda" else None
     output = model(
-        input_ids=torch.from_numpy(packing.token_ids)[None].to(nodes.device),
-        position_ids=torch.from_numpy(packing.positions)[None].to(nodes.device),
+        input_ids=torch.from_numpy(packing.token_ids)[None].to(device),
+        position_ids=torch.from_numpy(packing.positions)[None].to(device),
         # Handed on as it is; without one, transformers would make one of N × N.
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=nodes.device),
+        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
         logits_to_keep=nodes,
         use_cache=False,
         packing=packing,
+        block_mask=block_mask,
     )
     logits: Tensor = output.logits[0]
     return logits
+
+
+def ancestor_blocks(packing: Packing, device: torch.device) -> BlockMask | Tensor:
+    """Return which nodes see which, for FlexAttention; as a bool [1, 1, N, N] where it cannot be compiled."""
+    ends = torch.from_numpy(packing.subtree_ends).to(device)
+
+    def sees(_batch: Tensor, _head: Tensor, node: Tensor, other: Tensor) -> Tensor:
+        return (other <= node) & (node < ends[other])
+
+    size = len(packing.token_ids)
+    if not _can_compile():
+        nodes = torch.arange(size, device=device)
+        return sees(nodes, nodes, nodes[:, None], nodes)[None, None]
+    return create_block_mask(sees, None, None, size, size, device=str(device))
+
+
+def _can_compile() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _compiled_flex_attention() -> Callable[..., Tensor]:
+    # Micro-batches differ in length; each would be compiled for itself otherwise.
+    compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True)
+    return compiled
 
 
 def _attend(
@@ -70,12 +105,19 @@ def _attend(
     attention_mask: Tensor | None,
     *,
     packing: Packing | None = None,
+    block_mask: BlockMask | Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' "sdpa" does, or over a packing: query [1, heads, N, width] to [1, N, heads, width]."""
     sdpa: Callable[..., tuple[Tensor, None]] = sdpa_attention_forward
     if packing is None:
         return sdpa(module, query, key, value, attention_mask, **kwargs)
+    if isinstance(block_mask, BlockMask):
+        flex: Any = _compiled_flex_attention() if query.is_cuda else flex_attention
+        attended = flex(query, key, value, block_mask=block_mask, scale=kwargs.get("scaling"), enable_gqa=True)
+        return attended.transpose(1, 2), None
+    if block_mask is not None:
+        return sdpa(module, query, key, value, block_mask, **kwargs)
     # Split once: the backward pass of a slice writes as much as it was cut from, for each of the slices.
     sizes = [piece.size for piece in packing.pieces]
     queries, keys, values = (torch.split(heads, sizes, dim=2) for heads in (query, key, value))

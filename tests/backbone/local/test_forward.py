@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import (
+    AttentionInterface,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen2Config,
@@ -127,6 +129,42 @@ def test_any_rows_give_what_they_give_alone(rows: list[list[int]], data: st.Data
         wanted[0, 1] = 1
     model = make_model(initializer_range=0.1).eval()  # sure of nothing, so that gradients are no rounding
     assert_same(outcome(model, rows, wanted, pack(rows)), outcome(model, rows, wanted))
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[Packing], Any]:
+    """Attend by the mask that a GPU is given; return a function that does so from then on and returns the mask."""
+    attend = packed._attend
+
+    def force(packing: Packing) -> Any:
+        mask = packed.ancestor_blocks(packing, torch.device("cpu"))
+        attention = AttentionInterface._global_mapping
+        monkeypatch.setitem(attention, "astuner_packed", lambda *a, **k: attend(*a, **(k | {"block_mask": mask})))
+        return mask
+
+    return force
+
+
+ROWS = make_rows(20, (36, 36, 33, 24, 40)) + make_rows(9, (30, 20), seed=1)
+
+
+def test_the_dense_mask_of_a_gpu_gives_the_same(as_on_a_gpu: Callable[[Packing], Any]):
+    wanted, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
+    expected = outcome(model, ROWS, wanted, packing)
+    assert isinstance(as_on_a_gpu(packing), Tensor)
+    assert_same(outcome(model, ROWS, wanted, packing), expected)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_gives_the_same(as_on_a_gpu: Callable[[Packing], Any], monkeypatch: pytest.MonkeyPatch):
+    """It runs uncompiled on a CPU, without a gradient."""
+    wanted, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
+    expected, _, _ = outcome(model, ROWS, wanted, packing)
+    monkeypatch.setattr(packed, "_can_compile", lambda: True)
+    assert not isinstance(as_on_a_gpu(packing), Tensor)
+    with torch.no_grad():
+        logprobs, _ = token_logprobs(model, padded(ROWS), wanted, 0.8, packing)
+    assert_same((logprobs,), (expected,))
 
 
 def test_gradient_checkpointing_recomputes_packed_rows():
