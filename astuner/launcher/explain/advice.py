@@ -26,12 +26,12 @@ _FIXES: Mapping[str, str] = {
         "and put what changes (time, notes, state) into a user message"
     ),
     "retokenised_by_client": (
-        "the agent put the conversation together as text, which gave other tokens than those sampled; send chat "
-        "messages through the model_tuner instead of a prompt made beforehand"
+        "an answer came back in another form than the agent got it (trimmed, thinking or tool calls written into the "
+        "text); let the agent append the answer's message as it is, answer.call.messages[-1]"
     ),
     "truncated": (
-        "an answer or the conversation was cut at a limit of length; raise "
-        "rollout.max_response_length_in_one_turn or rollout.max_model_len, or let the agent say less"
+        "messages were left out of the history, or an answer was cut inside its thinking or its tool calls; keep the "
+        "whole history, or raise rollout.max_response_length_in_one_turn and rollout.max_model_len"
     ),
 }
 
