@@ -27,14 +27,14 @@ def measure(name: str, workload: Workload, repeats: int) -> dict[str, Any]:
         began = time.perf_counter()
         samples = {episode: build_samples(calls) for episode, calls in episodes.items()}
         seconds.append(time.perf_counter() - began)
-    counts = [count_tokens(calls) for calls in episodes.values()]
+    counts = count_tokens([call for calls in episodes.values() for call in calls])
     exact = [certificate(calls, samples[episode]) * len(calls) for episode, calls in episodes.items()]
     return {
         "workload": name,
         "calls": len(workload),
         "samples": sum(map(len, samples.values())),
-        "raw_tokens": sum(count.raw for count in counts),
-        "distinct_tokens": sum(count.distinct for count in counts),
+        "raw_tokens": counts.raw,
+        "distinct_tokens": counts.distinct,
         "trained_tokens": sum(sum(sample.loss_mask) for rows in samples.values() for sample in rows),
         "certificate": sum(exact) / len(workload),
         "merge_seconds": statistics.median(seconds),

@@ -95,13 +95,13 @@ def measure(name: str, workload: Workload, policies: dict[PackMode, Policy], rep
     for _ in range(repeats):
         for update in updates.values():
             update.run()
-    counts = [count_tokens(calls) for calls in calls_of(workload).values()]
+    counts = count_tokens([call for calls in calls_of(workload).values() for call in calls])
     on_gpu = policies["none"].device.type == "cuda"
     times = {mode: statistics.median(u.wall_seconds if on_gpu else u.seconds) for mode, u in updates.items()}
     return {
         "workload": name,
-        "raw_tokens": sum(count.raw for count in counts),
-        "distinct_tokens": sum(count.distinct for count in counts),
+        "raw_tokens": counts.raw,
+        "distinct_tokens": counts.distinct,
         ("gpu_seconds" if on_gpu else "cpu_seconds"): times,
         "grad_rel_diff": differences,
     }

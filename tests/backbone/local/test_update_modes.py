@@ -68,8 +68,8 @@ def episodes_of(policy: Policy, *, by_call: bool) -> list[Episode]:
     return made
 
 
-def gradients(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> list[Tensor]:
-    """The gradients of one training step of two mini-batches."""
+def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tuple[list[Tensor], float]:
+    """The gradients of one training step of two mini-batches, and its loss."""
     kl_in_reward = algorithm == "rloo"
     config = AstunerConfig.model_validate(
         {
@@ -94,17 +94,18 @@ def gradients(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) ->
         replace(episode, samples=tuple(build_samples(episode.calls, merge)))
         for episode in episodes_of(policy, by_call=by_call)
     ]
-    PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser).step(episodes, 1)
-    return optimiser.gradients
+    result = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser).step(episodes, 1)
+    return optimiser.gradients, result.metrics["loss/total"]
 
 
 @pytest.mark.parametrize("by_call", [False, True], ids=["by episode", "by call"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_packing_changes_no_gradient(model_folder: Path, algorithm: str, by_call: bool):
-    expected = gradients(model_folder, algorithm, "none", by_call=by_call)
+def test_packing_changes_neither_loss_nor_gradient(model_folder: Path, algorithm: str, by_call: bool):
+    expected, loss = step(model_folder, algorithm, "none", by_call=by_call)
     assert len(expected) == 2
     for mode in ("leaf", "tree"):
-        got = gradients(model_folder, algorithm, mode, by_call=by_call)
+        got, same_loss = step(model_folder, algorithm, mode, by_call=by_call)
+        assert same_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
         for one, other in zip(got, expected, strict=True):
             assert other.norm() > 1e-3
             assert (one - other).norm() <= 1e-5 * other.norm()
