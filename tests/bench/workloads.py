@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Callable, Iterable
 from copy import copy
 from pathlib import Path
@@ -123,8 +124,18 @@ BUILT_IN: dict[str, Callable[[], Workload]] = {
 
 
 def load(path: Path) -> Workload:
-    """Read a workload from a JSON file."""
-    workload: Workload = json.loads(path.read_text())
+    """Read a workload from a JSON file; end the program where it is none."""
+    expected = 'a JSON list of calls, each {"agent": text, "prompt_ids": [ids], "completion_ids": [ids]}'
+    try:
+        workload: Any = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"{path} cannot be read: {error}; expected {expected}")
+    if not isinstance(workload, list) or not workload:
+        sys.exit(f"{path} holds {str(workload)[:60]}; expected {expected}")
+    for number, call in enumerate(workload):
+        lists = [call.get(name) for name in ("prompt_ids", "completion_ids")] if isinstance(call, dict) else [None]
+        if not all(isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids) for ids in lists):
+            sys.exit(f"{path}: call {number} is {str(call)[:60]}; expected {expected}")
     return workload
 
 
