@@ -32,7 +32,7 @@ class TaskRunner:
         judge: scores episodes whose workflow returned no reward; None where the workflow always does.
         engine, codec: the model.
         episode_timeout, judge_timeout: seconds.
-        max_samples: the most training samples of one episode.
+        max_samples: the most timelines that are trained of one episode.
         merge: how calls become samples.
         targets: which of the workflow's agents are trained.
         madness_reward: the reward of an episode whose model lost control.
@@ -137,7 +137,10 @@ class TaskRunner:
     def _with_samples(self, episode: Episode, seed: int) -> Episode:
         if episode.status != "ok":
             return episode
-        samples, dropped = limit_samples(build_samples(episode.calls, self.merge), self.max_samples, seed)
+        samples, dropped = limit_samples(build_samples(episode.calls), self.max_samples, seed)
+        if self.merge != "leaf":  # of the same timelines, so that what is trained does not depend on how
+            kept = {span.call_id for sample in samples for span in sample.spans}
+            samples = build_samples([call for call in episode.calls if call.call_id in kept], self.merge)
         if samples:
             return replace(episode, samples=tuple(samples), dropped_samples=dropped)
         return replace(
