@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.causal_lm import choose_device
 from astuner.backbone.local.algorithms import resolve
 from astuner.backbone.local.checkpoint import WRITE_ERRORS, Checkpoints, free_space
 from astuner.backbone.local.estimate import estimate_memory
 from astuner.backbone.local.loop import TrainingLoop
-from astuner.backbone.local.policy import Policy, choose_device
+from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.reinforce import ReinforcementLoop
 from astuner.backbone.local.session import Session

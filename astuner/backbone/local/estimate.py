@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from astuner.backbone.base import MemoryEstimate
-from astuner.backbone.local.policy import choose_device, compute_dtype
+from astuner.backbone.causal_lm import choose_device, compute_dtype
 from astuner.config.root import AstunerConfig
 from astuner.errors import ModelError
 
