@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from astuner.stacks import Stack, thread_stack
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Stuck:
     """
 
     seconds: float
-    stack: tuple[traceback.FrameSummary, ...]
+    stack: Stack
 
 
 @dataclass
@@ -126,10 +126,5 @@ class EpisodePool(Generic[T]):
             if job.thread in self._threads:
                 self._threads.remove(job.thread)
             self._start_worker()
-            found.append((job, Stuck(now - job.started, _stack(job.thread))))
+            found.append((job, Stuck(now - job.started, thread_stack(job.thread) if job.thread else ())))
         return found
-
-
-def _stack(thread: threading.Thread | None) -> tuple[traceback.FrameSummary, ...]:
-    frame = sys._current_frames().get(thread.ident) if thread and thread.ident else None
-    return tuple(traceback.extract_stack(frame)) if frame else ()
