@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass
 
 from astuner.backbone.base import RunContext
+from astuner.backbone.ingredients import call_settings
 from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_rollout import BatchRequest, Split, TaskRollout
+from astuner.task_rollout.statistics import tokens_of
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,22 @@ def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, 
 
         rollout.on_episode = finished
         return Batch(rollout.run(request), first)
+
+
+def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) -> Batch:
+    """Run and record the episodes of the first `debug.debug_first_n_tasks` tasks, as a step or a validation would."""
+    config, tasks = context.config.astuner, context.ingredients.tasks
+    validation = split == "val"
+    step = 0 if validation else 1
+    request = BatchRequest(
+        tasks=(tasks.validation if validation else tasks.training)[: config.debug.debug_first_n_tasks],
+        repeats=config.rollout.val_kwargs.num_repeat if validation else config.rollout.num_repeat,
+        split=split,
+        step=step,
+        seed=seed,
+        settings=call_settings(config, validation=validation),
+    )
+    batch = run_batch(context, rollout, request, "dry run")
+    for episode in batch.episodes:
+        context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
+    return batch

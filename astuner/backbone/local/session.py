@@ -59,7 +59,7 @@ class Session:
     @cached_property
     def rollout(self) -> TaskRollout:
         """What runs episodes."""
-        return self.ingredients.rollout(self.config, self.engine)
+        return self.ingredients.rollout(self.config, self.engine, self.context.running)
 
     def run_batch(self, tasks: Sequence[Task], repeats: int, split: Split, name: str) -> list[Episode]:
         """Run `repeats` episodes of each task behind a progress bar named `name`."""
