@@ -48,6 +48,7 @@ class MainThread(Generic[T]):
                         result = runner.run(make())
                 finally:
                     watch.cancel()
+                    watch.join()
                 yield index, result
 
     def close(self) -> None:

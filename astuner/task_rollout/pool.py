@@ -89,12 +89,16 @@ class EpisodePool(Generic[T]):
             yield job.index, result
 
     def close(self) -> None:
-        """Forget the jobs that wait, and let idle workers end; busy ones are daemons and end with the process."""
+        """Forget the jobs that wait, and end the idle workers; busy ones are daemons and end with the process."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
+        # A thread that is ending while the interpreter does can take the process down in C++ code of libraries.
+        patience = time.monotonic() + _POLL_SECONDS
+        for thread in self._threads:
+            thread.join(max(patience - time.monotonic(), 0.0))
         self._threads.clear()
 
     def _start_worker(self) -> None:

@@ -160,6 +160,15 @@ def test_what_waits_when_a_batch_is_interrupted_is_never_begun(tokenizer: Any):
     assert len(most_at_once) <= 2 * 2  # an entry at the beginning of an episode and one at its end
 
 
+def test_closing_ends_the_workers(tokenizer: Any):
+    rolling = rollout(tokenizer, Blocking, workers=4)
+    before = set(threading.enumerate())
+    rolling.run(request())
+    assert set(threading.enumerate()) > before
+    rolling.close()
+    assert set(threading.enumerate()) <= before
+
+
 class WhereItRuns(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         await model_tuner.chat([{"role": "user", "content": "hi"}])
