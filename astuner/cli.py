@@ -163,6 +163,25 @@ def explain(
     print_explanation(run, episode, Path(exp_dir), step=step, split=split, certify=not no_certificate, as_json=as_json)
 
 
+@astuner.command()
+@click.argument("folder", default=".", type=click.Path(path_type=Path))
+def init(folder: Path) -> None:
+    """Write a small project that runs as it is: agent, judge, tasks, YAML, and VS Code's launch.json.
+
+    It goes into FOLDER, the working directory by default. Files that are there are kept.
+    """
+    from astuner.launcher.starter import start_project
+
+    started = start_project(folder)
+    for name in started.written:
+        click.echo(f"wrote {folder / name}")
+    for name in started.kept:
+        click.echo(f"kept {folder / name}, which was there")
+    if started.written:
+        enter = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+        click.echo(f"now: {enter}astuner --conf agent.yaml --backbone=debug")
+
+
 _SECONDS_OF_IMPATIENCE = 3.0
 
 

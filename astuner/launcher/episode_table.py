@@ -20,7 +20,7 @@ def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("task", no_wrap=True)
     for name in ("reward", "success", "calls", "tokens", "samples", "forks", "seconds"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=len(name))
     for episode in episodes:
         table.add_row(
             escape(episode.task.main_query[:40]),
