@@ -15,6 +15,7 @@ test:  ## the test suite
 bench:  ## print one JSON line a benchmark; needs `pip install -e ".[dev,bench]"`
 	python tests/bench/bench_engine.py
 	python tests/bench/bench_step.py
+	python tests/bench/bench_debug.py
 
 demo:  ## tune the tiny math agent
 	astuner --conf tutorial/example_math_agent/math_agent_tiny.yaml
