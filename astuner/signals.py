@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+
+
+def report_on_usr1(report: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Have SIGUSR1 call `report` during the block, in a thread of its own.
+
+    So it may log: the main thread could hold the log's lock at the moment of the signal.
+    """
+
+    def start(_number: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=report, name="report", daemon=True).start()
+
+    return signals_handled([signal.SIGUSR1], start)
 
 
 @contextlib.contextmanager

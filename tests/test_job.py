@@ -8,7 +8,7 @@ import pytest
 
 from astuner import AstunerJob, Workflow, WorkflowOutput
 from astuner.config.loading import load_config
-from astuner.errors import ConfigError
+from astuner.errors import BackboneError, ConfigError
 
 
 class Mine(Workflow):
@@ -65,3 +65,5 @@ def test_mistakes_say_what_is_expected():
         AstunerJob().set_workflow(Inner)
     with pytest.raises(ConfigError, match="model"):
         AstunerJob().set_workflow(Mine).tune()
+    with pytest.raises(BackboneError, match="backbone 'debug' rolls out episodes and has no trainer"):
+        AstunerJob(model="some/model", backbone="debug").set_workflow(Mine).set_data("file", "a.jsonl").tune()
