@@ -23,10 +23,14 @@ def report_on_usr1(report: Callable[[], None]) -> contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def signals_handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Install a handler for some signals during the block, in the main thread, and put back what was there.
+    """Install a handler for some signals during the block, and put back what was there.
 
-    A signal whose handler was not installed from Python, which could not be put back, is left alone.
+    Only the main thread can; in any other, nothing is installed. A signal whose handler was not installed from Python,
+    which could not be put back, is left alone.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: old for number in numbers if (old := signal.getsignal(number)) is not None}
     for number in before:
         signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,12 @@ from astuner.errors import BackboneError, ConfigError
 class Mine(Workflow):
     async def execute(self, workflow_task, model_tuner):  # type: ignore[no-untyped-def]
         return WorkflowOutput(reward=1.0)
+
+
+class Talks(Workflow):
+    async def execute(self, workflow_task, model_tuner):  # type: ignore[no-untyped-def]
+        await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        return WorkflowOutput(reward=float(workflow_task.repeat_index))
 
 
 def job() -> AstunerJob:
@@ -46,6 +53,18 @@ def test_local_files_and_judges():
     reader = made.config.astuner.task_reader
     assert (reader.type, reader.dataset_file.training.file_path) == ("dataset_file", "a.jsonl")
     assert reader.dataset_file.validation.file_path == "b.jsonl"
+
+
+def test_a_job_may_run_in_a_thread(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?"}\n{"question": "2 + 2?"}\n')
+    made = AstunerJob(model=model_folder, rollout__num_repeat=2, trainer_common__total_training_steps=1)
+    made.configure(
+        {"data.train_batch_size": 2, "rollout.max_response_length_in_one_turn": 4, "model.renderer": "qwen3"}
+    )
+    made.set_workflow(Talks).set_data("file", "tasks.jsonl")
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(made.tune).result().metrics.steps == 1
 
 
 def test_mistakes_say_what_is_expected():

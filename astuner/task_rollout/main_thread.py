@@ -58,9 +58,6 @@ class MainThread(Generic[T]):
 @contextlib.contextmanager
 def _interrupting() -> Iterator[None]:
     """Let a signal end the run, though it strikes inside a workflow, whose every exception is a failed episode."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
