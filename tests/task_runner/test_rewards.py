@@ -88,7 +88,7 @@ async def test_targets_that_are_not_trained_need_no_reward(tokenizer: Any):
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ({"solver": 1.0}, "'critic' made LLM calls too: reward every trained agent"),
+        ({"solver": 1.0}, "'critic' made LLM calls that are trained: reward every trained agent"),
         ([1.0, 2.0], "a list of 2 rewards, but the episode made 3 LLM calls"),
     ],
 )
