@@ -136,6 +136,16 @@ def explain(
     print_explanation(run, episode, Path(exp_dir), step=step, split=split, certify=not no_certificate, as_json=as_json)
 
 
+@astuner.command()
+@click.argument("folder", default="launcher_record", metavar="[DIR]")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 takes a free one.")
+def view(folder: str, port: int) -> None:
+    """Show the runs in DIR (launcher_record) as a page in the browser, on this machine only, until Ctrl-C."""
+    from astuner.viewer.server import serve
+
+    serve(Path(folder), port, lambda address: click.echo(f"showing {folder} at {address} (Ctrl-C ends)"))
+
+
 _SECONDS_OF_IMPATIENCE = 3.0
 
 
