@@ -84,8 +84,9 @@ def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
     @app.get("/api/run")
     def run(run: str) -> Response:
         folder = indexes.runs.folder(run)
-        with indexes.of(run).reading() as db:
-            found = {"counts": queries.counts(db), "steps": queries.steps(db), "labels": queries.labels(db)}
+        index = indexes.of(run)
+        with index.reading() as db:
+            found = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
         return _answer({"name": run, "state": run_state(folder), "summary": summary_of(folder), **found})
 
     @app.get("/api/metrics")

@@ -14,7 +14,7 @@ create table episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text,
     episode text, repeat_index integer, status text, reward real, is_success integer, advantage real,
     calls integer, samples integer, dropped_samples integer, tokens_raw integer, tokens_distinct integer,
-    tokens_trained integer, seconds real, error_kind text, forks integer
+    tokens_trained integer, seconds real, error_kind text, forks integer, words text
 );
 create index episodes_key on episodes (key);
 create index episodes_group on episodes (split, step, task_key);

@@ -6,19 +6,22 @@ import hashlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from astuner.run_record import Place, read_lines_after
+from astuner.viewer import queries
 from astuner.viewer.database import open_database
 
 _LONGEST_TEXT = 200
+_EPISODES = "episodes/index.jsonl"
 _COLUMNS = (
-    "path", "key", "step", "split", "task_key", "task", "episode", "repeat_index", "status", "reward", "is_success",
+    "id", "path", "key", "step", "split", "task_key", "task", "episode", "repeat_index", "status", "reward",
+    "is_success",
     "advantage", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct", "tokens_trained", "seconds",
-    "error_kind", "forks",
+    "error_kind", "forks", "words",
 )  # fmt: skip
 _NUMBERS = (
     "repeat_index", "reward", "is_success", "advantage", "calls", "samples", "dropped_samples", "tokens_raw",
@@ -33,6 +36,7 @@ class RunIndex:
         self.folder = folder
         self._connection = open_database(folder, cache)
         self._lock = threading.Lock()
+        self._steps: tuple[object, list[dict[str, Any]]] = (None, [])
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -42,16 +46,24 @@ class RunIndex:
             RecordError: the record cannot be read.
         """
         with self._lock:
-            self._follow("episodes/index.jsonl", _add_episode, ("episodes", "labels", "episode_labels"))
-            self._follow("metrics.jsonl", _add_metrics, ("metrics",))
+            self._follow(_EPISODES, _Episodes)
+            self._follow("metrics.jsonl", _Metrics)
             yield self._connection
+
+    def steps(self, db: sqlite3.Connection) -> list[dict[str, Any]]:
+        """Return `queries.steps`, summed anew only where episodes came: a page that follows a run asks often."""
+        place = db.execute("select start, tail from places where file = ?", (_EPISODES,)).fetchone()
+        version = tuple(place) if place else None
+        if version is None or self._steps[0] != version:
+            self._steps = (version, queries.steps(db))
+        return self._steps[1]
 
     def close(self) -> None:
         """Close the database."""
         with self._lock:
             self._connection.close()
 
-    def _follow(self, file: str, add: Any, tables: Sequence[str]) -> None:
+    def _follow(self, file: str, make: type[_Episodes] | type[_Metrics]) -> None:
         db = self._connection
         # One transaction, with the place in it: two viewers of one run cannot read a line twice.
         db.execute("begin immediate")
@@ -61,14 +73,17 @@ class RunIndex:
             lines, new, anew = read_lines_after(self.folder / file, place)
             if anew:
                 bad = 0
-                for table in tables:
+                for table in make.tables:
                     db.execute(f"delete from {table}")
-            for line in lines:
-                try:
-                    add(db, json.loads(line))
-                # A line that is none of ours, or was damaged, is counted and shown as missing.
-                except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-                    bad += 1
+            if lines:
+                rows = make(db)
+                for line in lines:
+                    try:
+                        rows.add(json.loads(line))
+                    # A line that is none of ours, or was damaged, is counted and shown as missing.
+                    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                        bad += 1
+                rows.write()
             if new != place or anew:
                 db.execute("insert or replace into places values (?, ?, ?, ?)", (file, new.offset, new.tail, bad))
             db.execute("commit")
@@ -89,14 +104,50 @@ def shown(text: object) -> str:
     return clean if len(full) <= _LONGEST_TEXT else clean[:_LONGEST_TEXT] + "…"
 
 
-def _add_episode(db: sqlite3.Connection, row: Mapping[str, Any]) -> None:
-    forks: Mapping[str, int] = row.get("forks") or {}
+class _Episodes:
+    """Lines of the record's index on their way into the database, all at once."""
+
+    tables = ("episodes", "labels", "episode_labels")
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._rows: list[list[Any]] = []
+        self._labels: list[tuple[int, int]] = []
+        self._label_ids = {(row["kind"], row["value"]): row["id"] for row in db.execute("select * from labels")}
+        # Numbers are never given again: those of an episode that was replaced may still have labels.
+        highest = (
+            "select max(coalesce((select max(id) from episodes), 0), coalesce(max(episode), 0)) from episode_labels"
+        )
+        self._last: int = db.execute(highest).fetchone()[0]
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take a line."""
+        forks: Mapping[str, int] = row.get("forks") or {}
+        labels = {("fork", shown(cause)) for cause in forks}
+        for kind, field in (("agent", "agents"), ("tag", "tags"), ("finish", "finish_reasons")):
+            labels |= {(kind, shown(value)) for value in row.get(field) or ()}
+        values = _values(row) | {"id": self._last + 1, "forks": sum(forks.values())}
+        self._rows.append([values[name] for name in _COLUMNS])
+        self._last += 1
+        for label in labels:
+            number = self._label_ids.setdefault(label, len(self._label_ids) + 1)
+            self._labels.append((number, self._last))
+
+    def write(self) -> None:
+        """Write what was taken."""
+        names = [(number, *label) for label, number in self._label_ids.items()]
+        self._db.executemany("insert or ignore into labels (id, kind, value) values (?, ?, ?)", names)
+        marks = ", ".join("?" * len(_COLUMNS))
+        # An episode that was written again has two lines; the later one holds.
+        self._db.executemany(f"insert or replace into episodes ({', '.join(_COLUMNS)}) values ({marks})", self._rows)
+        self._db.executemany("insert or ignore into episode_labels values (?, ?)", sorted(self._labels))
+
+
+def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     task, episode = str(row["task_id"]), str(row["episode_id"])
-    labels = [("fork", cause) for cause in forks]
-    for kind, field in (("agent", "agents"), ("tag", "tags"), ("finish", "finish_reasons")):
-        labels += [(kind, value) for value in row.get(field) or ()]
+    error = None if row.get("error_kind") is None else shown(row["error_kind"])
     values: dict[str, Any] = {name: _number(row.get(name)) for name in _NUMBERS}
-    values |= {
+    return values | {
         "path": str(row["path"]).encode("utf-8", "replace").decode(),
         "key": key_of(episode),
         "step": int(row["step"]),
@@ -105,24 +156,9 @@ def _add_episode(db: sqlite3.Connection, row: Mapping[str, Any]) -> None:
         "task": shown(task),
         "episode": shown(episode),
         "status": shown(row["status"]),
-        "error_kind": None if row.get("error_kind") is None else shown(row["error_kind"]),
-        "forks": sum(forks.values()),
+        "error_kind": error,
+        "words": f"{shown(task)}\n{shown(episode)}\n{error or ''}".lower(),
     }
-    # An episode that was written again has two lines; the later one holds.
-    earlier = db.execute("select id from episodes where path = ?", (values["path"],)).fetchone()
-    if earlier:
-        db.execute("delete from episode_labels where episode = ?", (earlier["id"],))
-        db.execute("delete from episodes where id = ?", (earlier["id"],))
-    marks = ", ".join("?" * len(_COLUMNS))
-    made = db.execute(
-        f"insert into episodes ({', '.join(_COLUMNS)}) values ({marks})", [values[name] for name in _COLUMNS]
-    )
-    for kind, value in labels:
-        db.execute("insert or ignore into labels (kind, value) values (?, ?)", (kind, shown(value)))
-        db.execute(
-            "insert or ignore into episode_labels select id, ? from labels where kind = ? and value = ?",
-            (made.lastrowid, kind, shown(value)),
-        )
 
 
 def _number(value: object) -> float | int | None:
@@ -130,9 +166,20 @@ def _number(value: object) -> float | int | None:
     return value if isinstance(value, int | float) and abs(value) < 2**63 else None
 
 
-def _add_metrics(db: sqlite3.Connection, row: Mapping[str, Any]) -> None:
-    step, time = int(row["step"]), float(row["time"])
-    db.executemany(
-        "insert into metrics (step, time, name, value) values (?, ?, ?, ?)",
-        [(step, time, shown(name), _number(value)) for name, value in row["metrics"].items()],
-    )
+class _Metrics:
+    """Lines of `metrics.jsonl` on their way into the database."""
+
+    tables = ("metrics",)
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._rows: list[tuple[int, float, str, float | int | None]] = []
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take a line."""
+        step, time = int(row["step"]), float(row["time"])
+        self._rows += [(step, time, shown(name), _number(value)) for name, value in row["metrics"].items()]
+
+    def write(self) -> None:
+        """Write what was taken."""
+        self._db.executemany("insert into metrics (step, time, name, value) values (?, ?, ?, ?)", self._rows)

@@ -47,8 +47,9 @@ class EpisodeFilter:
 
     def condition(self) -> tuple[str, list[Any]]:
         """Return an SQL condition and its values."""
-        parts, values = ["1"], []
-        plain = {
+        parts: list[str] = ["1"]
+        values: list[Any] = []
+        plain: dict[str, Any] = {
             "split = ?": self.split, "step = ?": self.step, "status = ?": self.status, "task_key = ?": self.task,
             "reward >= ?": self.least, "reward <= ?": self.most,
         }  # fmt: skip
@@ -65,8 +66,8 @@ class EpisodeFilter:
             parts.append("error_kind = ?")
             values.append(self.error)
         if self.text:
-            parts.append("(instr(lower(task), ?) or instr(lower(episode), ?) or instr(lower(error_kind), ?))")
-            values += [self.text.lower()] * 3
+            parts.append("instr(words, ?)")
+            values.append(self.text.lower())
         return " and ".join(parts), values
 
 
@@ -149,5 +150,6 @@ def latest(db: sqlite3.Connection, name: str) -> list[float]:
 
 def _row(row: sqlite3.Row) -> dict[str, Any]:
     found = dict(row)
+    del found["words"]
     found["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
     return found

@@ -50,8 +50,15 @@ class Trie:
         return found[::-1]
 
     def leaves(self) -> list[int]:
-        """Return the last segment of each timeline."""
-        return [number for number, segment in enumerate(self.segments) if not segment.children]
+        """Return the last segment of each timeline, neighbours in the tree beside each other."""
+        found, left = [], self._roots[::-1]
+        while left:
+            number = left.pop()
+            children = self.segments[number].children
+            left += children[::-1]
+            if not children:
+                found.append(number)
+        return found
 
     def _insert(self, ids: tuple[int, ...]) -> int:
         parent, place = -1, 0

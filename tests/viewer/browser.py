@@ -47,7 +47,7 @@ class Page:
         return self.driver.execute_script(script, *values)
 
     def wait(self, holds: Callable[[], Any]) -> Any:
-        return WebDriverWait(self.driver, SECONDS).until(lambda _: holds())
+        return WebDriverWait(self.driver, SECONDS, poll_frequency=0.02).until(lambda _: holds())
 
     def complaints(self) -> list[str]:
         """What the browser's console says: errors of scripts, and what the policy stopped."""

@@ -73,6 +73,8 @@ export function brief(value, limit = 120) {
 export const count = (number) => (number === null || number === undefined ? "–" : Math.round(number).toLocaleString("en"));
 export const share = (number) => (number === null || number === undefined ? "–" : `${(100 * number).toFixed(1)} %`);
 
+export const many = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
+
 export function real(number, digits = 3) {
   if (typeof number !== "number") return "–";
   if (number !== 0 && (Math.abs(number) < 0.001 || Math.abs(number) >= 1e6)) return number.toExponential(2);

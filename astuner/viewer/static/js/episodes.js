@@ -33,7 +33,7 @@ export function episodeColumns(run) {
     ["step", (row) => `${row.split} ${row.step}`],
     ["status", (row) => h("span", { class: row.status === "ok" ? "good" : "bad" }, brief(row.error_kind ?? row.status, 30)), true],
     ["reward", (row) => real(row.reward)], ["advantage", (row) => real(row.advantage)],
-    ["calls", (row) => count(row.calls)], ["forks", (row) => count(row.forks)], ["timelines", (row) => count(row.samples)],
+    ["calls", (row) => count(row.calls)], ["forks", (row) => count(row.forks)], ["samples", (row) => count(row.samples)],
     ["raw", (row) => count(row.tokens_raw)], ["distinct", (row) => count(row.tokens_distinct)], ["trained", (row) => count(row.tokens_trained)],
     ["seconds", (row) => real(row.seconds, 1)],
   ];

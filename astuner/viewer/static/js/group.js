@@ -1,7 +1,7 @@
 // The groups of a step, and the episodes of one group side by side.
 
 import { ask, link } from "./address.js";
-import { brief, count, h, list, real, said, share } from "./dom.js";
+import { brief, count, h, list, many, real, said, share } from "./dom.js";
 
 export async function stepPage(query) {
   const run = query.get("run"), step = query.get("step"), split = query.get("split") ?? "train";
@@ -30,7 +30,7 @@ function column(run, row) {
   return h("article", { class: "card" },
     h("h2", {}, h("a", { href: link("episode", { run, episode: row.key }) }, brief(row.episode, 60))),
     h("p", {}, h("b", { class: shade }, row.reward === null ? brief(row.error_kind ?? row.status, 30) : `reward ${real(row.reward)}`), ` · advantage ${real(row.advantage)}`),
-    h("p", { class: "soft" }, `${count(row.calls)} calls · ${count(row.samples)} timelines · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
+    h("p", { class: "soft" }, `${many(row.calls, "call")} · ${many(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
     row.unreadable ? h("p", { class: "bad" }, brief(row.unreadable, 300)) : null,
     row.transcript.map((message) => h("div", { class: "message", "data-role": brief(message.role, 20) },
       h("div", { class: "role" }, brief(message.role, 20)), message.text ? said(message.text, 1600) : null,

@@ -38,12 +38,13 @@ export function tokenView(view, timelineNumber, chosen, choose) {
     return texts.get(id);
   };
   box.append(room);
-  const state = { lines: [], at: chosen, width: 0 };
+  const state = { lines: [], at: chosen, width: 0, drawn: new Map() };
   const draw = () => drawLines(box, room, state, timeline, text);
   new ResizeObserver(() => {
     const fits = Math.max(16, Math.floor((box.clientWidth - 24) / charWidth(box)));
     if (fits === state.width) return;
-    Object.assign(state, { width: fits, lines: broken(timeline.ids, text, view, fits) });
+    room.replaceChildren();
+    Object.assign(state, { width: fits, lines: broken(timeline.ids, text, view, fits), drawn: new Map() });
     room.style.height = `${state.lines.length * LINE + 8}px`;
     if (state.at !== null) box.scrollTop = Math.max(0, (lineOf(state) - 3) * LINE);
     draw();
@@ -103,20 +104,30 @@ function lineOf({ lines, at }) {
   return low;
 }
 
-function drawLines(box, room, { lines, at }, timeline, text) {
+// Lines that stay in sight stay in the document; only those that come are made.
+function drawLines(box, room, { lines, at, drawn }, timeline, text) {
   const first = Math.max(0, Math.floor(box.scrollTop / LINE) - AROUND);
   const last = Math.min(lines.length, Math.ceil((box.scrollTop + box.clientHeight) / LINE) + AROUND);
-  const drawn = [];
+  for (const [number, line] of drawn) {
+    if (number < first || number >= last) { line.remove(); drawn.delete(number); }
+  }
   for (let number = first; number < last; number++) {
+    if (drawn.has(number)) continue;
     const line = h("div", { class: "line" });
     line.style.top = `${number * LINE + 4}px`;
     const end = lines[number + 1] ?? timeline.ids.length;
     for (let index = lines[number]; index < end; index++) {
-      line.append(h("span", { class: `t k${timeline.kinds[index]}${index === at ? " at" : ""}`, "data-at": index }, text(timeline.ids[index])));
+      const token = document.createElement("span");
+      token.className = `t k${timeline.kinds[index]}`;
+      token.dataset.at = index;
+      token.textContent = text(timeline.ids[index]);
+      line.append(token);
     }
-    drawn.push(line);
+    drawn.set(number, line);
+    room.append(line);
   }
-  room.replaceChildren(...drawn);
+  room.querySelector(".at")?.classList.remove("at");
+  room.querySelector(`[data-at="${at}"]`)?.classList.add("at");
 }
 
 function point(tip, element, view, token) {
