@@ -2,12 +2,12 @@
 
 import { brief, h, said } from "./dom.js";
 
-const MOST = 400;
+const MOST_MESSAGES = 400;
 
 export function chat(view, callNumber) {
   const call = view.calls[callNumber];
   if (!call) return h("p", { class: "soft" }, "No call was made.");
-  const shown = call.messages.slice(-MOST);
+  const shown = call.messages.slice(-MOST_MESSAGES);
   const left = call.messages.length - shown.length;
   return h("div", { class: "chat" },
     left ? h("p", { class: "soft" }, `the first ${left} messages are left out`) : null,
@@ -17,7 +17,7 @@ export function chat(view, callNumber) {
 function bubble(message) {
   if (message === null || typeof message !== "object") return h("div", { class: "message" }, said(message));
   const role = brief(message.role ?? "?", 20);
-  const body = content(message.content);
+  const body = parts(message.content);
   const calls = Array.isArray(message.tool_calls) ? message.tool_calls : [];
   const thinking = message.reasoning_content ?? message.thinking;
   const folded = role === "tool" && body.length ? [h("details", {}, h("summary", {}, `result ${brief(message.content, 60)}`), ...body)] : body;
@@ -28,7 +28,7 @@ function bubble(message) {
       h("pre", {}, said(call?.function?.arguments ?? call)))));
 }
 
-function content(value) {
+function parts(value) {
   if (value === null || value === undefined || value === "") return [];
   if (!Array.isArray(value)) return [said(value)];
   return value.map((part) => said(typeof part?.text === "string" ? part.text : part));

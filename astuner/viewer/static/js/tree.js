@@ -2,11 +2,11 @@
 
 import { brief, count, svg } from "./dom.js";
 
-const ROW = 34, GAP = 26, MOST = 400;
+const ROW = 34, GAP = 26, MOST_TIMELINES = 400;
 const width = (tokens) => 24 + 34 * Math.log2(1 + tokens / 8);
 
 export function tree(view, chosen, open) {
-  const shown = view.timelines.slice(0, MOST);
+  const shown = view.timelines.slice(0, MOST_TIMELINES);
   const places = layout(view, shown);
   const on = new Set(view.timelines[chosen]?.segments);
   const forks = forksBySegment(view);
