@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -41,8 +42,13 @@ def export_run(run: str, exp_dir: Path, to: Format, out: Path | None, episode: s
     path = out or Path(f"{folder.resolve().name if episode is None else Path(entries[0].path).stem}.{to}")
     if path.exists():
         raise RecordError(f"{path} is there already, and is not written over; remove it, or give another --out")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storing(path):
-        _WRITERS[to](folder, entries, path)
+        try:
+            _WRITERS[to](folder, entries, partial)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
     return path
 
 
