@@ -182,6 +182,31 @@ def init(folder: Path) -> None:
         click.echo(f"now: {enter}astuner --conf agent.yaml --backbone=debug")
 
 
+@astuner.command()
+@click.argument("folder", default="launcher_record", metavar="[DIR]")
+@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 takes a free one.")
+def view(folder: str, port: int) -> None:
+    """Show the runs in DIR (launcher_record) as a page in the browser, on this machine only, until Ctrl-C."""
+    from astuner.viewer.server import serve
+
+    serve(Path(folder), port, lambda address: click.echo(f"showing {folder} at {address} (Ctrl-C ends)"))
+
+
+@astuner.command()
+@click.argument("run")
+@click.option("--format", "to", type=click.Choice(["jsonl", "parquet", "html"]), default="jsonl", show_default=True)
+@click.option("--episode", metavar="ID", help="This episode only, by its id or how it alone begins; html needs one.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to; by default in this folder.")
+@_EXP_DIR
+def export(
+    run: str, to: Literal["jsonl", "parquet", "html"], episode: str | None, out: Path | None, exp_dir: str
+) -> None:
+    """Write the episodes of RUN as JSON lines, its samples as Parquet, or an episode as one HTML file."""
+    from astuner.viewer.export import export_run
+
+    click.echo(export_run(run, Path(exp_dir), to, out, episode))
+
+
 _SECONDS_OF_IMPATIENCE = 3.0
 
 

@@ -2,7 +2,9 @@
 
 from astuner.run_record.episode_file import RecordedEpisode, Split, read_episode, read_recorded_episode
 from astuner.run_record.episodes import EpisodeEntry, read_index
-from astuner.run_record.lock import FolderLock
+from astuner.run_record.folder import is_record
+from astuner.run_record.following import Place, read_lines_after
+from astuner.run_record.lock import FolderLock, is_being_written
 from astuner.run_record.log_file import RedactingStream
 from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
@@ -26,6 +28,7 @@ __all__ = [
     "FolderLock",
     "LoggerName",
     "MetricsRow",
+    "Place",
     "RecordedEpisode",
     "RedactingStream",
     "RunRecord",
@@ -37,9 +40,12 @@ __all__ = [
     "check_loggers",
     "find_episode",
     "find_run",
+    "is_being_written",
+    "is_record",
     "plot_run",
     "read_episode",
     "read_index",
+    "read_lines_after",
     "read_metrics",
     "read_recorded_episode",
     "read_summary",

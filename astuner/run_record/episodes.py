@@ -44,6 +44,7 @@ class EpisodeEntry:
         seconds: from the episode's start to its end.
         path: the episode's file, relative to the run's folder, with forward slashes.
         forks: how many of its calls are forks, by cause; None in records that an older version wrote.
+        agents, tags, finish_reasons: those that its calls have, each once; None likewise.
     """
 
     step: int
@@ -65,6 +66,9 @@ class EpisodeEntry:
     error_kind: str | None
     path: str
     forks: Mapping[str, int] | None = None
+    agents: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    finish_reasons: tuple[str, ...] | None = None
 
 
 class EpisodeStore:
@@ -153,6 +157,9 @@ def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:
         error_kind=episode.error_kind,
         path=path,
         forks=dict(Counter(call.fork.cause for call in episode.calls if call.fork is not None)),
+        agents=tuple(sorted({call.agent_name for call in episode.calls if call.agent_name})),
+        tags=tuple(sorted({call.target_tag for call in episode.calls})),
+        finish_reasons=tuple(sorted({call.finish_reason for call in episode.calls})),
     )
 
 

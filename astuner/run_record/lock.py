@@ -25,7 +25,7 @@ class FolderLock:
             RecordError: a live run holds it (names the process), or its file cannot be written.
         """
         folder = folder.resolve()
-        path = folder.parent / f".{folder.name}.lock"
+        path = _lock_file(folder)
         with storing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -44,6 +44,24 @@ class FolderLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def is_being_written(folder: Path) -> bool:
+    """Return whether the process that last wrote a run into `folder` lives on this machine.
+
+    The lock itself is not touched: a run that starts at this moment must not find it taken.
+    """
+    try:
+        os.kill(int(_lock_file(folder.resolve()).read_text()), 0)
+    except PermissionError:  # it lives, and is somebody else's
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.lock"
 
 
 def _lock(fd: int, folder: Path) -> None:

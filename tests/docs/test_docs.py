@@ -42,7 +42,7 @@ GUIDE = ROOT / "docs/en"
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CHANGELOG.md", *GUIDE.glob("*.md"), *(ROOT / "tutorial").glob("**/README.md")]
 )
-NEEDS_A_RECORD = ("run_record.md", "how_it_works.md")
+NEEDS_A_RECORD = ("run_record.md", "how_it_works.md", "viewer.md")
 """Pages about `launcher_record/math_agent`, the run of the quick start."""
 
 BASE = {"astuner": {"model": {"path": "some/model"}, "rollout": {"agentscope_workflow": "module->Class"}}}
@@ -135,7 +135,7 @@ class Playground:
         return names
 
     def astuner(self, arguments: list[str]) -> None:
-        if arguments in commands_of_ci():
+        if arguments in commands_of_ci() or arguments[0] == "view":  # the page is served until Ctrl-C
             return
         overrides = self._overrides if "--conf" in arguments else []
         if "--model" in arguments:  # of an earlier command

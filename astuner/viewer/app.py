@@ -1,0 +1,192 @@
+"""The viewer's server: the page's files, and the answers that it asks for as JSON. It only reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.staticfiles import StaticFiles
+
+from astuner.errors import RecordError
+from astuner.run_record.files import dump_json
+from astuner.run_record.plain import to_plain
+from astuner.viewer import queries
+from astuner.viewer.episode_view import episode_view, read_episode_at
+from astuner.viewer.guard import Guard
+from astuner.viewer.index import RunIndex
+from astuner.viewer.queries import EpisodeFilter, Order
+from astuner.viewer.runs import Runs, config_difference, config_of, run_state, summary_of
+from astuner.viewer.token_texts import find_token_texts
+from astuner.viewer.transcript import transcript
+
+STATIC = Path(__file__).parent / "static"
+_MOST_BESIDE = 64
+
+
+class Indexes:
+    """The index of each run that was looked at, opened once."""
+
+    def __init__(self, runs: Runs, cache: Path | None = None) -> None:
+        self.runs = runs
+        self._cache = cache
+        self._open: dict[Path, RunIndex] = {}
+        self._lock = threading.Lock()
+
+    def of(self, name: str) -> RunIndex:
+        """Return the index of a run.
+
+        Raises:
+            RecordError: there is no such run.
+        """
+        folder = self.runs.folder(name)
+        with self._lock:
+            if folder not in self._open:
+                self._open[folder] = RunIndex(folder, self._cache)
+            return self._open[folder]
+
+    def close(self) -> None:
+        """Close them."""
+        with self._lock:
+            for index in self._open.values():
+                index.close()
+            self._open.clear()
+
+
+def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
+    """Return the server's application.
+
+    Args:
+        indexes: of the runs to show.
+        hosts: the values of `Host` that are answered.
+    """
+    # Without FastAPI's own pages: they load scripts from elsewhere.
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, hosts=hosts)
+
+    @app.exception_handler(RecordError)
+    def cannot_read(_request: Request, error: RecordError) -> Response:
+        return _answer({"error": str(error)}, 404)
+
+    _add_run_answers(app, indexes)
+    _add_episode_answers(app, indexes)
+    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    return app
+
+
+def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
+    @app.get("/api/runs")
+    def runs() -> Response:
+        return _answer([_run(indexes, name, folder) for name, folder in indexes.runs.all().items()])
+
+    @app.get("/api/run")
+    def run(run: str) -> Response:
+        folder = indexes.runs.folder(run)
+        index = indexes.of(run)
+        with index.reading() as db:
+            found = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
+        return _answer({"name": run, "state": run_state(folder), "summary": summary_of(folder), **found})
+
+    @app.get("/api/metrics")
+    def metrics(run: str, after: int = 0) -> Response:
+        with indexes.of(run).reading() as db:
+            return _answer(queries.metrics(db, after))
+
+    @app.get("/api/config")
+    def config(run: Annotated[list[str], Query()]) -> Response:
+        folders = {name: indexes.runs.folder(name) for name in run}
+        return _answer({"configs": [config_of(f) for f in folders.values()], "differs": config_difference(folders)})
+
+
+def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
+    @app.get("/api/groups")
+    def groups(run: str, step: int, split: str = "train") -> Response:
+        with indexes.of(run).reading() as db:
+            return _answer(queries.groups(db, step, split))
+
+    @app.get("/api/episodes")
+    def episodes(
+        request: Request,
+        run: str,
+        order: Order = "latest",
+        offset: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ) -> Response:
+        with indexes.of(run).reading() as db:
+            return _answer(queries.episodes(db, _filter(request), order, offset, limit))
+
+    @app.get("/api/group")
+    def group(run: str, step: int, task: str, split: str = "train") -> Response:
+        index = indexes.of(run)
+        wanted = EpisodeFilter(split=split, step=step, task=task)
+        with index.reading() as db:
+            found = queries.episodes(db, wanted, "reward", 0, _MOST_BESIDE)
+        for row in found["rows"]:
+            try:
+                row["transcript"] = transcript(read_episode_at(index.folder, row["path"]).episode)
+            except RecordError as error:
+                row["transcript"], row["unreadable"] = [], str(error)
+        return _answer(found)
+
+    @app.get("/api/episode")
+    def episode(run: str, episode: str) -> Response:
+        index = indexes.of(run)
+        with index.reading() as db:
+            row = queries.episode_by_key(db, episode)
+        if row is None:
+            raise RecordError("the run has no such episode; it may have been removed as the run was resumed")
+        recorded = read_episode_at(index.folder, row["path"])
+        return _answer({"row": row, **episode_view(recorded, find_token_texts(index.folder))})
+
+
+def _filter(request: Request) -> EpisodeFilter:
+    asked = request.query_params
+    texts = {
+        name: asked[name]
+        for name in ("split", "status", "task", "agent", "tag", "finish", "fork", "error", "text")
+        if asked.get(name)
+    }
+    return EpisodeFilter(
+        **texts, step=_whole(asked.get("step")), least=_real(asked.get("least")), most=_real(asked.get("most"))
+    )
+
+
+def _whole(text: str | None) -> int | None:
+    number = _real(text)
+    return None if number is None else int(number)
+
+
+def _real(text: str | None) -> float | None:
+    """Return a number that was typed into a filter; None, which does not filter, for anything else."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if abs(number) < 1e18 else None
+
+
+def _run(indexes: Indexes, name: str, folder: Path) -> dict[str, Any]:
+    summary, config = summary_of(folder), config_of(folder)
+    with indexes.of(name).reading() as db:
+        found = {"counts": queries.counts(db), "rewards": queries.latest(db, "reward/mean")}
+    return {
+        "name": name,
+        "state": run_state(folder),
+        "started": (folder / "environment.json").stat().st_mtime,
+        "algorithm": config.get("astuner.trainer_common.algorithm.adv_estimator"),
+        "model": config.get("astuner.model.path"),
+        "validation": (summary or {}).get("validation"),
+        "seconds": (summary or {}).get("seconds"),
+        **found,
+    }
+
+
+def _answer(value: object, status: int = 200) -> Response:
+    try:
+        data = dump_json(value)
+    except (TypeError, ValueError):
+        # A record holds what JSON has not, such as NaN or a date of a YAML file.
+        data = dump_json(to_plain(value, lambda text: text))
+    return Response(data, status, media_type="application/json")

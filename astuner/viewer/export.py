@@ -1,0 +1,123 @@
+"""`astuner export`: a run's episodes as JSON lines, its samples as Parquet, an episode as one HTML file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from astuner.errors import RecordError
+from astuner.run_record import EpisodeEntry, find_episode, find_run, read_index
+from astuner.run_record.files import dump_json, storing
+from astuner.run_record.plain import to_plain
+from astuner.viewer.episode_view import episode_view, read_episode_at
+from astuner.viewer.single_file import single_file
+from astuner.viewer.token_texts import find_token_texts
+
+Format = Literal["jsonl", "parquet", "html"]
+_ROWS_AT_ONCE = 256
+
+
+def export_run(run: str, exp_dir: Path, to: Format, out: Path | None, episode: str | None) -> Path:
+    """Write a run's episodes, or one of them, into a file and return its path.
+
+    Args:
+        run: the run's folder, or its name under `exp_dir`.
+        exp_dir: where runs are.
+        to: `jsonl`, a whole episode a line; `parquet`, a training sample a row; `html`, one episode as a page that
+            needs nothing else.
+        out: the file; by default the run's or the episode's name in the present folder.
+        episode: an episode's id, or how it alone begins; `html` needs one.
+
+    Raises:
+        RecordError: there is no such run or episode, the file is there already, or it cannot be written.
+    """
+    folder = find_run(run, exp_dir)
+    entries = read_index(folder)
+    if episode is not None:
+        entries = [find_episode(episode, entries)]
+    elif to == "html":
+        raise RecordError("an HTML file shows one episode: name it with --episode (astuner view and explain list them)")
+    path = out or Path(f"{folder.resolve().name if episode is None else Path(entries[0].path).stem}.{to}")
+    if path.exists():
+        raise RecordError(f"{path} is there already, and is not written over; remove it, or give another --out")
+    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with storing(path):
+        try:
+            _WRITERS[to](folder, entries, partial)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return path
+
+
+def _write_lines(folder: Path, entries: list[EpisodeEntry], path: Path) -> None:
+    with path.open("xb") as file:
+        for entry in entries:
+            read_episode_at(folder, entry.path)  # refuses what is no episode, or lies elsewhere
+            file.write((folder / entry.path).read_bytes().strip() + b"\n")
+
+
+def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([
+        ("step", pa.int64()), ("split", pa.string()), ("task_id", pa.string()), ("episode_id", pa.string()),
+        ("repeat_index", pa.int64()), ("reward", pa.float64()), ("advantage", pa.float64()),
+        ("sample", pa.int64()), ("weight", pa.float64()), ("token_ids", pa.list_(pa.int64())),
+        ("loss_mask", pa.list_(pa.int64())), ("logprobs", pa.list_(pa.float64())),
+        ("position_ids", pa.list_(pa.int64())), ("parents", pa.list_(pa.int64())), ("calls", pa.list_(pa.string())),
+    ])  # fmt: skip
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        batch: list[dict[str, Any]] = []
+        for row in _sample_rows(folder, entries):
+            batch.append(row)
+            if len(batch) == _ROWS_AT_ONCE:
+                writer.write_table(pa.Table.from_pylist(batch, schema))
+                batch.clear()
+        if batch:
+            writer.write_table(pa.Table.from_pylist(batch, schema))
+
+
+def _sample_rows(folder: Path, entries: list[EpisodeEntry]) -> Iterator[dict[str, Any]]:
+    for entry in entries:
+        if not entry.samples:
+            continue
+        recorded = read_episode_at(folder, entry.path)
+        for number, sample in enumerate(recorded.episode.samples):
+            yield {
+                "step": entry.step,
+                "split": entry.split,
+                "task_id": _utf8(entry.task_id),
+                "episode_id": _utf8(entry.episode_id),
+                "repeat_index": entry.repeat_index,
+                "reward": entry.reward,
+                "advantage": entry.advantage,
+                "sample": number,
+                "weight": sample.weight,
+                "token_ids": sample.token_ids,
+                "loss_mask": sample.loss_mask,
+                "logprobs": sample.logprobs,
+                "position_ids": sample.position_ids,
+                "parents": sample.parents,
+                "calls": [_utf8(span.call_id) for span in sample.spans],
+            }
+
+
+def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path) -> None:
+    (entry,) = entries
+    view = to_plain(episode_view(read_episode_at(folder, entry.path), find_token_texts(folder)), lambda text: text)
+    path.write_bytes(single_file(dump_json(view)))
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+_WRITERS: dict[Format, Callable[[Path, list[EpisodeEntry], Path], None]] = {
+    "jsonl": _write_lines,
+    "parquet": _write_samples,
+    "html": _write_page,
+}

@@ -1,0 +1,99 @@
+"""The runs of a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from astuner.errors import RecordError
+from astuner.run_record import is_being_written, is_record, read_summary
+
+
+class Runs:
+    """The runs under one folder, looked up anew each time, as new ones come while the page is open."""
+
+    def __init__(self, folder: Path) -> None:
+        """Look at `folder`: a run's own, or one that holds those of runs.
+
+        Raises:
+            RecordError: it is neither.
+        """
+        self._folder = folder
+        if not self.all():
+            raise RecordError(
+                f"{str(folder)!r} holds no run: expected a run's folder, or a folder of runs such as launcher_record; "
+                "give another one (astuner view DIR), or start a run first"
+            )
+
+    def all(self) -> dict[str, Path]:
+        """Return the folders of the runs by name, the latest first."""
+        if is_record(self._folder):
+            return {self._folder.resolve().name: self._folder}
+        try:
+            found = [folder for folder in self._folder.iterdir() if is_record(folder)]
+        except OSError:
+            return {}
+        return {folder.name: folder for folder in sorted(found, key=_started, reverse=True)}
+
+    def folder(self, name: str) -> Path:
+        """Return the folder of run `name`.
+
+        Raises:
+            RecordError: there is none.
+        """
+        runs = self.all()
+        if name not in runs:
+            raise RecordError(f"there is no run {name[:80]!r}; there are: {', '.join(list(runs)[:10])}")
+        return runs[name]
+
+
+def run_state(folder: Path) -> str:
+    """Return `finished`, `running` or `stopped`."""
+    if (folder / "summary.json").exists():
+        return "finished"
+    return "running" if is_being_written(folder) else "stopped"
+
+
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    """Return the summary of a run, None where there is none to read."""
+    try:
+        return read_summary(folder).model_dump()
+    except RecordError:
+        return None
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a run as `section.key` to value; empty where it cannot be read."""
+    try:
+        tree = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, yaml.YAMLError, RecursionError):
+        return {}
+    return dict(_flat(tree, "")) if isinstance(tree, Mapping) else {}
+
+
+def config_difference(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
+    """Return the keys whose values differ between runs, with the value that each run has; None where it has none."""
+    configs = {name: config_of(folder) for name, folder in folders.items()}
+    rows = []
+    for key in sorted({key for config in configs.values() for key in config}):
+        values = [config.get(key) for config in configs.values()]
+        if any(value != values[0] for value in values):
+            rows.append({"key": key, "values": values})
+    return rows
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found
+
+
+def _started(folder: Path) -> float:
+    return (folder / "environment.json").stat().st_mtime

@@ -1,0 +1,80 @@
+// Draws the page that the address names, and asks it for news while it is seen.
+
+import { here, link } from "./address.js";
+import { brief, h } from "./dom.js";
+import { episodePage } from "./episode.js";
+import { episodesPage } from "./episodes.js";
+import { groupPage, stepPage } from "./group.js";
+import { runPage } from "./run.js";
+import { runsPage } from "./runs.js";
+
+const PAGES = { runs: runsPage, run: runPage, episodes: episodesPage, step: stepPage, group: groupPage, episode: episodePage };
+const SECONDS = 2;
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+let current = null;
+let drawing = 0;
+
+async function draw() {
+  const mine = ++drawing;
+  const { page, query } = here();
+  try {
+    const drawn = await (PAGES[page] ?? runsPage)(query);
+    if (mine !== drawing) return;
+    current?.leave?.();
+    current = drawn;
+    main.replaceChildren(...drawn.content);
+  } catch (error) {
+    if (mine !== drawing) return;
+    current = null;
+    main.replaceChildren(h("div", { class: "card error", role: "alert" }, error.message));
+  }
+  crumbs(page, query);
+  main.dataset.page = page;
+}
+
+function crumbs(page, query) {
+  const run = query.getAll("run");
+  const parts = [];
+  if (run.length) parts.push(h("a", { href: link("run", { run }) }, brief(run.join(" · "), 60)));
+  if (["episodes", "group", "episode", "step"].includes(page)) {
+    parts.push(h("a", { href: link("episodes", { run: run[0] }) }, "episodes"));
+  }
+  if (query.get("step") && page !== "episodes") {
+    const step = query.get("step");
+    parts.push(h("a", { href: link("step", { run: run[0], step, split: query.get("split") }) }, `step ${brief(step, 9)}`));
+  }
+  document.getElementById("crumbs").replaceChildren(...parts.flatMap((part) => [" / ", part]));
+  document.title = run.length ? `${brief(run[0], 40)} – astuner` : "astuner";
+}
+
+async function follow() {
+  if (!document.hidden && current?.refresh) {
+    try {
+      live.textContent = (await current.refresh()) ?? "";
+    } catch {
+      live.textContent = "the viewer does not answer; is it still running?";
+    }
+  } else if (!current?.refresh) live.textContent = "";
+  setTimeout(follow, SECONDS * 1000);
+}
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+theme(localStorage.getItem("theme") ?? (dark.matches ? "dark" : "light"));
+dark.addEventListener("change", () => {
+  if (!localStorage.getItem("theme")) { theme(dark.matches ? "dark" : "light"); draw(); }
+});
+document.getElementById("theme").addEventListener("click", () => {
+  const other = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", other);
+  theme(other);
+  draw();
+});
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+addEventListener("hashchange", () => { scrollTo(0, 0); draw(); });
+draw();
+follow();

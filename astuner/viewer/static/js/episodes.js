@@ -1,0 +1,67 @@
+// The episodes of a run: search, filters, pages.
+
+import { ask, link } from "./address.js";
+import { brief, count, h, list, real } from "./dom.js";
+
+const PAGE = 100;
+const ORDERS = { latest: "latest first", step: "by step", reward: "best reward first", reward_up: "worst reward first",
+  tokens: "most tokens first", forks: "most forks first", seconds: "slowest first" };
+const FIELDS = ["split", "step", "status", "agent", "tag", "finish", "fork", "error", "least", "most", "text", "order", "offset"];
+
+export async function episodesPage(query) {
+  const run = query.get("run");
+  const asked = Object.fromEntries(FIELDS.map((name) => [name, query.get(name) ?? ""]));
+  const about = await ask("run", { run });
+  const table = h("div");
+  const offset = Number(asked.offset) || 0;
+  let seen = -1;
+  const draw = async () => {
+    const found = await ask("episodes", { run, limit: PAGE, ...asked });
+    if (found.total === seen) return about.state === "running" ? "● following" : "";
+    seen = found.total;
+    table.replaceChildren(pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset));
+    return about.state === "running" ? "● following" : "";
+  };
+  await draw();
+  return { content: [h("h1", {}, "Episodes"), filters(run, asked, about.labels), table], refresh: draw };
+}
+
+export function episodeColumns(run) {
+  return [
+    ["episode", (row) => h("a", { href: link("episode", { run, episode: row.key }) }, brief(row.episode, 60)), true],
+    ["task", (row) => h("a", { href: link("group", { run, step: row.step, split: row.split, task: row.task_key }) }, brief(row.task, 40)), true],
+    ["step", (row) => `${row.split} ${row.step}`],
+    ["status", (row) => h("span", { class: row.status === "ok" ? "good" : "bad" }, brief(row.error_kind ?? row.status, 30)), true],
+    ["reward", (row) => real(row.reward)], ["advantage", (row) => real(row.advantage)],
+    ["calls", (row) => count(row.calls)], ["forks", (row) => count(row.forks)], ["samples", (row) => count(row.samples)],
+    ["raw", (row) => count(row.tokens_raw)], ["distinct", (row) => count(row.tokens_distinct)], ["trained", (row) => count(row.tokens_trained)],
+    ["seconds", (row) => real(row.seconds, 1)],
+  ];
+}
+
+function filters(run, asked, labels) {
+  const go = (changes) => { location.hash = link("episodes", { run, ...asked, offset: "", ...changes }); };
+  const choice = (name, title, options) => h("label", {}, title,
+    h("select", { name, onchange: (event) => go({ [name]: event.target.value }) },
+      h("option", { value: "" }, "all"),
+      options.map((option) => h("option", { value: option, selected: asked[name] === option }, brief(option, 40)))));
+  const field = (name, title, type = "text") => h("label", {}, title, h("input", { name, type, size: 8, step: "any", value: asked[name],
+    onchange: (event) => go({ [name]: event.target.value }) }));
+  const order = h("label", {}, "order", h("select", { name: "order", onchange: (event) => go({ order: event.target.value }) },
+    Object.entries(ORDERS).map(([name, title]) => h("option", { value: name, selected: asked.order === name }, title))));
+  return h("form", { class: "bar", role: "search", onsubmit: (event) => event.preventDefault() },
+    field("text", "search ids and errors", "search"), choice("split", "split", ["train", "val"]), field("step", "step", "number"),
+    choice("status", "status", ["ok", "failed", "dropped"]), choice("agent", "agent", labels.agent), choice("tag", "tag", labels.tag),
+    field("least", "reward from", "number"), field("most", "to", "number"), choice("finish", "finish reason", labels.finish),
+    choice("fork", "fork cause", labels.fork), choice("error", "error", labels.error.length ? ["any", ...labels.error] : []), order,
+    h("a", { href: link("episodes", { run }) }, "clear"));
+}
+
+function pager(run, asked, found, offset) {
+  const to = (place) => link("episodes", { run, ...asked, offset: place || "" });
+  const last = Math.min(offset + PAGE, found.total);
+  return h("div", { class: "bar" },
+    h("span", { class: "soft", "data-total": found.total }, found.total ? `${count(offset + 1)}–${count(last)} of ${count(found.total)}` : "no episode"),
+    offset > 0 ? h("a", { href: to(Math.max(0, offset - PAGE)) }, "← earlier page") : null,
+    last < found.total ? h("a", { href: to(offset + PAGE) }, "next page →") : null);
+}

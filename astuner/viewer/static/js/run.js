@@ -1,0 +1,135 @@
+// One run, or several over each other: charts, steps, configuration.
+
+import { ask, link, note } from "./address.js";
+import { chart } from "./charts.js";
+import { asText, brief, count, h, list, real, share, tile } from "./dom.js";
+
+const CHARTS = [
+  ["Reward", ["reward/mean", "reward/min", "reward/max"]],
+  ["Success", ["success/rate", "val/success_rate"]],
+  ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/sft", "val/loss"]],
+  ["KL", ["kl/update", "kl/rollout"]],
+  ["Entropy", ["entropy"]],
+  ["Clip fraction", ["clip_fraction"]],
+  ["Lengths: calls and samples an episode", ["episodes/calls", "episodes/samples"]],
+  ["Tokens", ["tokens/raw", "tokens/distinct", "tokens/trained"]],
+  ["Seconds by phase", ["time/rollout", "time/update", "time/step", "time/validation"]],
+];
+const KNOWN = new Set(CHARTS.flatMap(([, names]) => names));
+
+export async function runPage(query) {
+  const names = query.getAll("run");
+  const runs = await Promise.all(names.map((run) => load(run)));
+  const settings = { x: query.get("x") ?? "step", smooth: Number(query.get("smooth") ?? 0) };
+  const charts = h("div", { class: "charts" }), more = h("div", { class: "charts" }), steps = h("div"), top = h("div");
+  let drawn = [];
+  const redraw = () => {
+    drawn = wanted(runs).map(([title, metrics]) => [metrics, chart(title, lines(runs, metrics, settings),
+      { seconds: settings.x === "seconds", smooth: settings.smooth })]);
+    const known = drawn.filter(([metrics]) => KNOWN.has(metrics[0])), other = drawn.filter(([metrics]) => !KNOWN.has(metrics[0]));
+    charts.replaceChildren(...known.map(([, one]) => one.box));
+    more.replaceChildren(...other.map(([, one]) => one.box));
+  };
+  const around = () => {
+    top.replaceChildren(...runs.map((run) => heading(run, runs.length > 1)));
+    steps.replaceChildren(...(runs.length === 1 ? [stepTable(runs[0])] : []));
+  };
+  redraw();
+  around();
+  const refresh = async () => {
+    const before = JSON.stringify([wanted(runs), runs.map((run) => run.about.counts)]);
+    await Promise.all(runs.map((run) => renew(run)));
+    const after = JSON.stringify([wanted(runs), runs.map((run) => run.about.counts)]);
+    if (before !== after) {
+      around();
+      if (wanted(runs).length !== drawn.length) redraw();
+      else for (const [metrics, one] of drawn) one.update(lines(runs, metrics, settings));
+    }
+    return runs.some((run) => run.about.state === "running") ? "● following" : "";
+  };
+  const others = h("details", {}, h("summary", {}, "all other metrics"), more);
+  const content = [top, controls(settings, redraw), charts, others, steps, await configuration(names)];
+  return { content, refresh };
+}
+
+async function load(name) {
+  const [about, metrics] = await Promise.all([ask("run", { run: name }), ask("metrics", { run: name })]);
+  return { name, about, last: metrics.last, series: metrics.series };
+}
+
+async function renew(run) {
+  const [about, news] = await Promise.all([ask("run", { run: run.name }), ask("metrics", { run: run.name, after: run.last })]);
+  run.about = about;
+  if (news.anew) { Object.assign(run, await load(run.name)); return; }
+  run.last = news.last;
+  for (const [name, points] of Object.entries(news.series)) run.series[name] = [...(run.series[name] ?? []), ...points];
+}
+
+function wanted(runs) {
+  const logged = new Set(runs.flatMap((run) => Object.keys(run.series)));
+  const known = CHARTS.map(([title, names]) => [title, names.filter((name) => logged.has(name))]);
+  const others = [...logged].filter((name) => !KNOWN.has(name)).sort().map((name) => [brief(name, 60), [name]]);
+  return [...known.filter(([, names]) => names.length), ...others];
+}
+
+function lines(runs, metrics, { x }) {
+  const several = runs.length > 1;
+  return runs.flatMap((run, place) => metrics.map((name, index) => {
+    const begin = Math.min(...Object.values(run.series).map((points) => points[0][1]));
+    return {
+      label: several ? `${brief(run.name, 24)} ${brief(name, 40)}` : brief(name, 40),
+      color: several ? place : index, dash: several ? index : 0,
+      points: (run.series[name] ?? []).map(([step, time, value]) => [x === "seconds" ? time - begin : step, value]),
+    };
+  }));
+}
+
+function controls(settings, redraw) {
+  const axis = h("select", { onchange: (event) => { settings.x = event.target.value; note({ x: settings.x }); redraw(); } },
+    ["step", "seconds"].map((name) => h("option", { value: name, selected: settings.x === name }, name)));
+  const smooth = h("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: settings.smooth,
+    oninput: (event) => { settings.smooth = Number(event.target.value); note({ smooth: settings.smooth || "" }); redraw(); } });
+  return h("div", { class: "bar" }, h("label", {}, "x axis", axis), h("label", {}, "smoothing", smooth),
+    h("span", { class: "soft" }, "drag a chart to zoom, double click to see all"));
+}
+
+function heading({ name, about, series }, small) {
+  const last = (metric) => series[metric]?.at(-1)?.[2];
+  const row = h("h1", {}, h("a", { href: link("run", { run: name }) }, brief(name, 80)), " ", h("span", { class: "pill soft" }, about.state));
+  if (small) return row;
+  const bad = about.counts.bad_lines;
+  return h("div", {}, row,
+    h("div", { class: "tiles" }, tile("step", count(about.counts.step)), tile("reward, last step", real(last("reward/mean"))),
+      tile("success, last step", share(last("success/rate"))), tile("episodes", count(about.counts.episodes)),
+      tile("tokens saved by merging", last("tokens/saving") ? `${real(last("tokens/saving"), 2)}×` : "–")),
+    bad ? h("p", { class: "card note" }, `${count(bad)} lines of this record are damaged and left out.`) : null,
+    h("p", {}, h("a", { href: link("episodes", { run: name }) }, "All episodes, with search and filters →")));
+}
+
+function stepTable({ name, about }) {
+  if (!about.steps.length) return h("p", { class: "soft" }, "No episode is recorded.");
+  const shown = about.steps.slice(0, 500);
+  const table = list([
+    ["step", (row) => h("a", { href: link("step", { run: name, step: row.step, split: row.split }) }, `${row.split} ${row.step}`), true],
+    ["groups", (row) => count(row.groups)], ["episodes", (row) => count(row.episodes)],
+    ["reward", (row) => real(row.reward)], ["success", (row) => share(row.success)],
+    ["failed", (row) => h("span", { class: row.failed ? "bad" : "" }, count(row.failed))],
+    ["calls", (row) => count(row.calls)], ["forks", (row) => count(row.forks)], ["samples", (row) => count(row.samples)],
+    ["raw", (row) => count(row.tokens_raw)], ["distinct", (row) => count(row.tokens_distinct)], ["trained", (row) => count(row.tokens_trained)],
+  ], shown);
+  const more = about.steps.length > shown.length ? h("p", { class: "soft" }, `the last ${shown.length} of ${about.steps.length}`) : null;
+  return h("section", {}, h("h2", {}, "Steps"), table, more);
+}
+
+async function configuration(names) {
+  const { configs, differs } = await ask("config", { run: names });
+  const value = (one) => brief(one === undefined || one === null ? "–" : asText(one), 200);
+  if (names.length > 1) {
+    const columns = [["key", (row) => brief(row.key), true], ...names.map((name, place) => [brief(name, 40), (row) => value(row.values[place]), true])];
+    const body = differs.length ? list(columns, differs) : h("p", { class: "soft" }, "They are the same.");
+    return h("section", { id: "differs" }, h("h2", {}, "Where the configurations differ"), body);
+  }
+  const rows = Object.entries(configs[0] ?? {});
+  return h("details", {}, h("summary", {}, `configuration (${rows.length} keys)`),
+    list([["key", ([key]) => brief(key), true], ["value", ([, one]) => value(one), true]], rows));
+}

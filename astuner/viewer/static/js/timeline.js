@@ -1,0 +1,37 @@
+// The tokens of one timeline, with all that is known of each.
+
+export const KINDS = ["prompt", "template", "generated, trained", "generated, not trained"];
+export const PROMPT = 0, TEMPLATE = 1, TRAINED = 2, UNTRAINED = 3;
+
+// A sample is a timeline's own where all its calls lie on it; a tree sample is every timeline's.
+export function readTimeline(view, number) {
+  const timeline = view.timelines[number];
+  const ids = [], kinds = [], places = [];
+  if (!timeline) return { ids, kinds, at: () => null };
+  const onIt = new Set(timeline.calls.map((call) => view.calls[call].call_id));
+  const own = new Set(view.samples.flatMap((sample, index) => (sample.is_tree || sample.calls.every((call) => onIt.has(call)) ? [index] : [])));
+  for (const segmentNumber of timeline.segments) {
+    const segment = view.segments[segmentNumber];
+    const first = ids.length;
+    for (const id of segment.ids) { ids.push(id); kinds.push(PROMPT); places.push(segmentNumber); }
+    for (const [from, to] of segment.template) kinds.fill(TEMPLATE, first + from, first + to);
+    for (const run of segment.sampled) kinds.fill(UNTRAINED, first + run.from, first + run.from + run.logprobs.length);
+    for (const [sample, from, to, mask] of segment.trained) {
+      if (mask && own.has(sample)) kinds.fill(TRAINED, first + from, first + to);
+    }
+  }
+  return { ids, kinds, at: (index) => describe(view, view.segments[places[index]], index, kinds[index], own, ids[index]) };
+}
+
+function describe(view, segment, index, kind, own, id) {
+  const place = index - segment.start;
+  const sampled = segment.sampled.filter((run) => place >= run.from && place < run.from + run.logprobs.length)
+    .map((run) => ({ call: run.call, logprob: run.logprobs[place - run.from] }));
+  const trained = segment.trained.filter(([, from, to]) => place >= from && place < to);
+  return {
+    index, id, kind, sampled,
+    mask: trained.filter(([sample]) => own.has(sample)).reduce((sum, [, , , mask]) => sum + mask, 0),
+    elsewhere: trained.filter(([sample, , , mask]) => mask && !own.has(sample)).map(([sample]) => sample + 1),
+    versions: [...new Set(sampled.map(({ call }) => view.calls[call].policy_version))],
+  };
+}

@@ -1,0 +1,155 @@
+// The token view: only the lines in sight are in the document, so that 100,000 tokens scroll as ten do.
+
+import { count, h, isOdd, named, real } from "./dom.js";
+import { KINDS, readTimeline } from "./timeline.js";
+
+const LINE = 22, LONGEST = 60, AROUND = 12;
+
+// A token's text with what cannot be seen made visible.
+export function visible(text, limit = LONGEST) {
+  let shown = "";
+  for (const character of text.slice(0, limit)) {
+    if (character === " ") shown += "·";
+    else if (character === "\n") shown += "⏎";
+    else if (character === "\t") shown += "→";
+    else shown += isOdd(character) ? `⟨${named(character)}⟩` : character;
+  }
+  return text.length > limit ? `${shown}…` : shown;
+}
+
+// Marks that add to the character before take no column, East Asian characters and emoji two.
+function columns(text) {
+  let total = 0;
+  for (const character of text) {
+    const code = character.codePointAt(0);
+    total += /\p{M}/u.test(character) ? 0 : code >= 0x1100 && (code <= 0x115f || code >= 0x2e80) ? 2 : 1;
+  }
+  return total;
+}
+
+export function tokenView(view, timelineNumber, chosen, choose) {
+  const timeline = readTimeline(view, timelineNumber);
+  const box = h("div", { class: "tokens", tabindex: 0, role: "application", "aria-label": "tokens; arrow keys move" });
+  const room = h("div");
+  const tip = h("div", { class: "tip", role: "tooltip", hidden: true });
+  const texts = new Map();
+  const text = (id) => {
+    if (!texts.has(id)) texts.set(id, view.has_texts && view.vocabulary[id] !== undefined ? visible(view.vocabulary[id]) || "∅" : `${id} `);
+    return texts.get(id);
+  };
+  box.append(room);
+  const state = { lines: [], at: chosen, width: 0, drawn: new Map() };
+  const draw = () => drawLines(box, room, state, timeline, text);
+  new ResizeObserver(() => {
+    const fits = Math.max(16, Math.floor((box.clientWidth - 24) / charWidth(box)));
+    if (fits === state.width) return;
+    room.replaceChildren();
+    Object.assign(state, { width: fits, lines: broken(timeline.ids, text, view, fits), drawn: new Map() });
+    room.style.height = `${state.lines.length * LINE + 8}px`;
+    if (state.at !== null) box.scrollTop = Math.max(0, (lineOf(state) - 3) * LINE);
+    draw();
+  }).observe(box);
+  box.addEventListener("scroll", () => { tip.hidden = true; requestAnimationFrame(draw); }, { passive: true });
+  const show = (element) => point(tip, element, view, timeline.at(Number(element.dataset.at)));
+  box.addEventListener("pointerover", (event) => { if (event.target.dataset.at) show(event.target); else tip.hidden = true; });
+  box.addEventListener("pointerleave", () => { tip.hidden = true; });
+  const select = (at) => {
+    state.at = at;
+    choose(at);
+    const top = lineOf(state) * LINE;
+    if (top < box.scrollTop || top + LINE > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
+    draw();
+    const element = room.querySelector(".at");
+    if (element) show(element);
+  };
+  box.addEventListener("click", (event) => { if (event.target.dataset.at) select(Number(event.target.dataset.at)); });
+  box.addEventListener("keydown", (event) => {
+    const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    select(Math.min(timeline.ids.length - 1, Math.max(0, (state.at ?? -1) + move)));
+  });
+  return { content: [legend(timeline), box, tip], timeline, select };
+}
+
+function charWidth(box) {
+  const probe = h("span", { class: "line" }, "0".repeat(50));
+  probe.style.right = "auto";
+  box.append(probe);
+  const width = probe.getBoundingClientRect().width / 50;
+  probe.remove();
+  return width;
+}
+
+// Where each line begins: after a line end in the text, and where the width is used up.
+function broken(ids, text, view, fits) {
+  const lines = [0], widths = new Map();
+  let used = 0;
+  ids.forEach((id, index) => {
+    if (!widths.has(id)) widths.set(id, columns(text(id)));
+    const own = widths.get(id);
+    if (used && used + own > fits) { lines.push(index); used = 0; }
+    used += own;
+    if (view.vocabulary[id]?.endsWith("\n") && index + 1 < ids.length) { lines.push(index + 1); used = 0; }
+  });
+  return lines;
+}
+
+function lineOf({ lines, at }) {
+  let low = 0, high = lines.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (lines[middle] <= at) low = middle; else high = middle - 1;
+  }
+  return low;
+}
+
+// Lines that stay in sight stay in the document; only those that come are made.
+function drawLines(box, room, { lines, at, drawn }, timeline, text) {
+  const first = Math.max(0, Math.floor(box.scrollTop / LINE) - AROUND);
+  const last = Math.min(lines.length, Math.ceil((box.scrollTop + box.clientHeight) / LINE) + AROUND);
+  for (const [number, line] of drawn) {
+    if (number < first || number >= last) { line.remove(); drawn.delete(number); }
+  }
+  for (let number = first; number < last; number++) {
+    if (drawn.has(number)) continue;
+    const line = h("div", { class: "line" });
+    line.style.top = `${number * LINE + 4}px`;
+    const end = lines[number + 1] ?? timeline.ids.length;
+    for (let index = lines[number]; index < end; index++) {
+      const token = document.createElement("span");
+      token.className = `t k${timeline.kinds[index]}`;
+      token.dataset.at = index;
+      token.textContent = text(timeline.ids[index]);
+      line.append(token);
+    }
+    drawn.set(number, line);
+    room.append(line);
+  }
+  room.querySelector(".at")?.classList.remove("at");
+  room.querySelector(`[data-at="${at}"]`)?.classList.add("at");
+}
+
+function point(tip, element, view, token) {
+  const rows = [
+    ["token", `${count(token.index)}`], ["id", String(token.id)],
+    ["text", view.has_texts ? visible(view.vocabulary[token.id] ?? "", 200) : "no tokenizer at hand"],
+    ["kind", KINDS[token.kind]], ["mask", String(token.mask)],
+    ...token.sampled.map(({ call, logprob }) => [`logprob, call ${call + 1}`, `${real(logprob, 4)} (p ${real(Math.exp(logprob), 4)})`]),
+    ["advantage", token.mask ? real(view.advantage, 4) : "–"],
+    ["policy version", token.versions.join(", ") || "–"],
+  ];
+  if (token.elsewhere.length) rows.push(["trained in", `sample ${token.elsewhere.join(", ")}`]);
+  tip.replaceChildren(h("dl", {}, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
+  tip.hidden = false;
+  const place = element.getBoundingClientRect();
+  const below = place.bottom + 6 + tip.offsetHeight < innerHeight;
+  tip.style.left = `${Math.max(6, Math.min(place.left, innerWidth - tip.offsetWidth - 8))}px`;
+  tip.style.top = `${below ? place.bottom + 6 : Math.max(6, place.top - tip.offsetHeight - 6)}px`;
+}
+
+function legend({ kinds }) {
+  const totals = [0, 0, 0, 0];
+  for (const kind of kinds) totals[kind]++;
+  return h("div", { class: "legend" }, KINDS.map((name, kind) => h("span", {}, h("i", { class: `k${kind}` }), `${name} ${count(totals[kind])}`)));
+}

@@ -1,0 +1,97 @@
+"""What token ids say, by the tokenizer of the model that the run tuned."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from astuner.viewer.runs import config_of, summary_of
+
+_FILE = "tokenizer.json"
+_REPLACED = "\ufffd"
+
+
+class TokenTexts:
+    """Texts of token ids."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._bytes = _byte_alphabet()
+        added = tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(number for number, token in added.items() if token.special)
+
+    def of(self, ids: Iterable[int]) -> dict[int, str]:
+        """Return the text of each id; a piece of a character is written as its bytes, `\\xe2\\x82`."""
+        return {number: self._text(number) for number in set(ids)}
+
+    def _text(self, number: int) -> str:
+        piece = self._tokenizer.id_to_token(number)
+        if piece is None:
+            return ""
+        text: str = self._tokenizer.decode([number], skip_special_tokens=False)
+        if _REPLACED in text and all(character in self._bytes for character in piece):
+            return "".join(f"\\x{self._bytes[character]:02x}" for character in piece)
+        return text
+
+
+def find_token_texts(folder: Path) -> TokenTexts | None:
+    """Return the texts of the tokens of the run in `folder`; None where its tokenizer is not on this machine."""
+    summary, config = summary_of(folder) or {}, config_of(folder)
+    names = [str(folder / "model"), summary.get("model"), config.get("astuner.model.path")]
+    for name in names:
+        for path in _candidates(folder, name):
+            if path.is_file():
+                return _load(path, path.stat().st_mtime_ns)
+    return None
+
+
+@lru_cache(maxsize=4)
+def _load(path: Path, _changed: int) -> TokenTexts | None:
+    try:
+        return TokenTexts(Tokenizer.from_file(str(path)))
+    except Exception:  # what `tokenizers` raises has no type of its own
+        return None
+
+
+def _candidates(folder: Path, name: Any) -> list[Path]:
+    if not isinstance(name, str) or not name:
+        return []
+    found = [Path(name) / _FILE]
+    if not Path(name).is_absolute():
+        # The run named it from where it was started.
+        started = _working_directory(folder)
+        found = [*([started / name / _FILE] if started else []), *found, *_hub_cache(name)]
+    return found
+
+
+def _working_directory(folder: Path) -> Path | None:
+    try:
+        given = json.loads((folder / "environment.json").read_bytes()).get("working_directory")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return Path(given) if isinstance(given, str) else None
+
+
+def _hub_cache(name: str) -> list[Path]:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(name, _FILE)
+    except HFValidationError:  # a path, no repository's name
+        return []
+    return [Path(cached)] if isinstance(cached, str) else []
+
+
+@lru_cache(maxsize=1)
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary stands for (as GPT-2 maps them)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    alphabet = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}

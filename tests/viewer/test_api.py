@@ -1,0 +1,191 @@
+"""The viewer's answers, against the record."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.errors import RecordError
+from astuner.run_record import read_episode, read_index, read_metrics
+from astuner.viewer.index import RunIndex, key_of
+from astuner.viewer.runs import Runs
+from tests.viewer.conftest import Ask, client
+from tests.viewer.records import Agents, open_record, write_step
+
+
+def test_runs_and_metrics_are_those_of_the_record(ask: Ask, runs: Path):
+    assert {run["name"] for run in ask("runs")} == {"first", "second"}
+    series = ask("metrics", run="first")["series"]
+    rows = read_metrics(runs / "first")
+    assert [value for _, _, value in series["reward/mean"]] == [row.metrics["reward/mean"] for row in rows]
+    assert ask("metrics", run="first", after=ask("metrics", run="first")["last"])["series"] == {}
+
+
+def test_config_difference(ask: Ask):
+    differs = ask("config", run=["first", "second"])["differs"]
+    assert differs == [{"key": "astuner.trainer_common.optim.lr", "values": [1e-06, 3e-06]}]
+
+
+def test_steps_and_groups_add_up(ask: Ask, runs: Path):
+    entries = [entry for entry in read_index(runs / "first") if entry.step == 2]
+    (step,) = [row for row in ask("run", run="first")["steps"] if row["step"] == 2]
+    rewards = [entry.reward for entry in entries if entry.reward is not None]
+    assert step["episodes"] == len(entries)
+    assert step["reward"] == pytest.approx(sum(rewards) / len(rewards))
+    assert step["failed"] == 1
+    assert step["tokens_distinct"] == sum(entry.tokens_distinct or 0 for entry in entries)
+    assert sum(row["episodes"] for row in ask("groups", run="first", step=2)) == len(entries)
+    group = ask("group", run="first", step=2, task=key_of("sum/0"))["rows"]
+    assert [row["reward"] for row in group] == sorted((row["reward"] for row in group), reverse=True)
+    assert group[0]["transcript"][0] == {"role": "user", "text": "What is 1 + 2?", "calls": []}
+
+
+@pytest.mark.parametrize(
+    ("asked", "holds"),
+    [
+        ({"agent": "critic"}, lambda entry: "critic" in entry.agents),
+        ({"tag": "default"}, lambda entry: "default" in entry.tags),
+        ({"finish": "stop"}, lambda entry: "stop" in entry.finish_reasons),
+        ({"fork": "tools_changed"}, lambda entry: "tools_changed" in entry.forks),
+        ({"error": "workflow"}, lambda entry: entry.error_kind == "workflow"),
+        ({"error": "any"}, lambda entry: entry.error_kind is not None),
+        ({"least": "0.5"}, lambda entry: entry.reward is not None and entry.reward >= 0.5),
+        ({"most": "0.5", "step": "2"}, lambda entry: entry.reward == 0 and entry.step == 2),
+        ({"text": "SUM/1-2"}, lambda entry: entry.episode_id.endswith("sum/1-2")),
+        ({"text": "' or 1 --"}, lambda entry: False),
+        ({"agent": "nobody"}, lambda entry: False),
+    ],
+)
+def test_filters(ask: Ask, runs: Path, asked: dict[str, str], holds: Any):
+    expected = sorted(entry.episode_id for entry in read_index(runs / "first") if holds(entry))
+    answer = ask("episodes", run="first", **asked)
+    assert sorted(row["episode"] for row in answer["rows"]) == expected
+    assert answer["total"] == len(expected)
+
+
+def test_an_episode_has_every_call_and_every_mask(ask: Ask, runs: Path):
+    entry = next(entry for entry in read_index(runs / "first") if entry.forks)
+    episode = read_episode(runs / "first" / entry.path)
+    view = ask("episode", run="first", episode=key_of(entry.episode_id))
+    segments = view["segments"]
+    assert view["tokens"]["distinct"] == entry.tokens_distinct == sum(len(segment["ids"]) for segment in segments)
+    for call, shown in zip(episode.calls, view["calls"], strict=True):
+        ids = [number for part in shown["path"] for number in segments[part]["ids"]]
+        assert tuple(ids) == call.prompt_ids + call.completion_ids
+        assert tuple(view["messages"][number] for number in shown["messages"]) == call.messages
+    trained = sum((end - start) * mask for part in segments for _, start, end, mask in part["trained"])
+    assert trained == view["tokens"]["trained"] == sum(sum(sample.loss_mask) for sample in episode.samples)
+    sampled = sum(len(run["logprobs"]) for part in segments for run in part["sampled"])
+    assert sampled == sum(len(call.completion_ids) for call in episode.calls)
+    assert {call["fork"]["cause"] for call in view["calls"] if call["fork"]} == set(entry.forks or ())
+
+
+def test_template_and_texts(ask: Ask, runs: Path, tokenizer: Any):
+    entry = read_index(runs / "first")[0]
+    view = ask("episode", run="first", episode=key_of(entry.episode_id))
+    first, *_ = view["segments"]
+    inside = set(range(len(first["ids"])))
+    for start, end in first["template"]:
+        inside -= set(range(start, end))
+    sampled = {run["from"] + place for run in first["sampled"] for place in range(len(run["logprobs"]))}
+    text = "".join(view["vocabulary"][str(first["ids"][place])] for place in sorted(inside - sampled))
+    assert "What is 1 + 2?" in text
+    assert "<|im_start|>" not in text
+    assert view["vocabulary"][str(tokenizer.eos_token_id)] == "<|im_end|>"
+
+
+def test_a_growing_record_is_followed_and_a_resumed_one_read_anew(agents: Agents, tmp_path: Path):
+    with open_record(tmp_path / "live") as record, client(tmp_path, tmp_path / "cache") as asked:
+
+        def episodes() -> int:
+            return int(asked.get("/api/episodes?run=live").json()["total"])
+
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        write_step(record, agents, 1)
+        assert episodes() == 6
+        assert asked.get("/api/run?run=live").json()["state"] == "running"
+        write_step(record, agents, 2)
+        assert episodes() == 12
+        seen = asked.get("/api/metrics?run=live").json()["last"]
+        record.truncate_after(1)
+        assert episodes() == 6
+        after = asked.get(f"/api/metrics?run=live&after={seen}").json()
+        assert after["anew"]
+        write_step(record, agents, 2, repeats=1)
+        assert episodes() == 8
+
+
+def test_damaged_lines_are_counted(agents: Agents, tmp_path: Path):
+    with open_record(tmp_path / "run") as record:
+        write_step(record, agents, 1)
+    index = tmp_path / "run/episodes/index.jsonl"
+    index.write_bytes(index.read_bytes() + b'\xff\xfe\n[1]\n{"step": "x"}\n' + b"[" * 100_000 + b"\n{not whole")
+    with RunIndex(tmp_path / "run", tmp_path).reading() as db:
+        assert db.execute("select count(*) from episodes").fetchone()[0] == 6
+        assert db.execute("select sum(bad) from places").fetchone()[0] == 4
+
+
+def test_the_record_is_never_written_to(runs: Path, tmp_path: Path):
+    before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
+    with client(runs, tmp_path) as asked:
+        for path in ("runs", "run?run=first", "metrics?run=first", "episodes?run=first", "config?run=first"):
+            assert asked.get(f"/api/{path}").status_code == 200
+    assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
+
+
+def test_without_a_place_for_the_index_a_temporary_one_serves(runs: Path, tmp_path: Path, monkeypatch: Any):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    index = RunIndex(runs / "first")
+    with index.reading() as db:
+        assert db.execute("select count(*) from episodes").fetchone()[0] == 18
+    index.close()
+
+
+def test_a_wrong_folder_is_explained(tmp_path: Path):
+    with pytest.raises(RecordError, match="expected a run's folder, or a folder of runs"):
+        Runs(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({}, 200),
+        ({"host": "localhost:1234"}, 200),
+        ({"host": "evil.example"}, 403),
+        ({"host": "127.0.0.1:9"}, 403),
+        ({"origin": "http://127.0.0.1:1234"}, 200),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
+    ],
+)
+def test_foreign_requests_are_refused(runs: Path, tmp_path: Path, headers: dict[str, str], code: int):
+    with client(runs, tmp_path) as asked:
+        for path in ("/", "/api/runs"):
+            response = asked.get(path, headers=headers)
+            assert response.status_code == code
+            assert "script-src 'self'" in response.headers["content-security-policy"]
+        assert asked.post("/api/runs").status_code == 405
+        assert asked.get("/../pyproject.toml").status_code == 404
+        assert asked.get("/docs").status_code == 404
+
+
+def test_an_index_cannot_name_a_file_outside(agents: Agents, tmp_path: Path):
+    with open_record(tmp_path / "run") as record:
+        write_step(record, agents, 1)
+    index = tmp_path / "run/episodes/index.jsonl"
+    row = json.loads(index.read_bytes().splitlines()[0])
+    os.rename(tmp_path / "run" / row["path"], tmp_path / "moved.json")
+    row["path"] = "../moved.json"
+    index.write_text(json.dumps(row) + "\n")
+    with client(tmp_path, tmp_path / "cache") as asked:
+        (tmp_path / "cache").mkdir(exist_ok=True)
+        answer = asked.get("/api/episode", params={"run": "run", "episode": key_of(row["episode_id"])})
+        assert answer.status_code == 404
+        assert "outside" in answer.json()["error"]

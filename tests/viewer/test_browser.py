@@ -1,0 +1,180 @@
+"""The pages in a real browser, against the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.support.ui import Select
+
+from astuner.run_record import read_index, read_metrics, read_recorded_episode
+from astuner.viewer.index import key_of
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.conftest import served
+from tests.viewer.records import Agents, open_record, write_step
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on the PATH: install them to run these"
+)
+FORKED = "train-000002-sum/0-1"
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def page(driver: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with served(runs, tmp_path_factory.mktemp("cache")) as address:
+        yield Page(driver, address)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_complained_of(page: Page) -> Iterator[None]:
+    page.complaints()
+    yield
+    assert page.complaints() == []
+
+
+def test_the_runs_can_be_chosen_and_compared(page: Page):
+    page.open("runs")
+    boxes = page.all("input[type=checkbox]")
+    assert len(boxes) == 2
+    for box in boxes:
+        box.click()
+    page.one(".bar button").click()
+    page.wait(lambda: page.all("#differs"))
+    assert set(page.texts("#differs td")) == {"astuner.trainer_common.optim.lr", "0.000001", "0.000003"}
+    assert {"first reward/mean", "second reward/mean"} <= set(page.texts(".u-label"))
+
+
+def test_a_run_shows_what_was_logged(page: Page, runs: Path):
+    page.open("run?run=first")
+    page.wait(lambda: page.all(".charts canvas"))
+    last = [row for row in read_metrics(runs / "first") if "reward/mean" in row.metrics][-1]
+    assert page.texts(".tile b")[:2] == [str(last.step), f"{last.metrics['reward/mean']:.3g}"]
+    titles = page.texts(".chart h3")
+    for title in ("Reward", "Success", "Loss", "KL", "Entropy", "Clip fraction", "Tokens", "Seconds by phase"):
+        assert title in titles
+    assert len([text for text in page.texts("main table.list a") if text.startswith("train ")]) == 3
+
+
+def test_a_chart_is_read_with_the_pointer(page: Page):
+    page.open("run?run=first")
+    over = page.one(".u-over")
+    ActionChains(page.driver).move_to_element(over).perform()
+    assert page.wait(lambda: page.texts(".u-legend .u-value")[1] not in ("–", "--"))
+
+
+def test_from_step_to_group_to_episode(page: Page, runs: Path):
+    page.open("step?run=first&step=2&split=train")
+    page.driver.find_element("link text", "sum/0").click()
+    page.wait(lambda: page.all(".side article"))
+    rewards = [entry.reward for entry in read_index(runs / "first") if entry.step == 2 and entry.task_id == "sum/0"]
+    shown = page.texts(".side article b")
+    assert shown == [f"reward {reward:.0f}" for reward in sorted(rewards, reverse=True)]
+    page.driver.find_element("link text", FORKED).click()
+    page.wait(lambda: page.all(".tokens .t"))
+    assert page.texts("h1") == [FORKED]
+
+
+def test_filters_narrow_the_list_and_stay_in_the_address(page: Page, runs: Path):
+    page.open("episodes?run=first")
+    assert page.texts("[data-total]")[0].endswith("of 18")
+    Select(page.one("select[name=fork]")).select_by_value("tools_changed")
+    expected = sum("tools_changed" in (entry.forks or {}) for entry in read_index(runs / "first"))
+    page.wait(lambda: page.texts("[data-total]")[0].endswith(f"of {expected}"))
+    assert "fork=tools_changed" in page.driver.current_url
+    page.open("episodes?run=first&error=workflow&step=2")
+    assert page.texts("[data-total]")[0].endswith("of 1")
+    page.open("episodes?run=first&text=nothing-has-this")
+    assert page.texts("[data-total]")[0] == "no episode"
+
+
+def test_a_token_says_all_that_is_known_of_it(page: Page, runs: Path, tokenizer: Any):
+    entry = next(entry for entry in read_index(runs / "first") if entry.episode_id == FORKED)
+    recorded = read_recorded_episode(runs / "first" / entry.path)
+    call = recorded.episode.calls[0]
+    at = len(call.prompt_ids)
+    page.open(f"episode?run=first&episode={key_of(FORKED)}")
+    element = page.one(f"[data-at='{at}']")
+    assert "k2" in element.get_attribute("class")
+    ActionChains(page.driver).move_to_element(element).perform()
+    page.wait(lambda: page.all(".tip:not([hidden])"))
+    said = dict(zip(page.texts(".tip dt"), page.texts(".tip dd"), strict=True))
+    assert said["id"] == str(call.completion_ids[0])
+    assert said["text"] == tokenizer.decode([call.completion_ids[0]])
+    assert said["kind"] == "generated, trained"
+    assert said["mask"] == "1"
+    assert said["logprob, call 1"].startswith("-0.05 ")
+    assert said["advantage"] == f"{recorded.labels.advantage}"
+    assert said["policy version"] == "3"
+
+
+def test_the_tree_opens_timelines_and_names_causes(page: Page):
+    page.open(f"episode?run=first&episode={key_of(FORKED)}")
+    assert page.texts(".tree .cause") == ["tools_changed"]
+    assert len(page.texts(".tree text:not(.cause)")) == 3
+    page.run("document.querySelectorAll('.tree .seg')[arguments[0]].focus()", 0)
+    critic = page.run(
+        "const all = [...document.querySelectorAll('.tree .seg')];"
+        "const has = (seg, run) => seg.querySelector(run) !== null;"
+        "const one = all.find((seg) => has(seg, '.said-run.not') && !has(seg, '.said-run:not(.not)'));"
+        "one.dispatchEvent(new MouseEvent('click')); return one.getAttribute('aria-label')"
+    )
+    number = critic.partition(":")[0].removeprefix("timeline ")
+    page.wait(lambda: f"timeline={number}" in page.driver.current_url)
+    assert "It looks right." in page.text()
+    assert page.all(".tokens .k3")
+    assert not page.all(".tokens .k2")
+
+
+def test_a_link_leads_to_a_token(page: Page):
+    page.open(f"episode?run=first&episode={key_of(FORKED)}&timeline=2&token=40")
+    assert page.one(".t.at").get_attribute("data-at") == "40"
+    assert page.texts("h2")[1:3] == ["Messages of timeline 2", "Tokens of timeline 2"]
+    page.one(".tokens").send_keys("\ue014")  # the right arrow
+    assert "token=41" in page.driver.current_url
+
+
+def test_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
+    with open_record(tmp_path / "live") as record:
+        write_step(record, agents, 1)
+        with served(tmp_path, tmp_path) as address:
+            live = Page(page.driver, address)
+            live.open("run?run=live")
+            assert live.texts(".tile b")[0] == "1"
+            write_step(record, agents, 2)
+            live.wait(lambda: live.texts(".tile b")[0] == "2")
+            live.wait(lambda: "train 2" in live.texts("main table.list a"))
+            live.open("episodes?run=live")
+            write_step(record, agents, 3)
+            live.wait(lambda: live.texts("[data-total]")[0].endswith("of 18"))
+
+
+def test_without_a_tokenizer_ids_are_shown(page: Page, agents: Agents, tmp_path: Path):
+    with open_record(tmp_path / "run") as record:
+        write_step(record, agents, 2)
+    with served(tmp_path, tmp_path) as address:
+        other = Page(page.driver, address)
+        other.open(f"episode?run=run&episode={key_of(FORKED)}")
+        first = read_recorded_episode(next((tmp_path / "run").glob("episodes/**/sum_0-1-*.json"))).episode.calls[0]
+        assert other.one(".t").text.strip() == str(first.prompt_ids[0])
+        assert "Ids only" in other.text()
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_light_and_dark_follow_the_system_and_the_button(runs: Path, tmp_path: Path, dark: bool):
+    with chromium(420, 800, dark) as driver, served(runs, tmp_path) as address:
+        page = Page(driver, address)
+        for place in ("runs", "run?run=first", "episodes?run=first", f"episode?run=first&episode={key_of(FORKED)}"):
+            page.open(place)
+            assert page.run("return document.documentElement.scrollWidth <= innerWidth"), place
+        assert page.run("return document.documentElement.dataset.theme") == ("dark" if dark else "light")
+        page.one("#theme").click()
+        assert page.run("return document.documentElement.dataset.theme") == ("light" if dark else "dark")

@@ -1,0 +1,82 @@
+"""`astuner export`: what is written is what the record holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from astuner.cli import astuner
+from astuner.errors import RecordError
+from astuner.run_record import read_episode, read_index
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.test_hostile import HOSTILE, NAME, assert_harmless, hostile
+
+__all__ = ["hostile"]
+
+
+def export(*arguments: object) -> None:
+    astuner.main(["export", *map(str, arguments)], standalone_mode=False)
+
+
+def test_json_lines_are_the_episodes(runs: Path, tmp_path: Path):
+    out = tmp_path / "all.jsonl"
+    export(runs / "first", "--out", out)
+    entries = read_index(runs / "first")
+    rows = [json.loads(line) for line in out.read_bytes().splitlines()]
+    assert [row["episode"]["episode_id"] for row in rows] == [entry.episode_id for entry in entries]
+    with pytest.raises(RecordError, match="not written over"):
+        export(runs / "first", "--out", out)
+
+
+def test_parquet_has_a_row_a_sample(runs: Path, tmp_path: Path):
+    out = tmp_path / "samples.parquet"
+    export(runs / "first", "--format", "parquet", "--out", out)
+    rows = pq.read_table(out).to_pylist()
+    expected = [
+        (entry, sample)
+        for entry in read_index(runs / "first")
+        for sample in read_episode(runs / "first" / entry.path).samples
+    ]
+    assert len(rows) == len(expected) > 0
+    for row, (entry, sample) in zip(rows, expected, strict=True):
+        assert (row["episode_id"], row["advantage"], row["weight"]) == (
+            entry.episode_id,
+            entry.advantage,
+            sample.weight,
+        )
+        assert tuple(row["token_ids"]) == sample.token_ids
+        assert tuple(row["loss_mask"]) == sample.loss_mask
+        assert tuple(row["logprobs"]) == sample.logprobs
+
+
+def test_html_needs_an_episode(runs: Path):
+    with pytest.raises(RecordError, match="--episode"):
+        export(runs / "first", "--format", "html")
+
+
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on the PATH")
+def test_an_html_file_shows_an_episode_by_itself(runs: Path, hostile: Path, tmp_path: Path):
+    plain, bad = tmp_path / "episode.html", tmp_path / "hostile.html"
+    export(runs / "first", "--format", "html", "--episode", "train-000002-sum/0-1", "--out", plain)
+    whole = tmp_path / "whole"
+    shutil.copytree(hostile / NAME, whole)
+    index = whole / "episodes/index.jsonl"
+    # The damaged lines, which an export refuses, stand at its end.
+    index.write_bytes(b"".join(index.read_bytes().splitlines(keepends=True)[: len(HOSTILE)]))
+    export(whole, "--format", "html", "--episode", HOSTILE["script"], "--out", bad)
+    with chromium() as driver:
+        page = Page(driver, plain.as_uri())
+        page.open("?timeline=2")
+        assert page.texts("h1") == ["train-000002-sum/0-1"]
+        assert page.texts("h2")[1:3] == ["Messages of timeline 2", "Tokens of timeline 2"]
+        page.one("[data-at='3']").click()
+        assert page.all(".tip:not([hidden])")
+        assert_harmless(page)
+        page = Page(driver, bad.as_uri())
+        page.open("")
+        assert page.all(".tokens .t")
+        assert_harmless(page)

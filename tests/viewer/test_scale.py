@@ -1,0 +1,49 @@
+"""Long runs and long episodes: what is shown is right; how long it takes is in tests/bench/bench_view.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from astuner.viewer.index import key_of
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.conftest import client, served
+from tests.viewer.long_runs import index_row, many_episodes, many_tokens
+
+
+def test_a_hundred_thousand_episodes_are_listed_and_filtered(tmp_path: Path):
+    many_episodes(tmp_path / "long", 100_000)
+    rows = [index_row(number) for number in range(100_000)]
+    with client(tmp_path, tmp_path) as asked:
+
+        def ask(**params: object) -> tuple[int, list[str]]:
+            answer = asked.get("/api/episodes", params={"run": "long", **params}).json()  # type: ignore[arg-type]
+            return answer["total"], [row["episode"] for row in answer["rows"]]
+
+        assert ask(order="step", offset=99_900, limit=100) == (100_000, [f"e-{n:06d}" for n in range(99_900, 100_000)])
+        forked = [row["episode_id"] for row in rows if row["forks"] and row["agents"] == ["agent-1"]]
+        assert ask(agent="agent-1", fork="truncated", order="step", limit=5) == (len(forked), forked[:5])
+        assert ask(text="E-012345") == (1, ["e-012345"])
+        assert ask(error="timeout", finish="length", limit=1)[0] == sum(n % 350 == 0 for n in range(100_000))
+        best = [row["episode_id"] for row in rows if row["reward"] == 1.0]
+        assert ask(order="reward", limit=3) == (100_000, best[:-4:-1])
+        assert ask(least=1) == (len(best), best[:-101:-1])
+        assert len(asked.get("/api/run?run=long").json()["steps"]) == 196
+
+
+def test_a_hundred_thousand_tokens_scroll(tmp_path: Path):
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("no chromium with chromedriver on the PATH: install them to run this")
+    key = key_of(many_tokens(tmp_path / "long", 100_000, 500))
+    with served(tmp_path, tmp_path) as address, chromium() as driver:
+        page = Page(driver, address)
+        page.open(f"episode?run=long&episode={key}")
+        page.wait(lambda: page.all(".tokens .t"))
+        drawn = int(page.run("return document.querySelectorAll('.tokens .t').length"))
+        assert 0 < drawn < 5000
+        page.run("const box = document.querySelector('.tokens'); box.scrollTop = box.scrollHeight")
+        page.wait(lambda: page.all("[data-at='99999']"))
+        assert page.text().count("100,000") >= 1
+        page.open(f"episode?run=long&episode={key}&token=54321")
+        assert page.one(".t.at").get_attribute("data-at") == "54321"
