@@ -59,7 +59,7 @@ def failure_lines(episodes: Sequence[Episode]) -> list[str]:
 
 
 def refuse_unrewarded(episodes: Sequence[Episode]) -> None:
-    """Refuse episodes none of which has a reward.
+    """Refuse episodes none of which has a reward, or none of which has anything to train on.
 
     Raises:
         BackboneError: with the first one's reason.
@@ -67,3 +67,8 @@ def refuse_unrewarded(episodes: Sequence[Episode]) -> None:
     if not scored(episodes):
         why = f". The first: [{episodes[0].error_kind}] {episodes[0].error}" if episodes else ""
         raise BackboneError(f"no episode got a reward ({len(episodes)} were run){why}")
+    if all(episode.status != "ok" for episode in episodes):
+        lost = next(episode for episode in episodes if episode.status == "dropped")
+        raise BackboneError(
+            f"none of {len(episodes)} episodes can be trained on. The first: [{lost.error_kind}] {lost.error}"
+        )

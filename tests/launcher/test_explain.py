@@ -182,7 +182,7 @@ def test_a_run_in_words(astuner: Command, run: Path, monkeypatch: pytest.MonkeyP
         assert "4 ok, 1 failed, 1 dropped; mean reward 1.000" in said
         assert "11 calls → 6 samples (2 more left out)" in said
         assert "forks        2 template_rewrote_history, 2 tools_changed" in said
-        assert "100%: 5 calls of 2 trained episodes rebuilt exactly" in said
+        assert "100%: 5 trained calls of 2 trained episodes rebuilt exactly" in said
         assert "token ids are withheld" in " ".join(said.split())
         assert "astuner explain launcher_record/math train-2-again-0" in said
         assert "model.renderer: {name: qwen3, thinking_retention: all}" in " ".join(said.split())
@@ -236,7 +236,7 @@ def test_an_episode_in_words(astuner: Command, run: Path, monkeypatch: pytest.Mo
         assert "it should extend it, but differs from token 1" in said
         assert "on, in messages[1]" in said
         assert "expected  '<think>" in said
-        assert "certificate  1.00: the samples rebuild every call, token for token" in said
+        assert "certificate  1.00: the samples rebuild every trained call, token for token" in said
         assert "what to try" in said
         assert [line for line in said.splitlines() if len(line) > width] == []
 
@@ -308,4 +308,5 @@ def test_who_is_trained_and_for_which_reward(agents: Agents, folder: Path, astun
     ]
     shown = astuner("explain", "duel", "train-1-duel-0").out
     assert "not trained" in shown
+    assert "reward 1 (the mean of solver 1)" in shown
     assert "reward" in shown.partition("call ")[2].partition("\n")[0]

@@ -85,6 +85,7 @@ class EpisodeExplanation:
 
     Attributes:
         step … seconds: as in the index of the record.
+        agent_rewards: by agent, where the workflow rewarded agents; `reward` and `advantage` are then of their mean.
         error: what went wrong, in words.
         calls, timelines: in order; timelines are not known where token ids are withheld.
         certificate: share of the calls that the samples rebuild exactly; None where that cannot be checked.
@@ -101,6 +102,7 @@ class EpisodeExplanation:
     repeat_index: int
     status: str
     reward: float | None
+    agent_rewards: Mapping[str, float]
     is_success: bool | None
     advantage: float | None
     seconds: float
@@ -136,6 +138,7 @@ def explain_episode(run: str, entry: EpisodeEntry, recorded: RecordedEpisode) ->
         repeat_index=episode.repeat_index,
         status=episode.status,
         reward=episode.reward,
+        agent_rewards=episode.agent_rewards,
         is_success=episode.is_success,
         advantage=entry.advantage,
         seconds=entry.seconds,

@@ -39,11 +39,13 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
     style = {"ok": "green", "failed": "red"}.get(episode.status, "yellow")
     said = [f"[{style}]{episode.status}[/]"]
     if episode.reward is not None:
-        said.append(f"reward {episode.reward:g}")
+        each = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.agent_rewards.items())
+        said.append(f"reward {episode.reward:g}" + (f" (the mean of {escape(each)})" if each else ""))
     if episode.is_success is not None:
         said.append("success" if episode.is_success else "no success")
     if episode.advantage is not None:
-        said.append(f"advantage {episode.advantage:+.2f}")
+        apart = bool(episode.agent_rewards) or any(call.reward is not None for call in episode.calls)
+        said.append(f"advantage {episode.advantage:+.2f}" + (" (of the mean; each has its own)" if apart else ""))
     said.append(f"{episode.seconds:.1f} s")
     console.print(f"[bold]{escape(episode.episode_id)}[/]", soft_wrap=True)
     console.print(" · ".join(said))
@@ -140,5 +142,5 @@ def _certificate(episode: EpisodeExplanation) -> str:
     said = f"[{style}]{episode.certificate:.2f}[/]: "
     if episode.certificate_note:
         return said + episode.certificate_note
-    whole = "the samples rebuild every call, token for token"
+    whole = "the samples rebuild every trained call, token for token"
     return said + (whole if episode.certificate == 1.0 else "a call is not rebuilt by the samples; please report this")

@@ -129,7 +129,7 @@ class _Certifier:
             self.limited += 1
         else:
             share = certificate(episode.calls, episode.samples)
-            calls = sum(bool(call.completion_ids) for call in episode.calls)
+            calls = sum(call.trained and bool(call.completion_ids) for call in episode.calls)
             self.rebuilt += round(share * calls)
             self.calls += calls
             self.episodes += 1

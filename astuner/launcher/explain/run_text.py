@@ -82,7 +82,7 @@ def _certificate(account: CertificateAccount | None) -> str:
         said = "nothing to check"
     else:
         style = "green" if account.share == 1.0 else "red"
-        checked = f"{_counted(account.calls, 'call')} of {_counted(account.episodes, 'trained episode')}"
+        checked = f"{_counted(account.calls, 'trained call')} of {_counted(account.episodes, 'trained episode')}"
         rebuilt = "rebuilt exactly" if account.share == 1.0 else "checked; not rebuilt: " + ", ".join(account.inexact)
         # Cut, not rounded: nothing but all of them is 100%.
         said = f"[{style}]{math.floor(account.share * 1000) / 10:g}%[/]: {escape(f'{checked} {rebuilt}')}"
