@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,9 @@ import psutil
 import pytest
 import yaml
 
+from astuner import AstunerJob
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
+from astuner.errors import ConfigError
 from astuner.launcher.service import Service
 from astuner.launcher.services import built_in
 from tests.launcher.conftest import HERE, Command
@@ -182,6 +185,8 @@ def hanging(declare: Declare, port: int, folder: Path) -> Iterator[subprocess.Po
     finally:
         run.kill()
         run.wait()
+        for pid in filter(lives, processes()):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_ctrl_c_stops_services(hanging: subprocess.Popen[bytes], port: int, folder: Path):
@@ -196,6 +201,59 @@ def test_services_do_not_outlive_a_launcher_that_is_killed(hanging: subprocess.P
     hanging.wait()
     wait_for(lambda: not any(map(lives, processes())), 20)
     assert_gone(port)
+
+
+FORKS_AND_IS_KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from astuner.launcher.guarded_process import GuardedProcess
+service = GuardedProcess(["sleep", "600"], Path.cwd(), os.environ)
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(service.pid, child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_forked_process_that_outlives_the_launcher_keeps_no_service_alive(tmp_path: Path):
+    with (tmp_path / "out").open("w+") as out:
+        subprocess.run([sys.executable, "-c", FORKS_AND_IS_KILLED], stdout=out, timeout=60, check=False)
+        out.seek(0)
+        service, child = map(int, out.read().split())
+    try:
+        wait_for(lambda: not lives(service), 20)
+        assert lives(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_ctrl_c_while_a_service_is_waited_for(astuner: Command, declare: Declare, port: int):
+    declare(env=served(port, path="/nothing"))
+
+    def interrupt() -> None:
+        wait_for(Path("note").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    impatient = threading.Thread(target=interrupt)
+    impatient.start()
+    ended = astuner("--conf", "run.yaml", "--with-env")
+    impatient.join()
+    assert ended.code == 130, ended.out
+    assert ended.out.endswith("interrupted\n")
+    assert_gone(port)
+
+
+def test_a_job_has_services_too(declare: Declare, port: int, monkeypatch: pytest.MonkeyPatch):
+    declare(env=served(port))
+    monkeypatch.setenv("SERVICES", f"http://127.0.0.1:{port}/health")
+    job = AstunerJob().load_job_from_yaml("run.yaml")
+    job.configure({"trainer_common.total_training_steps": 1}).set_workflow("agents->AsksServices")
+    tuned = job.tune(services=["env"])
+    assert tuned.metrics.episodes.ok == 8
+    assert_gone(port)
+    with pytest.raises(ConfigError, match="did you mean --with-env"):
+        job.tune(services=["emv"])
 
 
 @pytest.fixture
