@@ -30,7 +30,8 @@ class GuardedProcess:
             ServiceError: it cannot be started.
         """
         # The guard is found where this package was, whatever led Python there.
-        here = {**os.environ, "PYTHONPATH": str(Path(astuner.__file__).parents[1])}
+        package = str(Path(astuner.__file__).parents[1])
+        here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
         self._guard = subprocess.Popen(
             _GUARD,
             env=here,

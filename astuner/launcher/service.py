@@ -83,15 +83,16 @@ class Service:
         except ServiceError as error:
             self._end_process()
             raise ServiceError(f"service {self.name} {error}; {self.log.tail()}") from None
-        logger.info(
-            "service {}: ready after {:.1f} s (process {})", self.name, time.monotonic() - began, self._process.pid
-        )
+        if not self._stopping.is_set():
+            seconds = time.monotonic() - began
+            logger.info("service {}: ready after {:.1f} s (process {})", self.name, seconds, self._process.pid)
 
     def _await_health(self, process: GuardedProcess, began: float) -> None:
         while not self._stopping.is_set():
             missing = _what_is_missing(self.config.health, began)
             if process.exit_code is not None:
-                raise ServiceError(f"ended with exit code {process.exit_code} before it was ready")
+                hint = "" if process.exit_code else " (its command has to stay in the foreground)"
+                raise ServiceError(f"ended with exit code {process.exit_code} before it was ready{hint}")
             if missing is None:
                 return
             if time.monotonic() - began > self.config.timeout:
@@ -115,7 +116,8 @@ class Service:
                 return
             restarts += 1
             logger.warning("{}; starting it again, for the {}. time", ended, restarts)
-            self._stopping.wait(min(2.0 ** (restarts - 1), _LONGEST_PAUSE))
+            if self._stopping.wait(min(2.0 ** (restarts - 1), _LONGEST_PAUSE)):
+                return
             try:
                 self._launch()
             except ServiceError as error:

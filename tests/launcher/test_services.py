@@ -135,7 +135,12 @@ def test_a_service_that_is_not_ready_in_time(astuner: Command, declare: Declare,
 
 def test_a_service_that_dies_at_its_start_takes_those_before_it_along(astuner: Command, declare: Declare, port: int):
     dies = "sh -c 'echo no licence found; sleep 0.3; exit 3'"
-    declare(first=served(port), env={"command": dies}, signalled={"command": "sh -c 'kill -9 $$'"})
+    declare(
+        first=served(port),
+        env={"command": dies},
+        signalled={"command": "sh -c 'kill -9 $$'"},
+        away={"command": "sh -c 'sleep 100 &'"},
+    )
     RUN.mkdir(parents=True)
     (RUN / "environment.json").write_text('{"record_format": 1}')
     astuner("--conf", "run.yaml", "--with-first", "--with-env").says(
@@ -144,6 +149,7 @@ def test_a_service_that_dies_at_its_start_takes_those_before_it_along(astuner: C
     assert_gone(port)
     assert not RUN.with_name("run.1").exists()  # no earlier record is moved aside for this
     astuner("--conf", "run.yaml", "--with-signalled").says("ended with exit code 137", "it printed nothing")
+    astuner("--conf", "run.yaml", "--with-away").says("ended with exit code 0", "has to stay in the foreground")
 
 
 @pytest.mark.parametrize("how", ["ports", "port", "http"])
@@ -288,6 +294,17 @@ def test_a_service_is_started_again_as_often_as_asked(service: Callable[..., Ser
     wait_for(lambda: "is not started again (astuner.services.env.restart)" in log[-1])
     assert "    crashing" in log[-1]
     started.stop()
+    assert_gone(port)
+
+
+def test_a_restart_that_fails_counts_as_one(service: Callable[..., Service], port: int, folder: Path, log: list[str]):
+    service(restart=2)
+    (folder / "a_service.py").write_text("raise SystemExit('the licence has run out')")
+    crash(port)
+    wait_for(lambda: "is not started again" in log[-1])
+    failures = [line for line in log if "ended with exit code 1 before it was ready" in line]
+    assert len(failures) == 2
+    assert all("the licence has run out" in line for line in failures)
     assert_gone(port)
 
 
