@@ -17,6 +17,7 @@ bench:  ## print one JSON line a benchmark; needs `pip install -e ".[dev,bench]"
 	python tests/bench/bench_step.py
 	python tests/bench/bench_merge.py
 	python tests/bench/bench_update.py
+	python tests/bench/bench_debug.py
 
 demo:  ## tune the tiny math agent
 	astuner --conf tutorial/example_math_agent/math_agent_tiny.yaml

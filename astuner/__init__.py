@@ -7,12 +7,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from astuner.breakpoints import bp
     from astuner.job import AstunerJob
     from astuner.model_tuner import ModelTuner
     from astuner.schema import WorkflowOutput, WorkflowTask
     from astuner.workflow import Workflow
 
-__all__ = ["AstunerJob", "ModelTuner", "Workflow", "WorkflowOutput", "WorkflowTask"]
+__all__ = ["AstunerJob", "ModelTuner", "Workflow", "WorkflowOutput", "WorkflowTask", "bp"]
 __version__ = "0.1.0"
 
 # For PyTorch's OpenMP, which reads it when PyTorch is first imported: a thread without work sleeps after some 30 µs,
@@ -28,6 +29,7 @@ _HOMES = {
     "Workflow": "astuner.workflow",
     "WorkflowOutput": "astuner.schema",
     "WorkflowTask": "astuner.schema",
+    "bp": "astuner.breakpoints",
 }
 
 

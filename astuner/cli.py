@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import click
 
+from astuner.breakpoints import choose_tags
 from astuner.errors import AstunerError
 from astuner.signals import signals_handled
 
@@ -25,7 +26,9 @@ _CONF = click.option(
     metavar="FILE",
     help="The YAML configuration.",
 )
-_BACKBONE = click.option("--backbone", metavar="NAME", help="Overrides astuner.backbone; this version has local.")
+_BACKBONE = click.option(
+    "--backbone", metavar="NAME", help="Overrides astuner.backbone; this version has debug and local."
+)
 _EXP_DIR = click.option(
     "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Where run records go."
 )
@@ -36,6 +39,20 @@ _SERVICES = click.option(
     metavar="",
     help="Start the service NAME before, and stop it after: one of astuner.services, or ray, ray-cluster, logview, "
     "appworld.",
+)
+
+
+def _stop_at(_context: click.Context, _option: click.Parameter, tags: str | None) -> None:
+    if tags is not None:
+        choose_tags(tags)
+
+
+_DB = click.option(
+    "--db",
+    metavar="TAG1|TAG2",
+    expose_value=False,
+    callback=_stop_at,
+    help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'); episodes run one at a time, in the main thread.",
 )
 _OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
@@ -93,16 +110,29 @@ def astuner() -> None:
 @astuner.command(cls=_WithServices)
 @_CONF
 @_BACKBONE
+@click.option("--validation", is_flag=True, help="With --backbone=debug: roll out validation tasks.")
+@_DB
 @_SERVICES
 @_EXP_DIR
 @_OVERRIDES
 def train(
-    conf: Path, backbone: str | None, services: tuple[str, ...], exp_dir: str, overrides: tuple[str, ...]
+    conf: Path,
+    backbone: str | None,
+    validation: bool,
+    services: tuple[str, ...],
+    exp_dir: str,
+    overrides: tuple[str, ...],
 ) -> None:
-    """Tune the model (the default command)."""
+    """Tune the model (the default command); with --backbone=debug, roll out a few episodes and stop there."""
     from astuner.launcher.launch import Launch
 
-    Launch.from_yaml(conf, overrides, backbone, exp_dir, services).train()
+    launch = Launch.from_yaml(conf, overrides, backbone, exp_dir, services)
+    if launch.config.astuner.backbone == "debug":
+        launch.debug("val" if validation else "train")
+    elif validation:
+        raise click.UsageError("--validation is for --backbone=debug; `astuner eval` measures on the validation tasks")
+    else:
+        launch.train()
 
 
 @astuner.command(name="eval", cls=_WithServices)
@@ -110,6 +140,7 @@ def train(
 @click.option("--model", metavar="PATH", help="Measure this folder or hub name instead of astuner.model.path.")
 @click.option("--tasks", type=click.IntRange(min=1), help="Measure the first N validation tasks only.")
 @_BACKBONE
+@_DB
 @_SERVICES
 @_EXP_DIR
 @_OVERRIDES
@@ -132,6 +163,7 @@ def evaluate(
 @_CONF
 @click.option("--dry-run", is_flag=True, help="Also roll out a few training episodes.")
 @_BACKBONE
+@_DB
 @_SERVICES
 @_EXP_DIR
 @_OVERRIDES
@@ -176,6 +208,25 @@ def explain(
     if episode is not None and (step is not None or split is not None or no_certificate):
         raise click.UsageError("--step, --split and --no-certificate are for a whole run; leave them out with EPISODE")
     print_explanation(run, episode, Path(exp_dir), step=step, split=split, certify=not no_certificate, as_json=as_json)
+
+
+@astuner.command()
+@click.argument("folder", default=".", type=click.Path(path_type=Path))
+def init(folder: Path) -> None:
+    """Write a small project that runs as it is: agent, judge, tasks, YAML, and VS Code's launch.json.
+
+    It goes into FOLDER, the working directory by default. Files that are there are kept.
+    """
+    from astuner.launcher.starter import start_project
+
+    started = start_project(folder)
+    for name in started.written:
+        click.echo(f"wrote {folder / name}")
+    for name in started.kept:
+        click.echo(f"kept {folder / name}, which was there")
+    if started.written:
+        enter = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+        click.echo(f"now: {enter}astuner --conf agent.yaml --backbone=debug")
 
 
 _SECONDS_OF_IMPATIENCE = 3.0

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 
+def report_on_usr1(report: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Have SIGUSR1 call `report` during the block, in a thread of its own.
+
+    So it may log: the main thread could hold the log's lock at the moment of the signal.
+    """
+
+    def start(_number: int, _frame: FrameType | None) -> None:
+        threading.Thread(target=report, name="report", daemon=True).start()
+
+    return signals_handled([signal.SIGUSR1], start)
+
+
 @contextlib.contextmanager
 def signals_handled(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Install a handler for some signals during the block, in the main thread, and put back what was there.
+    """Install a handler for some signals during the block, and put back what was there.
 
-    A signal whose handler was not installed from Python, which could not be put back, is left alone.
+    Only the main thread can; in any other, nothing is installed. A signal whose handler was not installed from Python,
+    which could not be put back, is left alone.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: old for number in numbers if (old := signal.getsignal(number)) is not None}
     for number in before:
         signal.signal(number, handler)

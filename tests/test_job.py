@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from astuner import AstunerJob, Workflow, WorkflowOutput
 from astuner.config.loading import load_config
-from astuner.errors import ConfigError
+from astuner.errors import BackboneError, ConfigError
 
 
 class Mine(Workflow):
     async def execute(self, workflow_task, model_tuner):  # type: ignore[no-untyped-def]
         return WorkflowOutput(reward=1.0)
+
+
+class Talks(Workflow):
+    async def execute(self, workflow_task, model_tuner):  # type: ignore[no-untyped-def]
+        await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        return WorkflowOutput(reward=float(workflow_task.repeat_index))
 
 
 def job() -> AstunerJob:
@@ -48,6 +55,18 @@ def test_local_files_and_judges():
     assert reader.dataset_file.validation.file_path == "b.jsonl"
 
 
+def test_a_job_may_run_in_a_thread(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?"}\n{"question": "2 + 2?"}\n')
+    made = AstunerJob(model=model_folder, rollout__num_repeat=2, trainer_common__total_training_steps=1)
+    made.configure(
+        {"data.train_batch_size": 2, "rollout.max_response_length_in_one_turn": 4, "model.renderer": "qwen3"}
+    )
+    made.set_workflow(Talks).set_data("file", "tasks.jsonl")
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(made.tune).result().metrics.steps == 1
+
+
 def test_mistakes_say_what_is_expected():
     with pytest.raises(ConfigError, match="did you mean"):
         AstunerJob(trainer_common__optim__lrr=1.0)
@@ -65,3 +84,5 @@ def test_mistakes_say_what_is_expected():
         AstunerJob().set_workflow(Inner)
     with pytest.raises(ConfigError, match="model"):
         AstunerJob().set_workflow(Mine).tune()
+    with pytest.raises(BackboneError, match="backbone 'debug' rolls out episodes and has no trainer"):
+        AstunerJob(model="some/model", backbone="debug").set_workflow(Mine).set_data("file", "a.jsonl").tune()

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from astuner.backbone.ingredients import Ingredients
 from astuner.backbone.progress import RunProgress
@@ -16,6 +16,7 @@ from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError
 from astuner.run_record import RunRecord, RunSummary
 from astuner.schema import Episode
+from astuner.task_rollout import RunningEpisodes, Split
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class RunContext:
         record: where the run leaves what it did.
         progress: shows how far each phase is.
         started: when the process started, seconds since the epoch.
+        running: knows the episodes that run, for whoever asks while they do.
     """
 
     config: RunConfig
@@ -35,6 +37,7 @@ class RunContext:
     record: RunRecord
     progress: RunProgress
     started: float
+    running: RunningEpisodes
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,19 @@ class MemoryEstimate:
 
 
 class Backbone(Protocol):
-    """Runs episodes and, but for debug, moves weights."""
+    """Runs episodes."""
+
+    def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
+        """Roll out `debug.debug_first_n_tasks` tasks as a step or a validation would, and train on nothing."""
+        ...
+
+    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
+        """Estimate the memory of a run, without loading weights; None where the model is not in this process."""
+        ...
+
+
+class TrainingBackbone(Backbone, Protocol):
+    """Runs episodes and moves weights."""
 
     def train(self, context: RunContext) -> RunSummary:
         """Do the whole run; what it leaves is in `context.record`."""
@@ -70,23 +85,34 @@ class Backbone(Protocol):
         """Only validate."""
         ...
 
-    def dry_run(self, context: RunContext) -> list[Episode]:
-        """Roll out `debug.debug_first_n_tasks` training tasks as a step would, and train on nothing."""
-        ...
-
-    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
-        """Estimate the memory of a run, without loading weights."""
-        ...
-
 
 @dataclass(frozen=True)
 class _Home:
     path: str
     needs: tuple[str, ...]
+    trains: bool
 
 
-_BACKBONES = {"local": _Home("astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"))}
-_PLANNED = ("debug", "trinity", "verl")
+_BACKBONES = {
+    "debug": _Home("astuner.backbone.debug.backbone->DebugBackbone", ("torch", "transformers"), trains=False),
+    "local": _Home("astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"), trains=True),
+}
+_PLANNED = ("trinity", "verl")
+
+
+def load_training_backbone(name: str) -> TrainingBackbone:
+    """Return the backbone of that name, which trains.
+
+    Raises:
+        BackboneError: it does not, it is unknown, or its packages are missing.
+    """
+    if name in _BACKBONES and not _BACKBONES[name].trains:
+        trainers = ", ".join(sorted(name for name, home in _BACKBONES.items() if home.trains))
+        raise BackboneError(
+            f"backbone {name!r} rolls out episodes and has no trainer, so it neither tunes nor measures a model: use "
+            f"another one for that ({trainers}), or roll out with `astuner --conf FILE --backbone={name}`"
+        )
+    return cast(TrainingBackbone, load_backbone(name))
 
 
 def load_backbone(name: str) -> Backbone:
@@ -108,17 +134,16 @@ def load_backbone(name: str) -> Backbone:
             f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: pip install astuner"
         )
     module, _, class_name = home.path.partition("->")
-    with _collector_at_rest():
-        backbone: Backbone = getattr(importlib.import_module(module), class_name)()
+    backbone: Backbone = getattr(importlib.import_module(module), class_name)()
     return backbone
 
 
 @contextlib.contextmanager
-def _collector_at_rest() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """Import without the cyclic garbage collector, and spare it what was imported.
 
-    PyTorch and transformers bring half a million objects, which stay. To look through all of them again and again
-    takes a fifth of the time to start, and half a second whenever it happens later.
+    PyTorch, transformers and agents' frameworks bring half a million objects, which stay. To look through all of them
+    again and again takes a fifth of the time to start, and half a second whenever it happens later.
     """
     enabled = gc.isenabled()
     gc.disable()

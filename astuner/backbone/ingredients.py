@@ -11,6 +11,7 @@ from typing import Any
 
 from loguru import logger
 
+from astuner.breakpoints import any_chosen
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
@@ -20,7 +21,7 @@ from astuner.plugin import load_class, load_function, raised_at
 from astuner.schema import TaskSet
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_reader import read_tasks
-from astuner.task_rollout import TaskRollout
+from astuner.task_rollout import RunningEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
 from astuner.workflow import Workflow
 
@@ -45,8 +46,8 @@ class Ingredients:
     workflow: type[Workflow] | None
     judge: BaseJudge | None
 
-    def rollout(self, config: AstunerConfig, engine: LlmEngine) -> TaskRollout:
-        """Return what runs episodes against `engine`."""
+    def rollout(self, config: AstunerConfig, engine: LlmEngine, running: RunningEpisodes) -> TaskRollout:
+        """Return what runs episodes against `engine`, and tells `running` of them."""
         if self.workflow is None:
             raise ConfigError("rollout.agentscope_workflow is not set, so there is no agent to run")
         runner = TaskRunner(
@@ -61,7 +62,14 @@ class Ingredients:
             merge="none" if config.update.pack == "none" else "leaf",
             madness_reward=config.rollout.agent_madness_reward,
         )
-        return TaskRollout(runner, workers=config.rollout.max_env_worker, max_retries=config.rollout.max_retries)
+        debugs = config.backbone == "debug"
+        return TaskRollout(
+            runner,
+            workers=config.debug.debug_max_parallel if debugs else config.rollout.max_env_worker,
+            max_retries=config.rollout.max_retries,
+            in_main_thread=one_at_a_time(config),
+            running=running,
+        )
 
 
 def _targets(config: AstunerConfig) -> Targets:
@@ -107,6 +115,11 @@ def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) ->
     path = _model_path(model, "--model", search) if model else _model_path(config.model.path, "model.path", search)
     tokenizer = load_tokenizer(path)
     return Ingredients(tasks, path, tokenizer, ChatCodec(tokenizer, config.model.renderer), workflow, judge)
+
+
+def one_at_a_time(config: AstunerConfig) -> bool:
+    """Whether episodes run one by one in the main thread: for debuggers, which then stop the whole run."""
+    return any_chosen() or (config.backbone == "debug" and config.debug.debug_max_parallel == 1)
 
 
 def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:

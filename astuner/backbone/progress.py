@@ -27,7 +27,8 @@ class Phase:
 class RunProgress:
     """The bars of one run, on one console that is a terminal; a bar disappears when its phase ends."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, shown: bool = True) -> None:
+        """Make the bars; without `shown` there are none, as they would draw over a debugger's prompt."""
         self.console = console
         self._progress = Progress(
             TextColumn("{task.description}", style="bold"),
@@ -38,7 +39,7 @@ class RunProgress:
             TextColumn("{task.fields[note]}", style="dim"),
             console=console,
             transient=True,
-            disable=not console.is_terminal,  # a pipe or a file would get escape codes and empty lines
+            disable=not (shown and console.is_terminal),  # a pipe or a file would get escape codes and empty lines
         )
         self._open = 0
 

@@ -94,6 +94,16 @@ _TABLE = (
         lambda run: not run.task_judge.judge_protocol and not _is_sft(run),
     ),
     _Idle(
+        ("model.dtype", "rollout.max_num_seqs", "trainer_common.device"),
+        "while debug.base_url names a server that samples",
+        lambda run: run.backbone == "debug" and bool(run.debug.base_url),
+    ),
+    _Idle(
+        ("debug.api_key_env", "debug.served_model"),
+        "without a debug.base_url",
+        lambda run: run.backbone == "debug" and not run.debug.base_url,
+    ),
+    _Idle(
         ("task_reader.dataset_file",),
         "unless task_reader.type is dataset_file",
         lambda run: run.task_reader.type != "dataset_file",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from astuner.config.section import Section
 
@@ -18,6 +18,12 @@ def _all_or_some(top_k: int) -> int:
 
 
 TopK = Annotated[int, Field(ge=-1), AfterValidator(_all_or_some)]
+
+
+def _address(url: str | None) -> str | None:
+    if url is not None and not url.startswith(("http://", "https://")):
+        raise ValueError("expected an address such as http://127.0.0.1:8000/v1")
+    return url
 
 
 class LoraConfig(Section):
@@ -155,12 +161,18 @@ class DebugConfig(Section):
     """`debug`: the debug backbone's own settings."""
 
     debug_max_parallel: PositiveInt = 16
-    """Episodes that run at the same time."""
+    """Episodes that run at the same time; 1 runs them in the main thread, for breakpoints."""
     debug_first_n_tasks: PositiveInt = 2
     """How many tasks are rolled out."""
+    base_url: Annotated[str | None, AfterValidator(_address)] = None
+    """An OpenAI-compatible server to sample from (`http://127.0.0.1:8000/v1`) in place of the embedded engine."""
+    api_key_env: str | None = None
+    """The environment variable that holds that server's key; none is sent without it."""
+    served_model: str | None = None
+    """The model's name on that server; by default model.path, or the only model that it serves."""
     debug_vllm_port: Annotated[int, Field(ge=1024, le=65535)] = 18000
     """Port of the vLLM server that astuner starts."""
-    debug_vllm_seed: int = 12345
-    """Seed of the engine."""
+    debug_vllm_seed: NonNegativeInt = 12345
+    """Seed of the sampling."""
     debug_tensor_parallel_size: PositiveInt = 4
     """GPUs of the vLLM server."""

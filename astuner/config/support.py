@@ -39,25 +39,34 @@ SCOPES = (
     ),
     Scope(("trinity",), ("astuner.rollout.n_vllm_engine", "trinity")),
     Scope(("verl",), ("verl",)),
-    Scope(("local",), ("astuner.update",)),
-    Scope(_IN_PROCESS, ("astuner.trainer_common.device",)),
+    # Debug makes the samples that an update would take.
+    Scope(_IN_PROCESS, ("astuner.trainer_common.device", "astuner.update")),
     Scope(
         ("debug",),
-        ("astuner.debug.debug_max_parallel", "astuner.debug.debug_vllm_seed"),
+        (
+            "astuner.debug.api_key_env",
+            "astuner.debug.base_url",
+            "astuner.debug.debug_max_parallel",
+            "astuner.debug.debug_vllm_seed",
+            "astuner.debug.served_model",
+        ),
     ),
     # `astuner check --dry-run` takes it for every backbone that it can roll out on.
     Scope(_IN_PROCESS, ("astuner.debug.debug_first_n_tasks",)),
-    # Debug's engine is embedded: these two were for a vLLM server.
+    # No backbone starts a vLLM server yet.
     Scope((), ("astuner.debug.debug_vllm_port", "astuner.debug.debug_tensor_parallel_size")),
     # Debug rolls out and does not train.
     Scope(
         _TRAINING,
         (
+            "astuner.data.shuffle",
             "astuner.model.gradient_checkpointing",
             "astuner.model.lora",
+            "astuner.rollout.max_env_worker",
             "astuner.trainer_common.algorithm",
             "astuner.trainer_common.kl_loss_coef",
             "astuner.trainer_common.kl_loss_type",
+            "astuner.trainer_common.logger",
             "astuner.trainer_common.max_checkpoints_to_keep",
             "astuner.trainer_common.max_tokens_per_micro_batch",
             "astuner.trainer_common.mini_batch_num",
@@ -65,6 +74,7 @@ SCOPES = (
             "astuner.trainer_common.optim",
             "astuner.trainer_common.resume",
             "astuner.trainer_common.save_freq",
+            "astuner.trainer_common.seed",
             "astuner.trainer_common.stop_on_no_signal",
             "astuner.trainer_common.test_freq",
             "astuner.trainer_common.total_epochs",

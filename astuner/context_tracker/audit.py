@@ -18,19 +18,38 @@ def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
 
 
 def certificate(calls: Sequence[LlmCall], samples: Sequence[Sample]) -> float:
-    """Return the share of calls that the samples rebuild exactly: 1.0 when nothing was lost or changed.
+    """Return the share of calls that the samples rebuild exactly: 1.0 when nothing was lost, changed or added.
 
-    A call counts as rebuilt when exactly one sample holds it and its prompt ids, completion ids and logprobs
-    all stand there. Calls that train nothing are not counted: those without a completion, and those of targets that
-    are not trained.
+    A call counts as rebuilt when exactly one sample holds it, its prompt ids, completion ids and logprobs all stand
+    there, and that sample trains each of its tokens as often as its calls sampled it. A sample that trains tokens and
+    holds no call makes the share 0. Calls that train nothing are not counted: those without a completion, and those of
+    targets that are not trained.
     """
     homes: dict[str, list[tuple[Sample, CallSpan]]] = {}
     for sample in samples:
-        for span in sample.spans:
-            homes.setdefault(span.call_id, []).append((sample, span))
+        if not sample.spans and any(sample.loss_mask):
+            return 0.0
+        if _is_sound(sample):
+            for span in sample.spans:
+                homes.setdefault(span.call_id, []).append((sample, span))
     trained = [call for call in calls if call.trained and call.completion_ids]
     rebuilt = sum(_is_rebuilt(call, homes.get(call.call_id, [])) for call in trained)
     return rebuilt / len(trained) if trained else 1.0
+
+
+def _is_sound(sample: Sample) -> bool:
+    """Whether positions are those of the tokens, and the mask counts what the spans say was sampled."""
+    counts = [0] * len(sample.token_ids)
+    for span in sample.spans:
+        for place in range(span.start, span.end) if span.nodes is None else span.nodes:
+            counts[place] += 1
+    if sample.parents is None:
+        depths: Sequence[int] = range(len(counts))
+    else:
+        depths = []
+        for parent in sample.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return tuple(counts) == sample.loss_mask and tuple(depths) == sample.position_ids
 
 
 def _is_rebuilt(call: LlmCall, homes: Sequence[tuple[Sample, CallSpan]]) -> bool:
@@ -43,7 +62,6 @@ def _is_rebuilt(call: LlmCall, homes: Sequence[tuple[Sample, CallSpan]]) -> bool
         sample.token_ids[: span.start] == call.prompt_ids
         and sample.token_ids[span.start : span.end] == call.completion_ids
         and sample.logprobs[span.start : span.end] == call.logprobs
-        and all(sample.loss_mask[span.start : span.end])
     )
 
 
@@ -51,10 +69,8 @@ def _stands_in_tree(call: LlmCall, sample: Sample, nodes: Sequence[int]) -> bool
     return (
         tuple(sample.token_ids[node] for node in nodes) == call.completion_ids
         and tuple(sample.logprobs[node] for node in nodes) == call.logprobs
-        and all(sample.loss_mask[node] for node in nodes)
         and all(
             _before(sample, node) == call.prompt_ids + call.completion_ids[:offset]
-            and sample.position_ids[node] == len(call.prompt_ids) + offset
             for offset, node in _where_paths_begin(sample, nodes)
         )
     )

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby, islice, takewhile
 from typing import Literal
 
 from astuner.context_tracker.packing import pack_encoded
@@ -19,15 +21,24 @@ from astuner.schema import CallSpan, LlmCall, Sample
 MergeMode = Literal["leaf", "tree", "none"]
 
 
+# Rows that one call is tried on. More begin alike only where a token was sampled anew again and again; without a bound,
+# time would grow with the square of their number.
+_MOST_TRIES = 64
+
+_Credit = tuple[str, float] | None
+
+
 @dataclass
 class _Row:
     """A row under construction: a path through the trie, and the calls trained on it.
 
     Attributes:
         encoded: its token ids, see `encode`.
+        token_ids: the same.
         calls: those trained on it.
         counts: how often each token is trained.
         logprobs: as sampled. Both are arrays, which the garbage collector does not look into.
+        credits: what each trained token is rewarded for apart from its episode, as far as that is anything.
     """
 
     encoded: bytes
@@ -35,6 +46,7 @@ class _Row:
     calls: list[LlmCall] = field(default_factory=list)
     counts: array[int] = field(init=False)
     logprobs: array[float] = field(init=False)
+    credits: dict[int, _Credit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.counts = array("L", [0]) * len(self.token_ids)
@@ -46,16 +58,18 @@ class _Row:
         taken = self.counts[start:end]
         if not any(taken):
             return True
-        sampled = zip(taken, self.logprobs[start:end], call.logprobs, strict=True)
-        overlapping = (other for other in self.calls if _span(other)[0] < end and start < _span(other)[1])
-        return all(logprob == own for count, logprob, own in sampled if count) and all(
-            _credit(other) == _credit(call) for other in overlapping
+        credit = _credit(call)
+        sampled = zip(range(start, end), taken, self.logprobs[start:end], call.logprobs, strict=True)
+        return all(
+            logprob == own and self.credits.get(place) == credit for place, count, logprob, own in sampled if count
         )
 
     def add(self, call: LlmCall) -> None:
         start, end = _span(call)
         self.counts[start:end] = array("L", [count + 1 for count in self.counts[start:end]])
         self.logprobs[start:end] = array("d", call.logprobs)
+        if (credit := _credit(call)) is not None:
+            self.credits.update(dict.fromkeys(range(start, end), credit))
         self.calls.append(call)
 
 
@@ -82,7 +96,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
                 f"but {len(call.logprobs)} logprobs"
             )
     ordered = sorted(((encode(call), call) for call in trained), key=lambda pair: (pair[0], _identity(pair[1])))
-    rows = [_row_of(encoded, [call]) for encoded, call in ordered] if merge == "none" else _leaf_rows(ordered)
+    rows = [_row_of(encoded, call) for encoded, call in ordered] if merge == "none" else _leaf_rows(ordered)
     if merge == "tree":
         return [_tree(rows)] if rows else []
     total = sum(len(call.completion_ids) for call in trained)
@@ -114,7 +128,7 @@ def _identity(call: LlmCall) -> tuple[int, tuple[float, ...], str]:
     return len(call.prompt_ids), call.logprobs, call.call_id
 
 
-def _credit(call: LlmCall) -> tuple[str, float] | None:
+def _credit(call: LlmCall) -> _Credit:
     """What a call is rewarded for apart from its episode: calls that differ in it have advantages of their own."""
     return None if call.reward is None else (call.agent_name, call.reward)
 
@@ -124,10 +138,9 @@ def _span(call: LlmCall) -> tuple[int, int]:
     return start, start + len(call.completion_ids)
 
 
-def _row_of(encoded: bytes, calls: Sequence[LlmCall]) -> _Row:
-    row = _Row(encoded, calls[0].prompt_ids + calls[0].completion_ids)
-    for call in calls:
-        row.add(call)
+def _row_of(encoded: bytes, call: LlmCall) -> _Row:
+    row = _Row(encoded, call.prompt_ids + call.completion_ids)
+    row.add(call)
     return row
 
 
@@ -135,20 +148,42 @@ def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
     """One row per leaf, more only where one token was sampled twice with different logprobs or rewards."""
     rows: list[_Row] = []
     # From the back, the rows that a sequence is a prefix of are the last ones made.
-    for encoded, call in reversed(ordered):
-        home = None
-        for row in reversed(rows):
-            if not row.encoded.startswith(encoded):
-                break
-            if row.accepts(call):
-                home = row
-                break
-        if home is None:
-            rows.append(_row_of(encoded, [call]))
-        else:
-            home.add(call)
+    for (encoded, _), alike in groupby(reversed(ordered), key=lambda pair: (pair[0], len(pair[1].prompt_ids))):
+        begin_so = takewhile(partial(_begins_with, encoded), reversed(rows))
+        homes: dict[tuple[tuple[float, ...], _Credit], _Row] = {}
+        refused: list[_Row] = []
+        for _, call in alike:
+            way = call.logprobs, _credit(call)
+            home = homes.get(way) or _first_accepting(call, refused, begin_so)
+            if home is None:
+                home = _row_of(encoded, call)
+                rows.append(home)
+            else:
+                home.add(call)
+            homes[way] = home
     rows.reverse()
     return rows
+
+
+def _begins_with(encoded: bytes, row: _Row) -> bool:
+    return row.encoded.startswith(encoded)
+
+
+def _first_accepting(call: LlmCall, refused: list[_Row], others: Iterator[_Row]) -> _Row | None:
+    """Return a row for a call: one that refused a call of the same tokens before, or the first of the others.
+
+    A row that took one of them has no room for the same tokens sampled in another way.
+    """
+    for row in refused:
+        if row.accepts(call):
+            refused.remove(row)
+            return row
+    for row in islice(others, _MOST_TRIES):
+        if row.accepts(call):
+            return row
+        if len(refused) < _MOST_TRIES:
+            refused.append(row)
+    return None
 
 
 def _finish(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sample:

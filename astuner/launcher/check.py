@@ -12,12 +12,11 @@ from astuner.backbone.base import MemoryEstimate, load_backbone
 from astuner.backbone.ingredients import Ingredients, gather, validation_repeats
 from astuner.backbone.task_order import TaskOrder
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError
 from astuner.launcher.console import make_console
+from astuner.launcher.episode_table import episode_table, refuse_unrewarded
 from astuner.launcher.launch import Launch
 from astuner.launcher.output import tidy_output
 from astuner.run_record import check_loggers
-from astuner.schema import Episode
 
 _SHOWN_TASKS = 2
 
@@ -43,7 +42,9 @@ def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
     _print_arithmetic(console, config, ingredients)
     _print_memory(console, backbone.estimate(config, ingredients.model_path))
     if dry_run:
-        _print_episodes(console, launch.dry_run(ingredients))
+        episodes = launch.dry_run(ingredients)
+        console.print(episode_table("dry run", episodes))
+        refuse_unrewarded(episodes)
     console.print("[green]all right[/]: this configuration can run")
 
 
@@ -87,7 +88,10 @@ def _print_arithmetic(console: Console, config: AstunerConfig, ingredients: Ingr
     console.print(f"the run    {steps} steps ({order.steps_per_epoch} an epoch), {steps * per_step} optimiser steps")
 
 
-def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
+def _print_memory(console: Console, estimate: MemoryEstimate | None) -> None:
+    if estimate is None:
+        console.print("memory     that of the server at debug.base_url")
+        return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
@@ -107,25 +111,3 @@ def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
 
 def _readable(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
-
-
-def _print_episodes(console: Console, episodes: list[Episode]) -> None:
-    table = Table(title="dry run", title_justify="left")
-    for name in ("task", "reward", "success", "calls", "samples", "tokens", "seconds"):
-        table.add_column(name, justify="left" if name == "task" else "right")
-    for episode in episodes:
-        table.add_row(
-            escape(episode.task.main_query[:40]),
-            "-" if episode.reward is None else f"{episode.reward:.2f}",
-            "-" if episode.is_success is None else ("yes" if episode.is_success else "no"),
-            str(len(episode.calls)),
-            str(len(episode.samples)),
-            str(sum(len(sample.token_ids) for sample in episode.samples)),
-            f"{episode.end_time - episode.start_time:.2f}",
-        )
-    console.print(table)
-    failed = [episode for episode in episodes if episode.status == "failed"]
-    for episode in failed[:3]:
-        console.print(escape(f"failed: [{episode.error_kind}] {episode.error}"), style="yellow", soft_wrap=True)
-    if len(failed) == len(episodes):
-        raise BackboneError("no episode of the dry run got a reward; mend what is said above")

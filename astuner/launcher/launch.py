@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,21 +11,34 @@ from typing import TypeVar
 
 import psutil
 from loguru import logger
+from rich.markup import escape
 
-from astuner.backbone.base import Backbone, RunContext, load_backbone
-from astuner.backbone.ingredients import Ingredients, gather
+from astuner.backbone.base import (
+    Backbone,
+    RunContext,
+    TrainingBackbone,
+    collector_at_rest,
+    load_backbone,
+    load_training_backbone,
+)
+from astuner.backbone.ingredients import Ingredients, gather, one_at_a_time
 from astuner.backbone.progress import RunProgress
 from astuner.config.dumping import to_yaml
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import RunConfig
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
+from astuner.launcher.episode_table import episode_table, failure_lines, refuse_unrewarded, training_lines
 from astuner.launcher.output import FILE_ONLY, tidy_output
 from astuner.launcher.services import Services
-from astuner.run_record import FolderLock, RunRecord, RunSummary, check_loggers, redact
+from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers, redact
 from astuner.schema import Episode
+from astuner.signals import report_on_usr1
+from astuner.stacks import shown, thread_stack
+from astuner.task_rollout import RunningEpisodes, Split
 
 Result = TypeVar("Result")
+AnyBackbone = TypeVar("AnyBackbone", Backbone, TrainingBackbone)
 
 DEFAULT_EXP_DIR = "launcher_record"
 
@@ -77,7 +91,11 @@ class Launch:
     def train(self) -> RunSummary:
         """Tune the model."""
         self.announce()
-        return self._run("", self._ingredients, lambda backbone, context: backbone.train(context), resume=True)
+
+        def tune(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
+            return backbone.train(context)
+
+        return self._run("", load_training_backbone, self._ingredients, tune, resume=True)
 
     def evaluate(self, model: str | None, tasks: int | None) -> RunSummary:
         """Validate `model`, or the configured one, in a record of its own (`{experiment}-eval`).
@@ -99,13 +117,43 @@ class Launch:
         def ingredients() -> Ingredients:
             return _first_validation_tasks(gather(self.config.astuner, self.config_dir, model), tasks)
 
-        return self._run("-eval", ingredients, lambda backbone, context: backbone.evaluate(context), resume=False)
+        def measure(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
+            return backbone.evaluate(context)
+
+        return self._run("-eval", load_training_backbone, ingredients, measure)
 
     def dry_run(self, ingredients: Ingredients) -> list[Episode]:
         """Roll out a few training episodes, in a record of their own (`{experiment}-check`)."""
-        return self._run(
-            "-check", lambda: ingredients, lambda backbone, context: backbone.dry_run(context), resume=False
-        )
+
+        def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
+            return backbone.dry_run(context, "train")
+
+        return self._run("-check", load_backbone, lambda: ingredients, roll_out)
+
+    def debug(self, split: Split) -> list[Episode]:
+        """Roll out a few episodes and print what became of them, in a record of their own (`{experiment}-debug`).
+
+        Raises:
+            ConfigError: there is no agent to run, or no task.
+            BackboneError: no episode got a reward.
+        """
+        self.announce()
+        if self.config.astuner.trainer_common.algorithm.adv_estimator == "sft":
+            raise ConfigError(
+                "--backbone=debug rolls out an agent, and algorithm sft runs none: override it with "
+                "astuner.trainer_common.algorithm.adv_estimator=grpo, or look at the data with `astuner check`"
+            )
+
+        def ingredients() -> Ingredients:
+            return _first_validation_tasks(self._ingredients(), None) if split == "val" else self._ingredients()
+
+        def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
+            episodes = backbone.dry_run(context, split)
+            _print_episodes(context, episodes)
+            refuse_unrewarded(episodes)
+            return episodes
+
+        return self._run("-debug", load_backbone, ingredients, roll_out)
 
     def _ingredients(self) -> Ingredients:
         return gather(self.config.astuner, self.config_dir)
@@ -113,32 +161,35 @@ class Launch:
     def _run(
         self,
         suffix: str,
+        load: Callable[[str], AnyBackbone],
         ingredients: Callable[[], Ingredients],
-        run: Callable[[Backbone, RunContext], Result],
+        run: Callable[[AnyBackbone, RunContext], Result],
         *,
-        resume: bool,
+        resume: bool = False,
     ) -> Result:
         config = self.config.astuner
         console = make_console()
         log_to(console)
-        with tidy_output():
+        running = RunningEpisodes()
+        with tidy_output(), report_on_usr1(lambda: _report(running)), contextlib.ExitStack() as stack:
             # Mistakes are found before an earlier record is moved aside, and the cheap ones first.
-            backbone = load_backbone(config.backbone)
-            folder = Path(config.experiment_dir + suffix)
-            check_loggers(config.trainer_common.logger)
-            FolderLock(folder).release()
-            with contextlib.ExitStack() as stack:
+            with collector_at_rest():
+                backbone = load(config.backbone)
+                folder = Path(config.experiment_dir + suffix)
+                check_loggers(self._loggers)
+                FolderLock(folder).release()
                 # Before the tasks are read: they may come from a service.
                 stack.enter_context(self.services.running())
                 brought = ingredients()
-                record = stack.enter_context(self._record(folder, resume=resume))
-                stack.enter_context(self.services.recorded_in(record.folder))
-                stack.enter_context(_failure_logged(record))
-                self._repeat_notices(brought)
-                result = run(backbone, RunContext(self.config, brought, record, RunProgress(console), self.started))
-                if isinstance(result, RunSummary):
-                    print_summary(console, result, record.folder)
-                return result
+            record = stack.enter_context(self._record(folder, resume=resume))
+            stack.enter_context(self.services.recorded_in(record.folder))
+            stack.enter_context(_failure_logged(record))
+            self._repeat_notices(brought)
+            progress = RunProgress(console, shown=not one_at_a_time(config))
+            result = run(backbone, RunContext(self.config, brought, record, progress, self.started, running))
+            if isinstance(result, RunSummary):
+                print_summary(console, result, record.folder)
+            return result
 
     def _repeat_notices(self, brought: Ingredients) -> None:
         """Let run.log have what was on the console before there was a file."""
@@ -148,6 +199,12 @@ class Launch:
         if brought.tasks.skipped_rows:
             to_file.warning("{} bad rows are left out of the tasks", brought.tasks.skipped_rows)
 
+    @property
+    def _loggers(self) -> Sequence[LoggerName]:
+        """Where metrics go; debug has none."""
+        config = self.config.astuner
+        return () if config.backbone == "debug" else config.trainer_common.logger
+
     def _record(self, folder: Path, *, resume: bool) -> RunRecord:
         config = self.config.astuner
         config_yaml = to_yaml(self.config)
@@ -156,9 +213,25 @@ class Launch:
             backbone=config.backbone,
             config_yaml=config_yaml,
             resume=resume and config.trainer_common.resume and _can_go_on(folder, config_yaml),
-            loggers=config.trainer_common.logger,
+            loggers=self._loggers,
             project=config.project_name,
         )
+
+
+def _print_episodes(context: RunContext, episodes: Sequence[Episode]) -> None:
+    console = context.progress.console
+    console.print(episode_table("episodes", episodes))
+    for line in failure_lines(episodes):
+        console.print(escape(redact(line)), style="yellow", soft_wrap=True)
+    for line in training_lines(episodes):
+        console.print(line, soft_wrap=True)
+    console.print(escape(f"record: {context.record.folder}"), soft_wrap=True)
+
+
+def _report(running: RunningEpisodes) -> None:
+    """Say what the process is at, as SIGUSR1 asks."""
+    main = shown(thread_stack(threading.main_thread()))
+    logger.info("what this process is at:\nthe main thread, at\n{}\n{}", main, running.report())
 
 
 @contextlib.contextmanager

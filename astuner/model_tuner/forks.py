@@ -38,11 +38,16 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Where and why a request leaves the call that it should have extended."""
+    """Where and why a request leaves the call that it should have extended.
+
+    Attributes:
+        cause, call: as in `Fork`.
+        message_index: as in `Fork`; None where the messages are the same, so that only the tokens tell.
+    """
 
     cause: ForkCause
     call: LlmCall
-    message_index: int
+    message_index: int | None
 
 
 @dataclass
@@ -55,7 +60,7 @@ class CallIndex:
     codec: ChatCodec
     # By the digest of a conversation's beginning, the latest call that begins so.
     _beginnings: dict[bytes, _Recorded] = field(default_factory=dict)
-    # By an answer, with what it answers to, with the first message, or alone: the latest call that gave it.
+    # By an answer, with what it answers to or with the first message: the latest call that gave it.
     _answers: dict[tuple[bytes, bytes], _Recorded] = field(default_factory=dict)
 
     def add(self, call: LlmCall, conversation: Conversation, chain: Sequence[bytes]) -> None:
@@ -148,6 +153,7 @@ class CallIndex:
 
 def fork(codec: ChatCodec, departure: Departure, found: Sequence[int]) -> Fork | None:
     """Return where the ids `found` part from those of the call; None where they extend it after all."""
+    assert departure.message_index is not None
     expected = departure.call.prompt_ids + departure.call.completion_ids
     position = first_difference(expected, found)
     if position == len(expected):
@@ -171,12 +177,11 @@ def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def _anchors(conversation: Conversation, place: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys of an answer, the most telling first."""
+    """Yield the keys of an answer, the most telling first; many an agent says the same short answer."""
     answer = conversation.digests[place]
     if place:
         yield conversation.digests[place - 1], answer
         yield conversation.digests[0], answer
-    yield b"", answer
 
 
 def _squeezed(text: object) -> str:

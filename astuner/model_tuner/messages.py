@@ -25,8 +25,21 @@ def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_normalise_one(message, index) for index, message in enumerate(messages)]
 
 
-def digest(message: Mapping[str, Any]) -> bytes:
-    """Return a digest of what a normalised message says: role, text, tool calls and the tool that answered.
+def digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Return a digest of each message of a conversation, see `digest`.
+
+    Ids of tool calls are frameworks' own affair; which call a tool's message answers is not, and counts.
+    """
+    found, places = [], dict[str, int]()
+    for message in messages:
+        if message.get("tool_calls"):
+            places = {call["id"]: place for place, call in enumerate(message["tool_calls"])}
+        found.append(digest(message, places.get(message.get("tool_call_id", ""))))
+    return found
+
+
+def digest(message: Mapping[str, Any], answers: int | None = None) -> bytes:
+    """Return a digest of what a normalised message says: role, name, text, tool calls and the call that it `answers`.
 
     Ids of tool calls are left out, since frameworks make up their own, and so is reasoning, which many drop.
     """
@@ -34,8 +47,18 @@ def digest(message: Mapping[str, Any]) -> bytes:
         (call["function"]["name"], _canonical_arguments(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
-    said = json.dumps([message["role"], message["content"], calls], ensure_ascii=True)
+    # Some frameworks give a tool's name with its result and some do not.
+    name = None if message["role"] == "tool" else message.get("name")
+    said = json.dumps([message["role"], name, message["content"], calls, answers], ensure_ascii=True)
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
+
+
+def thinks_alike(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no message has other thinking than the same message of `earlier`; it may have none."""
+    return all(
+        not mine.get("reasoning_content") or mine["reasoning_content"] == theirs.get("reasoning_content")
+        for mine, theirs in zip(messages, earlier, strict=False)
+    )
 
 
 def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> str:

@@ -147,7 +147,8 @@ class ModelTuner:
                 be enforced on a sampled model, and is said once.
             max_tokens: a tighter bound than the configured one.
             agent_name, target_tag, debug_model: as in `for_agent`.
-            ignored: sampling parameters of the workflow's own; the run's hold, which is said once.
+            ignored: sampling parameters of the workflow's own. For the model in training the run's hold, which is said
+                once; an endpoint that answers for a target that is not trained is given them.
 
         Raises:
             WorkflowError: the messages cannot be used, the chat template does not take them, or a target that is not
@@ -157,26 +158,36 @@ class ModelTuner:
             AgentMadness: the model lost control and the configuration ends the episode.
         """
         self._refuse_too_many_calls()
-        _say_what_is_ignored(tool_choice, ignored)
-        started = time.time()
         offered = None if self._settings.disable_tools else tools
-        hashed = tools_hash(offered)
         trained = self._targets.trains(target_tag)
         about: dict[str, Any] = {
             "agent_name": agent_name,
             "target_tag": target_tag,
-            "tools_hash": hashed,
-            "start_time": started,
+            "tools_hash": tools_hash(offered),
+            "trained": trained,
+            "start_time": time.time(),
         }
-        if not trained:
-            model = self._targets.stand_in(target_tag, debug_model)
-            if not isinstance(model, FrozenModel):
-                parsed = await ask_debug_model(model, messages, offered, tool_choice)
-                return self._heard(parsed, messages, about)
-            if model.base_url is not None:
-                parsed = await ask_endpoint(model, target_tag, normalise(messages), offered, max_tokens)
-                return self._heard(parsed, messages, about)
-        prompt = self._history.prompt(normalise(messages), offered, hashed)
+        model = FrozenModel() if trained else self._targets.stand_in(target_tag, debug_model)
+        if not isinstance(model, FrozenModel):
+            parsed = await ask_debug_model(model, messages, offered, tool_choice)
+            return self._heard(parsed, messages, about)
+        if model.base_url is not None:
+            options = {**ignored, "tool_choice": tool_choice, "max_tokens": max_tokens}
+            parsed = await ask_endpoint(model, target_tag, normalise(messages), offered, options)
+            return self._heard(parsed, messages, about)
+        _say_what_is_ignored(tool_choice, ignored)
+        return await self._sample(messages, offered, tool_choice, max_tokens, about)
+
+    async def _sample(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        offered: Sequence[Mapping[str, Any]] | None,
+        tool_choice: str | None,
+        max_tokens: int | None,
+        about: Mapping[str, Any],
+    ) -> ChatAnswer:
+        """Have the model in training answer."""
+        prompt = self._history.prompt(normalise(messages), offered, about["tools_hash"])
         params = self._sampling(prompt, max_tokens)
         completion = await self._engine.generate(prompt.token_ids, params)
         usable = None if tool_choice == "none" else offered
@@ -184,18 +195,19 @@ class ModelTuner:
         call = replace(
             self._call(prompt, completion),
             sampling=params,
-            trained=trained,
             messages=(*prompt.messages, as_message(parsed)),
             **about,
         )
-        self._history.add(call)
+        self._history.add(call, prompt.opening)
         self._watch(completion, parsed)
         return ChatAnswer(parsed, call)
 
-    def _heard(self, parsed: ParsedAnswer, messages: Sequence[Mapping[str, Any]], about: dict[str, Any]) -> ChatAnswer:
+    def _heard(
+        self, parsed: ParsedAnswer, messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
+    ) -> ChatAnswer:
         """Record the answer of a model whose tokens are not known."""
         said = (*normalise(messages), as_message(parsed))
-        call = replace(self._call(Prompt((), said), Completion((), (), "stop")), trained=False, messages=said, **about)
+        call = replace(self._call(Prompt((), said), Completion((), (), "stop")), messages=said, **about)
         self._history.calls.append(call)
         return ChatAnswer(parsed, call)
 

@@ -11,9 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
+
 from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.plugin import raised_at
 from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
+from astuner.stacks import shown, task_stack, thread_stack
 from astuner.task_judge.judge_base import BaseJudge
 
 
@@ -39,6 +42,7 @@ async def score(
         EpisodeTimeout: it took longer than `timeout`.
     """
     asked = asyncio.ensure_future(_ask(judge, workflow_task, workflow_output))
+    slow = f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
     try:
         # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
         await asyncio.wait({asked}, timeout=timeout)
@@ -46,11 +50,10 @@ async def score(
         in_time = asked.done()
         asked.cancel()
     if not in_time:
+        # The cancellation comes to it later: it still stands where it was.
+        logger.debug("{}; it stood at\n{}", slow, shown(task_stack(asked, threading.current_thread())))
         asked.add_done_callback(_forget)
-        raise EpisodeTimeout(
-            f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}; mend it, or"
-            " raise astuner.task_judge.timeout."
-        )
+        raise EpisodeTimeout(f"{slow}; mend it, or raise astuner.task_judge.timeout.")
     if asked.cancelled():
         raise JudgeError(f"judge {_name(judge)} raised CancelledError although nobody cancelled it.")
     return _checked(asked.result(), judge)
@@ -94,8 +97,13 @@ async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> obje
         with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
             loop.call_soon_threadsafe(settle, *settled)
 
-    threading.Thread(target=run, name=f"judge {function!r}", daemon=True).start()
-    return await outcome
+    thread = threading.Thread(target=run, name=f"judge {function!r}", daemon=True)
+    thread.start()
+    try:
+        return await outcome
+    except asyncio.CancelledError:
+        logger.debug("the thread of {!r} stands at\n{}", function, shown(thread_stack(thread)))
+        raise
 
 
 def _as_exception(error: BaseException) -> Exception:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+from astuner.stacks import Stack, thread_stack
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Stuck:
     """
 
     seconds: float
-    stack: tuple[traceback.FrameSummary, ...]
+    stack: Stack
 
 
 @dataclass
@@ -89,12 +89,16 @@ class EpisodePool(Generic[T]):
             yield job.index, result
 
     def close(self) -> None:
-        """Forget the jobs that wait, and let idle workers end; busy ones are daemons and end with the process."""
+        """Forget the jobs that wait, and end the idle workers; busy ones are daemons and end with the process."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
         for _ in self._threads:
             self._jobs.put(None)
+        # A thread that is ending while the interpreter does can take the process down in C++ code of libraries.
+        patience = time.monotonic() + _POLL_SECONDS
+        for thread in self._threads:
+            thread.join(max(patience - time.monotonic(), 0.0))
         self._threads.clear()
 
     def _start_worker(self) -> None:
@@ -126,10 +130,5 @@ class EpisodePool(Generic[T]):
             if job.thread in self._threads:
                 self._threads.remove(job.thread)
             self._start_worker()
-            found.append((job, Stuck(now - job.started, _stack(job.thread))))
+            found.append((job, Stuck(now - job.started, thread_stack(job.thread) if job.thread else ())))
         return found
-
-
-def _stack(thread: threading.Thread | None) -> tuple[traceback.FrameSummary, ...]:
-    frame = sys._current_frames().get(thread.ident) if thread and thread.ident else None
-    return tuple(traceback.extract_stack(frame)) if frame else ()

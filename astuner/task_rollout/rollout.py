@@ -13,7 +13,10 @@ from loguru import logger
 
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.schema import Episode, LlmCall, Task, WorkflowTask
+from astuner.stacks import shown
+from astuner.task_rollout.main_thread import MainThread
 from astuner.task_rollout.pool import EpisodePool, Stuck
+from astuner.task_rollout.running import RunningEpisodes, last_call
 from astuner.task_runner import TaskRunner, own_frame
 
 Split = Literal["train", "val"]
@@ -42,24 +45,29 @@ class BatchRequest:
 
 @dataclass
 class TaskRollout:
-    """Runs batches of episodes on worker threads.
+    """Runs batches of episodes on worker threads, or one after another in the main thread.
 
     Attributes:
         runner: runs one episode.
         workers: episodes at the same time.
         max_retries: how often a failed episode is run again.
+        in_main_thread: run them one after another in the caller's thread, for debuggers.
+        running: knows the episodes that run.
         on_episode: called on the caller's thread with each finished episode, in order of completion.
     """
 
     runner: TaskRunner
     workers: int = 128
     max_retries: int = 0
+    in_main_thread: bool = False
+    running: RunningEpisodes = field(default_factory=RunningEpisodes)
     on_episode: Callable[[Episode], None] = lambda _: None
-    _pool: EpisodePool[Episode] = field(init=False)
+    _pool: EpisodePool[Episode] | MainThread[Episode] = field(init=False)
 
     def __post_init__(self) -> None:
         # The runner bounds workflow and judge itself; the pool only catches what blocks its thread.
-        self._pool = EpisodePool(self.workers, self.runner.episode_timeout + self.runner.judge_timeout)
+        deadline = self.runner.episode_timeout + self.runner.judge_timeout
+        self._pool = MainThread(deadline, self._overdue) if self.in_main_thread else EpisodePool(self.workers, deadline)
 
     def run(self, request: BatchRequest) -> list[Episode]:
         """Return the episodes, by task and then repeat; failed ones are among them, with their reason.
@@ -94,13 +102,26 @@ class TaskRollout:
         tuners = [self.runner.tuner(task, settings) for task in tasks]
 
         def maker(task: WorkflowTask, tuner: ModelTuner) -> Callable[[], Coroutine[object, object, Episode]]:
-            return lambda: self.runner.run(task, tuner)
+            return lambda: self._run(task, tuner)
 
         for index, result in self._pool.run(list(map(maker, tasks, tuners))):
             if isinstance(result, Stuck):
-                yield index, _stuck_episode(tasks[index], tuners[index].calls, result)
+                task, tuner = tasks[index], tuners[index]
+                logger.debug(
+                    "{}, {}, blocked its thread at\n{}", task.episode_id, last_call(tuner), shown(result.stack)
+                )
+                yield index, _stuck_episode(task, tuner.calls, result)
             else:
                 yield index, result
+
+    async def _run(self, task: WorkflowTask, tuner: ModelTuner) -> Episode:
+        with self.running.entered(task.episode_id, tuner):
+            return await self.runner.run(task, tuner)
+
+    def _overdue(self) -> None:
+        logger.warning(
+            "an episode holds the main thread beyond its deadline, and only Ctrl-C ends it: {}", self.running.report()
+        )
 
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:

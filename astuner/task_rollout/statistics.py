@@ -130,6 +130,11 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     metrics["episodes/forks"] = forks.total()
     # All of them in every step, so that curves have their zeros.
     metrics.update({f"forks/{cause}": forks[cause] for cause in get_args(ForkCause)})
+    agents: dict[str, list[float]] = defaultdict(list)
+    for episode in rewarded:
+        for agent, reward in episode.agent_rewards.items():
+            agents[agent].append(reward)
+    metrics.update({f"reward/agent/{agent}": _mean(rewards) for agent, rewards in sorted(agents.items())})
     own: dict[str, list[float]] = defaultdict(list)
     for episode in rewarded:
         for name, value in episode.log_metrics.items():

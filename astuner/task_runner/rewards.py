@@ -32,7 +32,7 @@ def share_out(reward: Reward, calls: Sequence[LlmCall]) -> tuple[LlmCall, ...]:
         if missing := sorted(agents - reward.keys()):
             raise WorkflowError(
                 f"WorkflowOutput.reward rewards {_named(reward)}, but {_named(missing)} "
-                "made LLM calls too: reward every trained agent under the name that it was given by "
+                "made LLM calls that are trained: reward every trained agent under the name that it was given by "
                 "model_tuner.for_agent(name)"
             )
         return tuple(replace(call, reward=reward[call.agent_name]) if call.trained else call for call in calls)

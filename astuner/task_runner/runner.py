@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sysconfig
 import time
 import traceback
+from bdb import BdbQuit
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.schema import Episode, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score
+from astuner.task_runner.deadline import deadline
 from astuner.task_runner.rewards import mean_reward, share_out
 from astuner.workflow import Workflow
 
@@ -32,7 +33,7 @@ class TaskRunner:
         judge: scores episodes whose workflow returned no reward; None where the workflow always does.
         engine, codec: the model.
         episode_timeout, judge_timeout: seconds.
-        max_samples: the most training samples of one episode.
+        max_samples: the most timelines that are trained of one episode.
         merge: how calls become samples.
         targets: which of the workflow's agents are trained.
         madness_reward: the reward of an episode whose model lost control.
@@ -118,26 +119,32 @@ class TaskRunner:
 
     async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         try:
-            async with asyncio.timeout(self.episode_timeout) as deadline:
+            slow = f"episode {workflow_task.episode_id}: "
+            async with deadline(self.episode_timeout, lambda: slow + _too_slow(self.episode_timeout, tuner)) as timeout:
                 output = _checked(await _awaitable(self.workflow().execute(workflow_task, tuner)))
         # Of the thread's own loop nothing but the deadline cancels, so that whatever comes out of the workflow,
         # a KeyboardInterrupt of its own included, ends this episode and no other.
         except BaseException as error:
-            if deadline.expired():
+            if isinstance(error, BdbQuit):  # whoever leaves the debugger means the run
+                raise KeyboardInterrupt from error
+            if timeout.expired():
                 raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner)) from error
             if isinstance(error, EpisodeError):
                 raise
             if tuner.madness is not None:
                 raise AgentMadness(tuner.madness) from error
             raise WorkflowError(_describe(error)) from error
-        if deadline.expired():  # the workflow took its cancellation for something else and went on
+        if timeout.expired():  # the workflow took its cancellation for something else and went on
             raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner))
         return output
 
     def _with_samples(self, episode: Episode, seed: int) -> Episode:
         if episode.status != "ok":
             return episode
-        samples, dropped = limit_samples(build_samples(episode.calls, self.merge), self.max_samples, seed)
+        samples, dropped = limit_samples(build_samples(episode.calls), self.max_samples, seed)
+        if self.merge != "leaf":  # of the same timelines, so that what is trained does not depend on how
+            kept = {span.call_id for sample in samples for span in sample.spans}
+            samples = build_samples([call for call in episode.calls if call.call_id in kept], self.merge)
         if samples:
             return replace(episode, samples=tuple(samples), dropped_samples=dropped)
         return replace(

@@ -90,6 +90,7 @@ def test_the_appendix_of_spec_3_loads() -> None:
         "astuner.execute_test is accepted for older files and does nothing",
         "astuner.execute_testing_lambda is accepted for older files and does nothing",
         "astuner.task_judge.rubrics_auto_grader.dataset_file.training.file_path",
+        "astuner.trainer_common.logger",
     ]
 
 
@@ -99,7 +100,7 @@ def test_the_appendix_of_spec_3_loads() -> None:
         ("trinity", None),
         ("local", "not used by local: trinity"),
         ("verl", "not used by verl: trinity"),
-        ("debug", "not used by debug: trinity, astuner.trainer_common.save_freq, "
+        ("debug", "not used by debug: trinity, astuner.rollout.max_env_worker, astuner.trainer_common.save_freq, "
          "astuner.trainer_common.test_freq, astuner.trainer_common.total_epochs"),
     ],
 )  # fmt: skip

@@ -51,6 +51,8 @@ def test_defaults_are_honoured_by_every_backbone_without_a_word() -> None:
         ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local"}),
         ("astuner.debug.debug_vllm_port", 2000, set()),
         ("astuner.trainer_common.device", "cpu", {"debug", "local"}),
+        ("astuner.debug.base_url", "http://127.0.0.1:8000/v1", {"debug"}),
+        ("astuner.update.pack", "none", {"debug", "local"}),
         ("astuner.trainer_common.optim.lr", 1.0, {"local", "trinity", "verl"}),
         ("verl", {"x": 1}, {"verl"}),
         ("trinity", {"x": 1}, {"trinity"}),

@@ -171,6 +171,11 @@ def test_a_certificate_sees_a_changed_token():
     (sample,) = build_samples(calls)
     assert certificate(calls, [replace(sample, token_ids=(1, 9, 3))]) == 0.0
     assert certificate(calls, []) == 0.0
+    twice = [*calls, replace(calls[0], call_id="b")]
+    (row,) = build_samples(twice)
+    for spoilt in ({"loss_mask": (0, 0, 1)}, {"loss_mask": (0, 1, 2)}, {"position_ids": (0, 0, 0)}):
+        assert certificate(twice, [replace(row, **spoilt)]) == 0.0
+    assert certificate(twice, [row, replace(row, spans=())]) == 0.0
     (tree,) = build_samples(calls, "tree")
     assert certificate(calls, [tree]) == 1.0
     for spoilt in ({"token_ids": (1, 9, 3)}, {"parents": (-1, 0, 0)}, {"loss_mask": (0, 0, 0)}):

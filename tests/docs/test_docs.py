@@ -223,6 +223,8 @@ def test_commands_parse(block: Block):
             continue
         conf = params["conf"]
         made_on_the_page = {other.file for other in blocks(block.page)}
+        if any(["init"] in other.commands for other in blocks(block.page, "bash")):
+            made_on_the_page.add("agent.yaml")
         assert (ROOT / conf).is_file() or str(conf) in made_on_the_page
 
 

@@ -8,11 +8,12 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask, bp
 from astuner.task_judge.judge_base import BaseJudge
 
 released = threading.Event()
@@ -118,6 +119,30 @@ class NotAsync(Workflow):
 class NeedsArguments(Agent):
     def __init__(self, environment: str) -> None:
         self.environment = environment
+
+
+class StopsAtTags(Agent):
+    """Has two places to stop at, one of which is asked for."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        answer = 6 * 7 + workflow_task.repeat_index  # noqa: F841 for the debugger to read
+        bp("NOT_ASKED_FOR")
+        bp("HERE")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class HangsUntilReleased(Agent):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        while not Path("released").exists():
+            await asyncio.sleep(0.05)
+        return output
+
+
+class InTheMainThread(Agent):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await super().execute(workflow_task, model_tuner)
+        return WorkflowOutput(reward=float(threading.current_thread() is threading.main_thread()))
 
 
 class AlwaysRaises(Agent):
@@ -230,6 +255,11 @@ class JudgeReturnsRubbish(_Judge):
 class JudgeExits(_Judge):
     def go_wrong(self) -> Any:
         sys.exit(0)
+
+
+class AlwaysWrong(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        return 1 / 0
 
 
 class JudgeCannotBeMade(_Judge):

@@ -285,3 +285,27 @@ def test_the_fix_for_a_template_that_rewrites_history_works(agents: Agents):
     assert any(call.fork for call in agents.asks_again("e")[:2])
     mended = replace(agents, renderer={"name": "qwen3", "thinking_retention": "all"})
     assert not any(call.fork for call in mended.asks_again("e")[:2])
+
+
+def test_who_is_trained_and_for_which_reward(agents: Agents, folder: Path, astuner: Command):
+    first, second = agents.uses_a_tool("train-1-duel-0")
+    heard = replace(first, call_id="heard", trained=False, prompt_ids=(), completion_ids=(), logprobs=())
+    calls = (
+        replace(heard, agent_name="critic", target_tag="critic"),
+        replace(first, agent_name="solver", reward=1.0),
+        replace(second, agent_name="solver", reward=1.0),
+    )
+    with RunRecord.open(
+        Path("launcher_record/duel"), backbone="local", config_yaml="", resume=False, loggers=()
+    ) as record:
+        record.write_episode(1, "train", an_episode("train-1-duel-0", calls, agent_rewards={"solver": 1.0}), None)
+    ended = astuner("explain", "duel", "train-1-duel-0", "--json")
+    said = json.loads(ended.out)["calls"]
+    assert [(call["agent_name"], call["trained"], call["reward"], call["extends"]) for call in said] == [
+        ("critic", False, None, None),
+        ("solver", True, 1.0, None),
+        ("solver", True, 1.0, 2),
+    ]
+    shown = astuner("explain", "duel", "train-1-duel-0").out
+    assert "not trained" in shown
+    assert "reward" in shown.partition("call ")[2].partition("\n")[0]

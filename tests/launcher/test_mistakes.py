@@ -54,7 +54,7 @@ def test_commands_that_there_are_not(astuner: Command, folder: Path):
     for arguments, part in (
         (("tran", "--conf", "run.yaml"), "did you mean 'train'?"),
         (("run.yaml",), "write: astuner --conf run.yaml"),
-        (("sing",), "there are: check, eval, explain, train"),
+        (("sing",), "there are: check, eval, explain, init, train"),
         (("--conf", "run.yaml", "--backbnoe", "local"), "'--backbnoe'"),
         (("eval", "--conf", "run.yaml", "--tasks", "0"), "x>=1"),
     ):
@@ -67,7 +67,7 @@ def test_backbones(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPat
     astuner("--conf", "run.yaml", "--backbone", "foo").says(
         "--backbone", "'foo'", "'debug', 'local', 'trinity' or 'verl'"
     )
-    astuner("--conf", "run.yaml", "--backbone", "debug").says("not part of this version", "use one of: local")
+    astuner("--conf", "run.yaml", "--backbone", "verl").says("not part of this version", "use one of: debug, local")
     real = importlib.util.find_spec
 
     def without_peft(name: str, package: str | None = None) -> ModuleSpec | None:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from astuner.errors import WorkflowError
+from astuner.model_tuner.messages import digests
 from astuner.schema import LlmCall
 from tests.model_tuner.templates import CHATML, FAMILIES, Family
 from tests.model_tuner.test_continuation import CALLS, THOUGHT, TOOLS, Agent, results, user
 
 FAMILY: dict[str, Family] = {family.name: family for family in FAMILIES}
 SYSTEM = {"role": "system", "content": "Be brief."}
+CALLS_MADE = [{"id": name, "type": "function", "function": {"name": "add", "arguments": "{}"}} for name in "ab"]
 
 
 def said(content: str) -> dict[str, Any]:
@@ -194,3 +196,38 @@ async def test_messages_that_the_template_refuses(
 ):
     with pytest.raises(WorkflowError, match=rf"{says}.*model\.renderer"):
         await Agent(FAMILY[name], tokenizer).ask(*messages)
+
+
+def test_another_speaker_or_another_calls_result_is_another_message():
+    named = [[{"role": "user", "name": name, "content": "Agree?"}] for name in ("Alice", "Bob")]
+    assert digests(named[0]) != digests(named[1])
+    calls = {"role": "assistant", "content": "", "tool_calls": CALLS_MADE}
+    answered = [[calls, {"role": "tool", "content": "3", "tool_call_id": name}] for name in ("a", "b")]
+    assert digests(answered[0]) != digests(answered[1])
+    # Ids that a framework made anew name the same calls.
+    renamed = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{**call, "id": call["id"] * 2} for call in CALLS_MADE],
+    }
+    assert digests([renamed, {"role": "tool", "content": "3", "tool_call_id": "bb"}]) == digests(answered[1])
+
+
+async def test_thinking_that_was_changed_is_not_taken_for_the_models_own(tokenizer: Any):
+    agent = Agent(FAMILY["chatml"], tokenizer, THOUGHT, "two<|im_end|>", "three<|im_end|>")
+    first = await agent.tuner.chat([user("q1")])
+    answer = first.call.messages[-1]
+    edited = await agent.tuner.chat([user("q1"), {**answer, "reasoning_content": "a summary"}, user("q2")])
+    assert edited.call.fork is not None
+    assert edited.call.fork.cause == "framework_edited_history"
+    left_out = {key: value for key, value in answer.items() if key != "reasoning_content"}
+    assert (await agent.tuner.chat([user("q1"), left_out, user("q2")])).call.fork is None
+
+
+async def test_each_conversation_has_an_opening_of_its_own(tokenizer: Any):
+    """Two that begin with the same system message are not one: the second's prompt is its own first."""
+    settings = {"max_response_length": 60}
+    agent = Agent(FAMILY["chatml"], tokenizer, "one<|im_end|>", "two<|im_end|>", **settings)
+    await agent.tuner.chat([SYSTEM, user("hi")])
+    longer = await agent.tuner.chat([SYSTEM, user("a much longer question " * 20)])
+    assert longer.call.finish_reason == "stop"

@@ -85,6 +85,43 @@ async def test_an_endpoint_that_refuses_is_named(tokenizer: Any, endpoint: Simpl
         await tuner.for_agent("critic", "review").chat([user("hi")])
 
 
+@pytest.mark.parametrize("answer", ["a page", {"choices": []}, {"choices": [{"message": None}]}])
+async def test_a_server_that_is_no_endpoint_is_named(tokenizer: Any, answer: Any):
+    app = FastAPI()
+    app.post("/v1/chat/completions")(lambda: answer)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
+    tuner = make(tokenizer, Targets(("default",), {"review": FrozenModel("big", url, "k")}))
+    with pytest.raises(WorkflowError, match=r"frozen_models\.review .* did not answer as an OpenAI endpoint does"):
+        await tuner.for_agent("critic", "review").chat([user("hi")])
+    server.should_exit = True
+    thread.join()
+    listening.close()
+
+
+async def test_an_endpoint_is_asked_as_the_workflow_asks(tokenizer: Any, endpoint: SimpleNamespace):
+    tuner = make(tokenizer, Targets(("default",), {"review": FrozenModel("big", endpoint.url, "right")}))
+    critic = tuner.for_agent("critic", "review")
+    await critic.chat([user("hi")], tools=TOOLS, tool_choice="none", temperature=0.25)
+    (asked,) = endpoint.asked
+    assert "tools" not in asked
+    assert "tool_choice" not in asked
+    assert asked["temperature"] == 0.25
+
+
+@pytest.mark.parametrize("answer", ["text", None])
+async def test_a_debug_model_that_answers_otherwise_is_named(tokenizer: Any, answer: Any):
+    async def model(*args: Any, **kwargs: Any) -> Any:
+        return answer
+
+    tuner = make(tokenizer, Targets(("solve",)))
+    with pytest.raises(WorkflowError, match=f"debug_model answered {answer!r}; expected AgentScope's ChatResponse"):
+        await tuner.for_agent("b", "review", model).chat([user("hi")])
+
+
 async def test_a_debug_model_stands_in_only_for_what_is_not_trained(tokenizer: Any):
     from agentscope.message import TextBlock, ToolUseBlock
     from agentscope.model import ChatResponse
@@ -121,3 +158,7 @@ async def test_a_target_without_a_model_is_an_error(tokenizer: Any):
     tuner = make(tokenizer, Targets(("solve",)))
     with pytest.raises(WorkflowError, match=r"'review' is not among .*\(solve\).*frozen_models\.review.*debug_model"):
         await tuner.for_agent("b", "review").chat([user("hi")])
+    with pytest.raises(WorkflowError, match=r"'sovle' is not .*did you mean 'solve'"):
+        await tuner.for_agent("b", "sovle").chat([user("hi")])
+    with pytest.raises(WorkflowError, match=r"'default' \(the tag of calls that name none"):
+        await tuner.chat([user("hi")])

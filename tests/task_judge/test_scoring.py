@@ -218,7 +218,10 @@ except EpisodeTimeout:
     print("timeout")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert (done.stdout.strip(), done.stderr) == ("timeout", "")
+    assert done.stdout.strip() == "timeout"
+    assert "judge Hangs took longer than 0.2 s for episode e; it stood at" in done.stderr
+    assert "in compute_reward" in done.stderr  # where its thread stood
+    assert "Traceback" not in done.stderr
 
 
 def test_a_late_sync_judge_finds_the_loop_closed(recwarn: pytest.WarningsRecorder) -> None:

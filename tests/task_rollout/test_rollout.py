@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import threading
 import time
+from bdb import BdbQuit
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from loguru import logger
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.llm_engine.scripted import ScriptedEngine
@@ -53,6 +58,15 @@ class NeverReturns(Workflow):
             time.sleep(3)  # blocks its thread: no asyncio deadline can end it
         await model_tuner.chat([{"role": "user", "content": "hi"}])
         return WorkflowOutput(reward=1.0)
+
+
+@pytest.fixture
+def log_file() -> Iterator[list[str]]:
+    """What run.log would have: all levels."""
+    messages: list[str] = []
+    sink = logger.add(lambda message: messages.append(message.record["message"]), level="DEBUG")
+    yield messages
+    logger.remove(sink)
 
 
 def rollout(tokenizer: Any, workflow: type[Workflow], **changes: Any) -> TaskRollout:
@@ -144,3 +158,99 @@ def test_what_waits_when_a_batch_is_interrupted_is_never_begun(tokenizer: Any):
     rolling.close()
     time.sleep(0.3)  # ten episodes take 0.5 s, one after the other
     assert len(most_at_once) <= 2 * 2  # an entry at the beginning of an episode and one at its end
+
+
+def test_closing_ends_the_workers(tokenizer: Any):
+    rolling = rollout(tokenizer, Blocking, workers=4)
+    before = set(threading.enumerate())
+    rolling.run(request())
+    assert set(threading.enumerate()) > before
+    rolling.close()
+    assert set(threading.enumerate()) <= before
+
+
+class WhereItRuns(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat([{"role": "user", "content": "hi"}])
+        here = threading.current_thread() is threading.main_thread()
+        return WorkflowOutput(reward=float(here))
+
+
+def test_the_main_thread_runs_one_episode_after_another(tokenizer: Any):
+    rolling = rollout(tokenizer, WhereItRuns, in_main_thread=True)
+    before = threading.active_count()
+    assert [episode.reward for episode in rolling.run(request())] == [1.0] * 10
+    assert threading.active_count() == before
+    rolling.close()
+
+
+class InterruptedByHand(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        signal.raise_signal(signal.SIGINT)
+        return WorkflowOutput(reward=1.0)
+
+
+def test_ctrl_c_in_the_main_thread_ends_the_run_and_not_the_episode(tokenizer: Any):
+    with pytest.raises(KeyboardInterrupt):
+        rollout(tokenizer, InterruptedByHand, in_main_thread=True).run(request())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class LeavesTheDebugger(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        raise BdbQuit
+
+
+@pytest.mark.parametrize("in_main_thread", [True, False])
+def test_leaving_the_debugger_ends_the_run(tokenizer: Any, in_main_thread: bool):
+    with pytest.raises(KeyboardInterrupt):
+        rollout(tokenizer, LeavesTheDebugger, in_main_thread=in_main_thread).run(request())
+
+
+class Hangs(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat([{"role": "user", "content": "hi"}])
+        await asyncio.gather(self.part_of_it())
+        return WorkflowOutput(reward=1.0)
+
+    async def part_of_it(self) -> None:
+        await asyncio.sleep(60)
+
+
+def test_an_overdue_episode_leaves_its_name_last_call_and_stack(tokenizer: Any, log_file: list[str]):
+    rollout(tokenizer, Hangs, episode_timeout=0.2).run(request(tasks=TASKS[:1], repeats=1))
+    (said,) = [message for message in log_file if "it stood at" in message]
+    assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
+    assert "its last finished LLM call: train-000003-t0-0/0" in said
+    assert "await asyncio.gather(self.part_of_it())" in said
+
+
+def test_the_report_names_what_runs(tokenizer: Any):
+    rolling = rollout(tokenizer, Hangs, episode_timeout=1.0, workers=2)
+    assert rolling.running.report() == "0 episodes running"
+    runs = threading.Thread(target=lambda: rolling.run(request(tasks=TASKS[:1])))
+    runs.start()
+    deadline = time.monotonic() + 10
+    while "part_of_it" not in (report := rolling.running.report()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    runs.join()
+    assert report.startswith("2 episodes running\n")
+    assert "train-000003-t0-1: for " in report
+    assert "last finished LLM call train-000003-t0-1/0 (" in report
+    assert "await asyncio.gather(self.part_of_it())" in report
+    assert "await asyncio.sleep(60)" in report
+    assert rolling.running.report() == "0 episodes running"
+
+
+class BlocksAWhile(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        time.sleep(0.8)
+        return WorkflowOutput(reward=1.0)
+
+
+def test_an_episode_that_holds_the_main_thread_too_long_is_told_of(tokenizer: Any, log: list[str]):
+    rolling = rollout(tokenizer, BlocksAWhile, in_main_thread=True, episode_timeout=0.2)
+    rolling.run(request(tasks=TASKS[:1], repeats=1))
+    (said,) = [message for message in log if "only Ctrl-C ends it" in message]
+    assert "no LLM call finished" in said
+    assert "time.sleep(0.8)" in said

@@ -27,14 +27,14 @@ class TwoAgents(Workflow):
         return WorkflowOutput(reward=self.reward)
 
 
-async def run(tokenizer: Any, reward: Any, targets: Targets | None = None) -> Episode:
+async def run(tokenizer: Any, reward: Any, targets: Targets | None = None, **settings: Any) -> Episode:
     words = iter(["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"])
     engine = ScriptedEngine(
         lambda prompt, params: tokenizer.encode(next(words), add_special_tokens=False), max_model_len=512
     )
     workflow = type("Rewarding", (TwoAgents,), {"reward": reward})
     codec = ChatCodec(tokenizer, "qwen3")
-    runner = TaskRunner(workflow, None, engine, codec, targets=targets or Targets())
+    runner = TaskRunner(workflow, None, engine, codec, targets=targets or Targets(), **settings)
     task = WorkflowTask(Task("t", "?"), "e")
     return await runner.run(task, runner.tuner(task, CallSettings()))
 
@@ -62,6 +62,17 @@ async def test_a_number_rewards_the_episode(tokenizer: Any):
     assert {call.reward for call in episode.calls} == {None}
 
 
+async def test_the_same_timelines_are_cut_however_calls_are_merged(tokenizer: Any):
+    kept = []
+    for merge in ("leaf", "tree", "none"):
+        episode = await run(tokenizer, 1.0, max_samples=2, merge=merge)
+        assert episode.dropped_samples == 1
+        assert sum(sample.weight for sample in episode.samples) == pytest.approx(1.0)
+        kept.append({span.call_id for sample in episode.samples for span in sample.spans})
+    assert len(kept[0]) == 2
+    assert kept[0] == kept[1] == kept[2]
+
+
 async def test_targets_that_are_not_trained_need_no_reward(tokenizer: Any):
     from astuner.model_tuner import FrozenModel
 
@@ -77,7 +88,7 @@ async def test_targets_that_are_not_trained_need_no_reward(tokenizer: Any):
 @pytest.mark.parametrize(
     ("reward", "says"),
     [
-        ({"solver": 1.0}, "'critic' made LLM calls too: reward every trained agent"),
+        ({"solver": 1.0}, "'critic' made LLM calls that are trained: reward every trained agent"),
         ([1.0, 2.0], "a list of 2 rewards, but the episode made 3 LLM calls"),
     ],
 )

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 
 from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.batch import dry_run
+from astuner.backbone.causal_lm import choose_device
 from astuner.backbone.local.algorithms import resolve
 from astuner.backbone.local.checkpoint import WRITE_ERRORS, Checkpoints, free_space
 from astuner.backbone.local.estimate import estimate_memory
 from astuner.backbone.local.loop import TrainingLoop
-from astuner.backbone.local.policy import Policy, choose_device
+from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.reinforce import ReinforcementLoop
 from astuner.backbone.local.session import Session
@@ -24,7 +26,7 @@ from astuner.errors import BackboneError, NoSignalError, RecordError
 from astuner.model_tuner import ChatCodec, first_line
 from astuner.run_record import RunSummary, plot_run
 from astuner.schema import Episode
-from astuner.task_rollout.statistics import tokens_of
+from astuner.task_rollout import Split
 
 NAME = "local"
 
@@ -60,15 +62,12 @@ class LocalBackbone:
         context.record.write_summary(summary)
         return summary
 
-    def dry_run(self, context: RunContext) -> list[Episode]:
-        """Roll out a few training tasks."""
-        config = context.config.astuner
+    def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
+        """Roll out a few tasks."""
         with _session(context) as session:
-            tasks = session.ingredients.tasks.training[: config.debug.debug_first_n_tasks]
-            episodes = session.run_batch(tasks, config.rollout.num_repeat, "train", "dry run")
-        for episode in episodes:
-            context.record.write_episode(1, "train", episode, tokens=tokens_of([episode]))
-        return episodes
+            batch = dry_run(context, session.rollout, split, context.config.astuner.trainer_common.seed)
+            session.engine.raise_if_broken()
+        return batch.episodes
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
         """Estimate from shapes."""

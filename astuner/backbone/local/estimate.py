@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import psutil
 import torch
 
 from astuner.backbone.base import MemoryEstimate
-from astuner.backbone.local.policy import choose_device, compute_dtype
+from astuner.backbone.memory import engine_memory, model_shape
 from astuner.config.root import AstunerConfig
-from astuner.errors import ModelError
 
 # Tensors of the size of the hidden state that a decoder layer keeps for its backward pass, attention and
 # gated MLP together; with gradient checkpointing only the layer's input stays.
@@ -21,19 +19,9 @@ def estimate_memory(config: AstunerConfig, model_path: str) -> MemoryEstimate:
     Raises:
         ModelError: `model_path` has no readable configuration.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    device = choose_device(config.trainer_common.device)
-    width = torch.empty((), dtype=compute_dtype(config.model.dtype, device)).element_size()
-    try:
-        shape = AutoConfig.from_pretrained(model_path)
-        with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(shape)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model.path {model_path!r} is no model that transformers knows: {error}") from error
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    trained = _lora_parameters(model, config.model.lora.rank) if config.model.lora.rank else parameters
+    shape = model_shape(config, model_path)
+    parameters, width, text = shape.parameters, shape.width, shape.text
+    trained = _lora_parameters(shape.model, config.model.lora.rank) if config.model.lora.rank else parameters
     frozen_width = width if config.model.lora.rank else 4
     supervised = config.trainer_common.algorithm.adv_estimator == "sft"
     uses_reference = (config.trainer_common.use_kl_loss or config.trainer_common.algorithm.use_kl_in_reward) and not (
@@ -41,7 +29,6 @@ def estimate_memory(config: AstunerConfig, model_path: str) -> MemoryEstimate:
     )
     tokens = max(config.trainer_common.max_tokens_per_micro_batch, 1)
     per_layer = 1 if config.model.gradient_checkpointing else _KEPT_PER_LAYER
-    text = shape.get_text_config()
     hidden, layers = text.hidden_size, text.num_hidden_layers
     parts = {
         "weights": parameters * frozen_width + (trained * 4 if config.model.lora.rank else 0),
@@ -52,14 +39,10 @@ def estimate_memory(config: AstunerConfig, model_path: str) -> MemoryEstimate:
         "logits of a micro-batch": tokens * text.vocab_size * 4 * 3,
     }
     if not supervised:
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        head_dim = getattr(text, "head_dim", None) or hidden // text.num_attention_heads
-        cached = config.rollout.max_num_seqs * config.rollout.max_model_len
-        parts["engine: weights"] = parameters * width
+        parts |= engine_memory(config, shape)
         if config.model.lora.rank:
             parts["adapters merged, on their way to the engine"] = parameters * width
-        parts["engine: key-value cache, at most"] = cached * layers * heads * head_dim * 2 * width
-    return MemoryEstimate(parameters, trained, parts, _available(device))
+    return MemoryEstimate(parameters, trained, parts, shape.available)
 
 
 def _lora_parameters(model: torch.nn.Module, rank: int) -> int:
@@ -68,9 +51,3 @@ def _lora_parameters(model: torch.nn.Module, rank: int) -> int:
         layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and "head" not in name
     ]
     return sum(rank * (layer.in_features + layer.out_features) for layer in linear)
-
-
-def _available(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    return int(psutil.virtual_memory().total)

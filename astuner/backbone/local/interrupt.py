@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 from collections.abc import Iterator
 from types import FrameType
 
@@ -16,9 +15,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextlib.contextmanager
 def interrupt_deferred() -> Iterator[None]:
     """Let a signal that comes during the block take effect at its end, so that weights and record stay in agreement."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came: list[int] = []
 
     def remember(number: int, _frame: FrameType | None) -> None:

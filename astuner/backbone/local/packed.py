@@ -83,7 +83,8 @@ def ancestor_blocks(packing: Packing, device: torch.device) -> BlockMask | Tenso
     if not _can_compile():
         nodes = torch.arange(size, device=device)
         return sees(nodes, nodes, nodes[:, None], nodes)[None, None]
-    return create_block_mask(sees, None, None, size, size, device=str(device))
+    # Compiled, it looks at blocks as it goes; otherwise it would write down all N × N pairs first.
+    return create_block_mask(sees, None, None, size, size, device=str(device), _compile=device.type == "cuda")
 
 
 def _can_compile() -> bool:

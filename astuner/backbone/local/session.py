@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from astuner.backbone.base import RunContext
+from astuner.backbone.batch import run_batch
 from astuner.backbone.ingredients import Ingredients, call_settings, validation_repeats
 from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.policy import Policy
@@ -58,32 +59,23 @@ class Session:
     @cached_property
     def rollout(self) -> TaskRollout:
         """What runs episodes."""
-        return self.ingredients.rollout(self.config, self.engine)
+        return self.ingredients.rollout(self.config, self.engine, self.context.running)
 
     def run_batch(self, tasks: Sequence[Task], repeats: int, split: Split, name: str) -> list[Episode]:
         """Run `repeats` episodes of each task behind a progress bar named `name`."""
-        scored: list[float] = []
-        with self.context.progress.phase(name, len(tasks) * repeats) as phase:
-
-            def finished(episode: Episode) -> None:
-                if episode.reward is not None:
-                    scored.append(episode.reward)
-                    if self.state.first_reward_seconds is None:
-                        self.state.first_reward_seconds = time.time() - self.context.started
-                phase.advance(f"reward {sum(scored) / len(scored):.2f}" if scored else "")
-
-            self.rollout.on_episode = finished
-            request = BatchRequest(
-                tasks=tasks,
-                repeats=repeats,
-                split=split,
-                step=self.state.step + (split == "train"),
-                seed=self.config.trainer_common.seed,
-                settings=call_settings(self.config, validation=split == "val"),
-            )
-            episodes = self.rollout.run(request)
+        request = BatchRequest(
+            tasks=tasks,
+            repeats=repeats,
+            split=split,
+            step=self.state.step + (split == "train"),
+            seed=self.config.trainer_common.seed,
+            settings=call_settings(self.config, validation=split == "val"),
+        )
+        batch = run_batch(self.context, self.rollout, request, name)
+        if self.state.first_reward_seconds is None:
+            self.state.first_reward_seconds = batch.first_reward_seconds
         self.engine.raise_if_broken()  # a broken engine looks like failed episodes to the workflow
-        return episodes
+        return batch.episodes
 
     def validate(self, name: str) -> None:
         """Measure the policy on the validation tasks, where there are any; record it and note it in the state.

@@ -175,9 +175,12 @@ class PolicyUpdate:
         group_ids = torch.tensor([groups[episode.task.task_id] for episode in episodes])
         advantages = self._rule.advantages(rewards, group_ids)
         own = call_advantages(self._rule.advantages, episodes, rewards - raw, group_ids)
+        compared = raw if self._rule.dynamic_sampling else scored
         peers = group_ids if self.algorithm.name in GROUP_ALGORITHMS else torch.zeros_like(group_ids)
-        signal = has_signal(raw if self._rule.dynamic_sampling else scored, peers)
-        signal |= torch.tensor([any(found.values()) for found in own])
+        told_apart = call_advantages(self._rule.advantages, episodes, compared - raw, group_ids)
+        differs = torch.tensor([float(any(found.values())) for found in told_apart])
+        in_group = torch.zeros_like(differs).index_add(0, peers, differs)[peers] > 0
+        signal = has_signal(compared, peers) | in_group
         if self._rule.dynamic_sampling:
             advantages = torch.where(signal, advantages, 0.0)
         return rewards, advantages, own, signal

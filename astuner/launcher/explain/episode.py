@@ -32,7 +32,7 @@ class ExplainedCall:
 
     Attributes:
         call: its number, from 1, in the order in which calls ended.
-        call_id, agent_name, target_tag, finish_reason, policy_version: as in `astuner.schema.LlmCall`.
+        call_id, agent_name, target_tag, trained, reward, finish_reason, policy_version: as in `astuner.schema.LlmCall`.
         prompt_tokens, completion_tokens: None where token ids are withheld.
         seconds: how long it took.
         extends: number of the earlier call whose prompt and completion its prompt begins with; the longest of them.
@@ -45,6 +45,8 @@ class ExplainedCall:
     call_id: str
     agent_name: str
     target_tag: str
+    trained: bool
+    reward: float | None
     prompt_tokens: int | None
     completion_tokens: int | None
     finish_reason: str
@@ -186,6 +188,8 @@ def _calls(recorded: RecordedEpisode) -> tuple[ExplainedCall, ...]:
                 call_id=call.call_id,
                 agent_name=call.agent_name,
                 target_tag=call.target_tag,
+                trained=call.trained,
+                reward=call.reward,
                 prompt_tokens=None if withheld else len(call.prompt_ids),
                 completion_tokens=None if withheld else len(call.completion_ids),
                 finish_reason=call.finish_reason,
@@ -203,7 +207,9 @@ def _calls(recorded: RecordedEpisode) -> tuple[ExplainedCall, ...]:
 
 def _extended(prompt: bytes, streams: Sequence[bytes]) -> int | None:
     """Return the number of the call whose tokens are the longest beginning of `prompt`, the latest among equals."""
-    found = [(len(stream), number) for number, stream in enumerate(streams, start=1) if prompt.startswith(stream)]
+    # A call that another model answered has no tokens of its own.
+    told = [(number, stream) for number, stream in enumerate(streams, start=1) if stream]
+    found = [(len(stream), number) for number, stream in told if prompt.startswith(stream)]
     return max(found)[1] if found else None
 
 

@@ -168,7 +168,7 @@ class EmbeddedEngine:
                 raise ModelError(str(self._failure)) from self._failure.__cause__
 
     def free_cache(self) -> None:
-        """Give back the memory of cached prefixes and idle places, unless a request is in flight."""
+        """Give back the memory of cached prefixes and idle places, if it is much, unless a request is in flight."""
         self._post(self._free_cache)
 
     def close(self) -> None:

@@ -135,7 +135,9 @@ class Scheduler:
             request.deliver(error)
         for requests in (self._open, self._running, self._filling, self._preempted, self._waiting):
             requests.clear()
-        self.forget_cache()
+        self._sampler = None
+        self._tree.clear()
+        self._store.clear()
 
     def forget_cache(self) -> None:
         """Drop every cached token and free the memory, if it is any to speak of; nothing may be in flight."""

@@ -1,0 +1,61 @@
+"""Running a batch of episodes behind a progress bar."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from astuner.backbone.base import RunContext
+from astuner.backbone.ingredients import call_settings
+from astuner.schema import Episode
+from astuner.task_rollout import BatchRequest, Split, TaskRollout
+from astuner.task_rollout.statistics import tokens_of
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Episodes that were run.
+
+    Attributes:
+        episodes: as `TaskRollout.run` gives them.
+        first_reward_seconds: from the start of the process to the first reward among them; None where there was none.
+    """
+
+    episodes: list[Episode]
+    first_reward_seconds: float | None
+
+
+def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, name: str) -> Batch:
+    """Run the episodes of `request` behind a bar named `name`, which shows their mean reward."""
+    rewards: list[float] = []
+    first: float | None = None
+    with context.progress.phase(name, len(request.tasks) * request.repeats) as phase:
+
+        def finished(episode: Episode) -> None:
+            nonlocal first
+            if episode.reward is not None:
+                rewards.append(episode.reward)
+                first = time.time() - context.started if first is None else first
+            phase.advance(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "")
+
+        rollout.on_episode = finished
+        return Batch(rollout.run(request), first)
+
+
+def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) -> Batch:
+    """Run and record the episodes of the first `debug.debug_first_n_tasks` tasks, as a step or a validation would."""
+    config, tasks = context.config.astuner, context.ingredients.tasks
+    validation = split == "val"
+    step = 0 if validation else 1
+    request = BatchRequest(
+        tasks=(tasks.validation if validation else tasks.training)[: config.debug.debug_first_n_tasks],
+        repeats=config.rollout.val_kwargs.num_repeat if validation else config.rollout.num_repeat,
+        split=split,
+        step=step,
+        seed=seed,
+        settings=call_settings(config, validation=validation),
+    )
+    batch = run_batch(context, rollout, request, "dry run")
+    for episode in batch.episodes:
+        context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
+    return batch

@@ -1,0 +1,1 @@
+"""The debug backbone: a few episodes in this process, no trainer."""

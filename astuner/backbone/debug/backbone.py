@@ -1,0 +1,89 @@
+"""The debug backbone: roll out a few tasks, judge them, make their samples, and stop there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import asdict
+
+from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.batch import Batch, dry_run
+from astuner.backbone.causal_lm import choose_device, compute_dtype, load_causal_lm
+from astuner.backbone.memory import engine_memory, model_shape
+from astuner.config.root import AstunerConfig
+from astuner.errors import ConfigError
+from astuner.llm_engine.completions import CompletionsEngine
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.run_record import EpisodesSummary, RunSummary, TokensSummary
+from astuner.schema import Episode
+from astuner.task_rollout import Split
+from astuner.task_rollout.statistics import RunTotals
+
+NAME = "debug"
+
+
+class DebugBackbone:
+    """Rolls out with the embedded engine, or with a server's; has no trainer, and loads none."""
+
+    def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
+        """Roll out a few tasks."""
+        config = context.config.astuner
+        with contextlib.ExitStack() as stack:
+            engine = _engine(config, context.ingredients.model_path)
+            stack.callback(engine.close)
+            rollout = context.ingredients.rollout(config, engine, context.running)
+            stack.callback(rollout.close)
+            batch = dry_run(context, rollout, split, config.debug.debug_vllm_seed)
+        context.record.write_summary(_summary(context, batch))
+        return batch.episodes
+
+    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
+        """Estimate from shapes; None where a server has the model."""
+        if config.debug.base_url:
+            return None
+        shape = model_shape(config, model_path)
+        return MemoryEstimate(shape.parameters, 0, engine_memory(config, shape), shape.available)
+
+
+def _summary(context: RunContext, batch: Batch) -> RunSummary:
+    totals = RunTotals()
+    totals.add(batch.episodes)
+    return RunSummary(
+        backbone=NAME,
+        seed=context.config.astuner.debug.debug_vllm_seed,
+        steps=0,
+        seconds=round(time.time() - context.started, 3),
+        first_reward_seconds=batch.first_reward_seconds,
+        tokens=TokensSummary(**asdict(totals.tokens)),
+        episodes=EpisodesSummary(ok=totals.ok, failed=totals.failed, dropped=totals.dropped),
+    )
+
+
+def _engine(config: AstunerConfig, model_path: str) -> LlmEngine:
+    if config.debug.base_url:
+        return CompletionsEngine.connect(
+            config.debug.base_url,
+            model=config.debug.served_model,
+            wanted=config.model.path,
+            max_model_len=config.rollout.max_model_len,
+            api_key=_api_key(config.debug.api_key_env),
+        )
+    device = choose_device(config.trainer_common.device)
+    model = load_causal_lm(model_path, compute_dtype(config.model.dtype, device)).to(device)
+    return EmbeddedEngine(model, max_model_len=config.rollout.max_model_len, max_num_seqs=config.rollout.max_num_seqs)
+
+
+def _api_key(name: str | None) -> str | None:
+    """Return the value of an environment variable; None without a name.
+
+    Raises:
+        ConfigError: there is no such variable.
+    """
+    if name is None:
+        return None
+    key = os.environ.get(name)
+    if not key:
+        raise ConfigError(f"debug.api_key_env names the environment variable {name}, which is not set; export it")
+    return key

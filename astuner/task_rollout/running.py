@@ -1,0 +1,68 @@
+"""The episodes that run at the moment, and what each of them is at."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from astuner.model_tuner import ModelTuner
+from astuner.stacks import Stack, shown, task_stack
+
+
+@dataclass(frozen=True, eq=False)
+class _Running:
+    episode_id: str
+    tuner: ModelTuner
+    started: float
+    task: asyncio.Task[object]
+    thread: threading.Thread
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.episode_id}: for {time.time() - self.started:.1f} s, {last_call(self.tuner)}, standing at"
+        yield shown(task_stack(self.task, self.thread))
+        for stack in self._helpers():
+            yield "  and a task that it started, at"
+            yield shown(stack)
+
+    def _helpers(self) -> Iterator[Stack]:
+        """The stacks of the other tasks of the episode's loop: those of a `gather`, for instance."""
+        for task in asyncio.all_tasks(self.task.get_loop()):
+            if task is not self.task:
+                yield task_stack(task, self.thread)
+
+
+class RunningEpisodes:
+    """Knows which episodes run, from any thread."""
+
+    def __init__(self) -> None:
+        self._running: dict[_Running, None] = {}
+
+    @contextlib.contextmanager
+    def entered(self, episode_id: str, tuner: ModelTuner) -> Iterator[None]:
+        """Count an episode as running during the block, in its own task."""
+        task = asyncio.current_task()
+        assert task is not None
+        running = _Running(episode_id, tuner, time.time(), task, threading.current_thread())
+        self._running[running] = None
+        try:
+            yield
+        finally:
+            del self._running[running]
+
+    def report(self) -> str:
+        """Say of each running episode: its id, since when it runs, its last finished call, and its Python stack."""
+        running = list(self._running)
+        title = f"{len(running)} episode{'' if len(running) == 1 else 's'} running"
+        return "\n".join([title, *(line for episode in running for line in episode.lines())])
+
+
+def last_call(tuner: ModelTuner) -> str:
+    """Say which call of an episode ended last, and when."""
+    calls = tuner.calls
+    if not calls:
+        return "no LLM call finished"
+    return f"last finished LLM call {calls[-1].call_id} ({time.time() - calls[-1].end_time:.1f} s ago)"

@@ -1,0 +1,265 @@
+"""`--backbone=debug`: a few episodes, judged, as a table; breakpoints; what a process is at."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from astuner import breakpoints
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.run_record import read_episode, read_index, read_summary
+from tests.launcher.conftest import Command, Ended
+from tests.llm_engine.completions_server import listening, serving
+
+RUN = Path("launcher_record/run-debug")
+
+
+@pytest.fixture
+def debug(astuner: Command) -> Command:
+    """Run `astuner --conf run.yaml --backbone=debug`, with keys of section astuner or options."""
+
+    def run(*settings: str) -> Ended:
+        words = [setting if setting.startswith("--") else f"astuner.{setting}" for setting in settings]
+        return astuner("--conf", "run.yaml", "--backbone=debug", *words)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _no_tags_stay_chosen() -> Iterator[None]:
+    yield
+    breakpoints._chosen = frozenset()
+
+
+def test_a_debug_run_shows_and_records_its_episodes(debug: Command, folder: Path):
+    ended = debug("debug.debug_first_n_tasks=3")
+    assert ended.code == 0, ended.out
+    header = next(line.split() for line in ended.out.splitlines() if "reward" in line)
+    assert header == ["task", "reward", "success", "calls", "tokens", "samples", "forks", "seconds"]
+    rows = [line.split() for line in ended.out.splitlines() if line.strip().startswith("question ")]
+    assert [(row[1], row[2], row[4]) for row in rows] == [(str(t), f"{r}.00", "1") for t in range(3) for r in range(4)]
+    assert "a training step would have used 12 of 12 episodes: 12 samples of " in ended.out
+    assert "the rewards of 3 of 3 tasks differ" in ended.out
+    summary = read_summary(RUN)
+    assert (summary.backbone, summary.steps, summary.model, summary.episodes.ok) == ("debug", 0, None, 12)
+    assert summary.first_reward_seconds is not None
+    assert summary.tokens.trained > 0
+    entries = read_index(RUN)
+    assert [entry.split for entry in entries] == ["train"] * 12
+    episode = read_episode(RUN / entries[0].path)
+    assert len(episode.calls) == len(episode.samples) == 1
+    assert (RUN / "run.log").exists()
+    assert not (RUN / "tensorboard").exists()
+
+
+def test_validation_tasks_by_a_flag(debug: Command, train: Command, folder: Path):
+    ended = debug("--validation")
+    assert ended.code == 0, ended.out
+    assert "another" in ended.out
+    assert [entry.split for entry in read_index(RUN)] == ["val"]
+    debug("--validation", "task_reader.dataset_file.validation.file_path=").says("there are no validation tasks")
+
+
+def test_the_same_seed_gives_the_same_tokens(debug: Command, folder: Path):
+    def said(*settings: str) -> list[tuple[int, ...]]:
+        assert debug(*settings).code == 0
+        entries = sorted(read_index(RUN), key=lambda entry: entry.episode_id)
+        return [read_episode(RUN / entry.path).calls[0].completion_ids for entry in entries]
+
+    first = said()
+    assert said("debug.debug_max_parallel=1") == first
+    assert said("debug.debug_vllm_seed=7") != first
+
+
+def test_a_training_runs_record_stays_as_it_is(debug: Command, train: Command, folder: Path):
+    assert train("trainer_common.total_training_steps=1").code == 0
+    before = {path: path.read_bytes() for path in Path("launcher_record/run").rglob("*") if path.is_file()}
+    assert debug().code == 0
+    assert debug().code == 0
+    assert {path: path.read_bytes() for path in Path("launcher_record/run").rglob("*") if path.is_file()} == before
+    assert {path.name for path in Path("launcher_record").glob("run*")} == {"run", "run-debug", "run-debug.1"}
+
+
+def test_no_trainer_is_in_the_process(folder: Path):
+    code = (
+        "import sys; sys.argv = ['astuner', '--conf', 'run.yaml', '--backbone=debug']\n"
+        "from astuner.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "print('\\n'.join(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    loaded = ended.stdout.split()
+    assert "astuner.backbone.debug.backbone" in loaded
+    strangers = ("ray", "verl", "trinity", "vllm", "peft", "trl", "matplotlib", "tensorboard", "astuner.backbone.local")
+    trainers = ("transformers.trainer", "transformers.optimization", "torch.utils.tensorboard")
+    assert [name for name in loaded if f"{name}.".startswith(tuple(f"{s}." for s in (*strangers, *trainers)))] == []
+
+
+def test_one_at_a_time_is_in_the_main_thread(debug: Command, folder: Path):
+    agent = "rollout.agentscope_workflow='agents->InTheMainThread'"
+    assert debug(agent, "debug.debug_max_parallel=1").code == 0
+    assert {read_episode(RUN / entry.path).reward for entry in read_index(RUN)} == {1.0}
+    assert debug(agent, "debug.debug_max_parallel=2").code == 0
+    assert {read_episode(RUN / entry.path).reward for entry in read_index(RUN)} == {0.0}
+
+
+def test_a_changed_workflow_needs_no_more_than_the_same_command(folder: Path):
+    def rewards() -> set[float | None]:
+        command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug"]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+        return {read_episode(RUN / entry.path).reward for entry in read_index(RUN)}
+
+    assert rewards() == {0.0, 1.0, 2.0, 3.0}
+    text = (folder / "agents.py").read_text()
+    (folder / "agents.py").write_text(text.replace("reward=float(workflow_task.repeat_index))", "reward=0.25)", 1))
+    assert rewards() == {0.25}
+
+
+@pytest.mark.parametrize(
+    ("setting", "parts"),
+    [
+        ("task_reader.dataset_file.training.file_path=trian.jsonl", ("no file", "Did you mean train.jsonl")),
+        ("rollout.agentscope_workflow='agents->AlwaysRaises'", ("no episode got a reward (8 were run)", "KeyError: 'answer' (at ", "agents.py:")),
+        ("rollout.agentscope_workflow='agents->Unscored'", ("no episode got a reward", "no judge is configured")),
+        ("rollout.num_repeat=1", ("rollout.num_repeat must be at least 2",)),
+        ("debug.base_url=localhost:8000", ("debug.base_url is 'localhost:8000'", "an address such as http://127.0.0.1:8000/v1")),
+        ("rollout.name=vllm", ("rollout.name is 'vllm', which --backbone=debug cannot honour",)),
+        ("trainer_common.algorithm.adv_estimator=sft", ("sft runs none",)),
+        ("--db=|", ("names no tag", "--db=TAG")),
+    ],
+)  # fmt: skip
+def test_mistakes(debug: Command, folder: Path, setting: str, parts: tuple[str, ...]):
+    debug(setting).says(*parts)
+
+
+def test_a_judge_that_raises_and_a_key_that_is_not_set(debug: Command, folder: Path):
+    debug("rollout.agentscope_workflow='agents->Unscored'", "task_judge.judge_protocol='agents->AlwaysWrong'").says(
+        "no episode got a reward", "judge AlwaysWrong raised ZeroDivisionError", "agents.py:"
+    )
+    debug("debug.base_url=http://127.0.0.1:1/v1", "debug.api_key_env=NOT_SET_ANYWHERE").says(
+        "NOT_SET_ANYWHERE, which is not set"
+    )
+
+
+def test_what_debug_does_not_do(astuner: Command, train: Command, folder: Path):
+    astuner("eval", "--conf", "run.yaml", "--backbone=debug").says("has no trainer", "(local)", "--backbone=debug")
+    ended = astuner("--conf", "run.yaml", "--validation")
+    assert ended.code == 2
+    assert "--validation is for --backbone=debug" in ended.out
+    assert not Path("launcher_record").exists()
+
+
+def test_check_with_debug(astuner: Command, folder: Path):
+    ended = astuner("check", "--conf", "run.yaml", "--backbone=debug", "--dry-run")
+    assert ended.code == 0, ended.out
+    assert "engine: key-value cache, at most" in ended.out
+    assert "optimiser (AdamW)" not in ended.out
+    elsewhere = astuner("check", "--conf", "run.yaml", "--backbone=debug", "astuner.debug.base_url=http://x/v1")
+    assert "memory     that of the server at debug.base_url" in elsewhere.out
+
+
+def test_a_server_samples_in_place_of_the_embedded_engine(
+    debug: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def said() -> list[tuple[int, ...]]:
+        entries = sorted(read_index(RUN), key=lambda entry: entry.episode_id)
+        return [read_episode(RUN / entry.path).calls[0].completion_ids for entry in entries]
+
+    assert debug().code == 0
+    own = said()
+    engine = EmbeddedEngine(AutoModelForCausalLM.from_pretrained(folder / "model"), max_model_len=200)
+    with serving(engine, api_key="abcdefgh") as url:
+        monkeypatch.setenv("TINY_SERVER_KEY", "abcdefgh")
+        ended = debug(f"debug.base_url={url}", "debug.api_key_env=TINY_SERVER_KEY")
+        assert ended.code == 0, ended.out
+        assert said() == own
+        monkeypatch.setenv("TINY_SERVER_KEY", "another-key")
+        debug(f"debug.base_url={url}", "debug.api_key_env=TINY_SERVER_KEY").says(
+            "refused (401)", "look at the key in it"
+        )
+        debug(f"debug.base_url={url}").says("refused (401)", "debug.api_key_env", "name it")
+    with serving(engine, leave_out=("token_ids",)) as url:
+        debug(f"debug.base_url={url}").says(
+            "returned no choices[0].token_ids", "vLLM 0.10.2", "leave debug.base_url out"
+        )
+    engine.close()
+    with listening() as place:
+        url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+        debug(f"debug.base_url={url}").says("cannot be reached", url)
+
+
+@pytest.mark.parametrize("backbone", ["debug", "local"])
+def test_only_the_named_breakpoint_stops(folder: Path, backbone: str):
+    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", f"--backbone={backbone}", "--db=OTHER|HERE"]
+    settings = ("rollout.agentscope_workflow='agents->StopsAtTags'", "rollout.num_repeat=2", "data.train_batch_size=1")
+    command += [f"astuner.{setting}" for setting in (*settings, "debug.debug_first_n_tasks=1")]
+    command += ["astuner.trainer_common.total_training_steps=1"]
+    reads = "up\np 'the answer is', answer\ncontinue\n"
+    typed = reads * 2 + ("up\np 'the answer is', answer\ncontinue\n" if backbone == "local" else "")  # and validation
+    ended = subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert (
+        ended.stdout.count('bp("HERE")')
+        == ended.stdout.count("('the answer is', 4")
+        == (3 if backbone == "local" else 2)
+    )
+    assert "('the answer is', 42)" in ended.stdout
+    assert "('the answer is', 43)" in ended.stdout
+
+
+def test_leaving_the_debugger_ends_the_run(folder: Path):
+    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug", "--db=HERE"]
+    command += ["astuner.rollout.agentscope_workflow='agents->StopsAtTags'"]
+    ended = subprocess.run(command, cwd=folder, input="q\n", capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stdout.count("(Pdb)") == 1
+    assert ended.stderr.splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.parametrize("backbone", ["debug", "local"])
+def test_sigusr1_says_what_runs(folder: Path, backbone: str):
+    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", f"--backbone={backbone}"]
+    command += ["astuner.rollout.agentscope_workflow='agents->HangsUntilReleased'"]
+    command += ["astuner.trainer_common.total_training_steps=1"]
+    record = folder / ("launcher_record/run-debug" if backbone == "debug" else "launcher_record/run")
+    with (folder / "err.txt").open("w") as err:
+        process = subprocess.Popen(command, cwd=folder, stderr=err)
+    try:
+        deadline = time.monotonic() + 60
+        while "8 episodes running" not in _log(record) and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.5)
+            if (record / "run.log").exists():  # from then on the signal is heard
+                os.kill(process.pid, signal.SIGUSR1)
+        report = _log(record)
+    finally:
+        (folder / "released").touch()
+        process.wait(60)
+    assert process.returncode == 0, (folder / "err.txt").read_text()
+    assert "train-000001-" in report
+    assert "last finished LLM call train-000001-" in report
+    assert "await asyncio.sleep(0.05)" in report
+    assert "the main thread, at" in report
+    assert "8 episodes running" in (folder / "err.txt").read_text()
+
+
+def _log(record: Path) -> str:
+    path = record / "run.log"
+    return path.read_text() if path.exists() else ""
+
+
+def test_the_configuration_of_the_record_is_the_debug_runs(debug: Command, folder: Path):
+    assert debug("debug.debug_max_parallel=3").code == 0
+    assert "debug_max_parallel: 3" in (RUN / "config.yaml").read_text()
+    assert json.loads((RUN / "environment.json").read_text())["backbone"] == "debug"

@@ -1,0 +1,53 @@
+"""`astuner init`: what it writes runs as it is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from astuner.cli import astuner
+from astuner.errors import ConfigError
+from astuner.launcher.starter import start_project
+from astuner.run_record import read_summary
+
+
+def test_the_project_runs_as_launch_json_says_and_trains(tmp_path: Path):
+    said = CliRunner().invoke(astuner, ["init", str(tmp_path / "project")], catch_exceptions=False).output
+    assert f"wrote {tmp_path / 'project/.vscode/launch.json'}" in said
+    assert said.splitlines()[-1].endswith("astuner --conf agent.yaml --backbone=debug")
+    project = tmp_path / "project"
+    (configuration,) = json.loads((project / ".vscode/launch.json").read_text())["configurations"]
+    assert (configuration["type"], configuration["request"]) == ("debugpy", "launch")
+    assert configuration["args"][:4] == ["--backbone", "debug", "--conf", "agent.yaml"]
+    trains = ["--conf", "agent.yaml", "astuner.trainer_common.total_training_steps=12"]
+    for arguments in (configuration["args"], trains):
+        command = [sys.executable, "-m", configuration["module"], *arguments]
+        ended = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended.stderr
+    assert read_summary(project / "launcher_record/agent-debug").episodes.ok == 16
+    validation = read_summary(project / "launcher_record/agent").validation
+    assert validation.before is not None
+    assert validation.after is not None
+    assert (validation.before.reward or 0.0) < (validation.after.reward or 0.0)
+
+
+def test_what_is_there_is_kept(tmp_path: Path):
+    (tmp_path / "judge.py").write_text("mine")
+    first, again = start_project(tmp_path), start_project(tmp_path)
+    assert first.kept == ("judge.py",)
+    assert (tmp_path / "judge.py").read_text() == "mine"
+    assert again.written == ()
+    assert set(again.kept) == {*first.written, "judge.py"}
+    said = CliRunner().invoke(astuner, ["init", str(tmp_path)], catch_exceptions=False).output
+    assert f"kept {tmp_path / 'judge.py'}, which was there" in said
+
+
+def test_a_place_that_is_no_folder(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot write .*give `astuner init` a folder"):
+        start_project(tmp_path / "file")

@@ -1,0 +1,93 @@
+"""An OpenAI-compatible completions server on 127.0.0.1, in a thread of this process, which samples from an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Header, HTTPException
+from pydantic import BaseModel
+
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.schema import SamplingParams
+
+
+class Request(BaseModel):
+    """The part of vLLM's request that is served."""
+
+    model: str
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int = -1
+    seed: int | None = None
+    stop_token_ids: list[int] = []
+    logprobs: int | None = None
+    return_token_ids: bool = False
+
+
+@contextlib.contextmanager
+def serving(engine: LlmEngine, *, api_key: str | None = None, leave_out: tuple[str, ...] = ()) -> Iterator[str]:
+    """Serve `engine` as model `tiny` and yield the base URL.
+
+    Args:
+        engine: samples.
+        api_key: asked of clients.
+        leave_out: of `token_ids` and `logprobs`, what this server does not return.
+    """
+    app = FastAPI()
+
+    def check(authorization: str | None) -> None:
+        if api_key is not None and authorization != f"Bearer {api_key}":
+            raise HTTPException(401, "wrong key")
+
+    @app.get("/v1/models")
+    def models(authorization: str | None = Header(None)) -> Any:
+        check(authorization)
+        return {"object": "list", "data": [{"id": "tiny", "max_model_len": engine.max_model_len}]}
+
+    @app.post("/v1/completions")
+    async def complete(request: Request, authorization: str | None = Header(None)) -> Any:
+        check(authorization)
+        params = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            max_tokens=request.max_tokens,
+            stop_token_ids=tuple(request.stop_token_ids),
+            seed=request.seed,
+        )
+        completion = await engine.generate(request.prompt, params)
+        choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": completion.finish_reason}
+        if request.return_token_ids and "token_ids" not in leave_out:
+            choice |= {"token_ids": completion.token_ids, "prompt_token_ids": request.prompt}
+        if request.logprobs is not None and "logprobs" not in leave_out:
+            choice["logprobs"] = {"token_logprobs": completion.logprobs}
+        return {"object": "text_completion", "model": request.model, "choices": [choice]}
+
+    with listening() as place:
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.01)
+        try:
+            yield f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[socket.socket]:
+    """Hold a free port of 127.0.0.1."""
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 0))
+        yield place

@@ -1,0 +1,84 @@
+"""The engine behind HTTP gives what the engine behind the server gives, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from astuner.errors import ContextLengthError, ModelError
+from astuner.llm_engine.completions import CompletionsEngine
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.schema import SamplingParams
+from tests.llm_engine.completions_server import listening, serving
+
+
+@pytest.fixture(scope="module")
+def embedded(model_folder: Path) -> Iterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(AutoModelForCausalLM.from_pretrained(model_folder), max_model_len=64)
+    yield engine
+    engine.close()
+
+
+def connect(url: str, **changes: Any) -> CompletionsEngine:
+    settings: dict[str, Any] = {"model": None, "wanted": "some/model", "max_model_len": 1000, "api_key": None}
+    return CompletionsEngine.connect(url, **(settings | changes))
+
+
+def test_completions_are_those_of_the_engine_behind_it(embedded: EmbeddedEngine):
+    with serving(embedded) as url:
+        engine = connect(url + "/")
+        assert (engine.model, engine.max_model_len, engine.policy_version) == ("tiny", 64, 0)
+        for params in (
+            SamplingParams(temperature=1.0, max_tokens=8, seed=3),
+            SamplingParams(temperature=0.7, top_p=0.9, top_k=20, max_tokens=100, seed=2**62 + 1),
+            SamplingParams(temperature=0.0, max_tokens=5, stop_token_ids=tuple(range(500))),
+        ):
+            served = asyncio.run(engine.generate([1, 2, 3], params))
+            own = asyncio.run(embedded.generate([1, 2, 3], params))
+            assert (served.token_ids, served.finish_reason) == (own.token_ids, own.finish_reason)
+            assert served.logprobs == pytest.approx(own.logprobs, abs=1e-5)
+        with pytest.raises(ContextLengthError, match="64 tokens"):
+            asyncio.run(engine.generate([1] * 64, params))
+        engine.close()
+
+
+def test_a_key_is_sent_and_never_shown(embedded: EmbeddedEngine):
+    with serving(embedded, api_key="secret") as url:
+        engine = connect(url, api_key="secret")
+        assert "secret" not in repr(engine)
+        with pytest.raises(ModelError, match=r"was refused \(401\).*debug\.api_key_env .* name it"):
+            connect(url)
+        with pytest.raises(ModelError, match="look at the key in it") as refused:
+            connect(url, api_key="wrong-one")
+        assert "wrong-one" not in str(refused.value)
+
+
+def test_what_a_server_lacks_is_named(embedded: EmbeddedEngine):
+    with (
+        serving(embedded, leave_out=("token_ids",)) as url,
+        pytest.raises(ModelError, match=r"no choices\[0\]\.token_ids; .*vLLM 0\.10\.2"),
+    ):
+        connect(url)
+    with (
+        serving(embedded, leave_out=("token_ids", "logprobs")) as url,
+        pytest.raises(ModelError, match=r"token_ids and no logprobs\.token_logprobs"),
+    ):
+        connect(url)
+
+
+def test_wrong_addresses_and_names(embedded: EmbeddedEngine):
+    with serving(embedded) as url:
+        with pytest.raises(ModelError, match=r"serves no model 'other'; it serves: tiny\. Name one"):
+            connect(url, model="other")
+        assert connect(url, model="tiny").model == "tiny"
+        with pytest.raises(ModelError, match=r"no such place \(404\).*ends with the version"):
+            connect(url.removesuffix("/v1"))
+        with pytest.raises(ModelError, match=r"completions failed \(422\)"):
+            asyncio.run(connect(url).generate(["no id"], SamplingParams()))  # type: ignore[list-item]
+    with listening() as place, pytest.raises(ModelError, match="cannot be reached: ConnectError"):
+        connect(f"http://127.0.0.1:{place.getsockname()[1]}/v1")
