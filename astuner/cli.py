@@ -32,6 +32,14 @@ _BACKBONE = click.option(
 _EXP_DIR = click.option(
     "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Where run records go."
 )
+_SERVICES = click.option(
+    "--with-NAME",
+    "services",
+    multiple=True,
+    metavar="",
+    help="Start the service NAME before, and stop it after: one of astuner.services, or ray, ray-cluster, logview, "
+    "appworld.",
+)
 
 
 def _stop_at(_context: click.Context, _option: click.Parameter, tags: str | None) -> None:
@@ -61,6 +69,27 @@ class _TrainByDefault(click.Group):
         return super().parse_args(ctx, args)
 
 
+class _WithServices(click.Command):
+    """A command that takes `--with-NAME` for any name: which there are is in the configuration."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        spelled: list[str] = []
+        for argument in args:
+            option = argument.partition("=")[0]
+            if option in ("--kill", "--autokill"):
+                raise click.UsageError(_NO_KILL.format(option), ctx)
+            is_service = argument.startswith("--with-")
+            spelled += ["--with-NAME", argument.removeprefix("--with-")] if is_service else [argument]
+        return super().parse_args(ctx, spelled)
+
+
+_NO_KILL = (
+    "{} of older versions ended processes by their name, other people's too, and is no longer offered. A run stops "
+    "what it started itself (--with-NAME), also when it fails or is killed; if a port is in use, the error says by "
+    "which process, and you can end that one"
+)
+
+
 def _no_such_command(given: str, commands: Iterable[str]) -> str:
     if given.endswith((".yaml", ".yml")):
         return f"{given!r} is no command; to train with a configuration, write: astuner --conf {given}"
@@ -78,18 +107,26 @@ def astuner() -> None:
     """
 
 
-@astuner.command()
+@astuner.command(cls=_WithServices)
 @_CONF
 @_BACKBONE
 @click.option("--validation", is_flag=True, help="With --backbone=debug: roll out validation tasks.")
 @_DB
+@_SERVICES
 @_EXP_DIR
 @_OVERRIDES
-def train(conf: Path, backbone: str | None, validation: bool, exp_dir: str, overrides: tuple[str, ...]) -> None:
+def train(
+    conf: Path,
+    backbone: str | None,
+    validation: bool,
+    services: tuple[str, ...],
+    exp_dir: str,
+    overrides: tuple[str, ...],
+) -> None:
     """Tune the model (the default command); with --backbone=debug, roll out a few episodes and stop there."""
     from astuner.launcher.launch import Launch
 
-    launch = Launch.from_yaml(conf, overrides, backbone, exp_dir)
+    launch = Launch.from_yaml(conf, overrides, backbone, exp_dir, services)
     if launch.config.astuner.backbone == "debug":
         launch.debug("val" if validation else "train")
     elif validation:
@@ -98,12 +135,13 @@ def train(conf: Path, backbone: str | None, validation: bool, exp_dir: str, over
         launch.train()
 
 
-@astuner.command(name="eval")
+@astuner.command(name="eval", cls=_WithServices)
 @_CONF
 @click.option("--model", metavar="PATH", help="Measure this folder or hub name instead of astuner.model.path.")
 @click.option("--tasks", type=click.IntRange(min=1), help="Measure the first N validation tasks only.")
 @_BACKBONE
 @_DB
+@_SERVICES
 @_EXP_DIR
 @_OVERRIDES
 def evaluate(
@@ -111,28 +149,37 @@ def evaluate(
     model: str | None,
     tasks: int | None,
     backbone: str | None,
+    services: tuple[str, ...],
     exp_dir: str,
     overrides: tuple[str, ...],
 ) -> None:
     """Measure a model on the validation tasks."""
     from astuner.launcher.launch import Launch
 
-    Launch.from_yaml(conf, overrides, backbone, exp_dir).evaluate(model, tasks)
+    Launch.from_yaml(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
 
 
-@astuner.command()
+@astuner.command(cls=_WithServices)
 @_CONF
 @click.option("--dry-run", is_flag=True, help="Also roll out a few training episodes.")
 @_BACKBONE
 @_DB
+@_SERVICES
 @_EXP_DIR
 @_OVERRIDES
-def check(conf: Path, dry_run: bool, backbone: str | None, exp_dir: str, overrides: tuple[str, ...]) -> None:
+def check(
+    conf: Path,
+    dry_run: bool,
+    backbone: str | None,
+    services: tuple[str, ...],
+    exp_dir: str,
+    overrides: tuple[str, ...],
+) -> None:
     """Say what a run would do, and what is wrong, before it is started."""
     from astuner.launcher.check import check_launch
     from astuner.launcher.launch import Launch
 
-    check_launch(Launch.from_yaml(conf, overrides, backbone, exp_dir), dry_run=dry_run)
+    check_launch(Launch.from_yaml(conf, overrides, backbone, exp_dir, services), dry_run=dry_run)
 
 
 @astuner.command()

@@ -10,6 +10,7 @@ Each message says what was given, what was expected and how to mend it.
     ├── BackboneError            unknown backbone, missing packages, training cannot go on
     │   └── NoSignalError        nothing could be learned for the configured number of steps
     ├── RecordError              the run record cannot be written or read
+    ├── ServiceError             a service that the run needs cannot be started, or finds its port taken
     └── EpisodeError             one episode went wrong: data for the run, never a crash of it
         ├── WorkflowError        the workflow raised or returned something that is no WorkflowOutput
         ├── JudgeError           the judge raised or returned something that is no (reward, is_success)
@@ -52,6 +53,10 @@ class NoSignalError(BackboneError):
 
 class RecordError(AstunerError):
     """The run record cannot be written or read."""
+
+
+class ServiceError(AstunerError):
+    """A service that the run needs cannot be started, does not become ready, or finds its port taken."""
 
 
 class EpisodeError(AstunerError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -167,17 +168,24 @@ class AstunerJob:
         self._config, self._path, self._notices = loaded.config, loaded.path, loaded.notices
         return self
 
-    def tune(self, exp_dir: str | Path = "launcher_record") -> TunedModel:
+    def tune(self, exp_dir: str | Path = "launcher_record", services: Sequence[str] = ()) -> TunedModel:
         """Run the job; the same as `astuner --conf` with its YAML.
+
+        Args:
+            exp_dir: where run records go.
+            services: what is started before and stopped after, as by `--with-NAME`.
 
         Raises:
             AstunerError: whatever is wrong with it.
         """
         from astuner.launcher.launch import Launch
+        from astuner.launcher.services import Services
 
         notices = dict.fromkeys((*self._notices, *check_config(self._config)))
         config = resolve_names(self._config, self._path, exp_dir)
-        summary = Launch(config, self._path.absolute().parent, time.time(), tuple(notices)).train()
+        config_dir = self._path.absolute().parent
+        wanted = Services.named(services, config, config_dir, Path(exp_dir))
+        summary = Launch(config, config_dir, time.time(), tuple(notices), wanted).train()
         assert summary.model is not None
         return TunedModel(Path(summary.model), summary, Path(config.astuner.experiment_dir))
 

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
 from astuner.config.section import Section
+from astuner.config.services import ServiceConfig, ServiceName
 from astuner.config.trainer import TrainerCommonConfig, UpdateConfig
 
 BackboneName = Literal["debug", "local", "trinity", "verl"]
@@ -44,6 +45,8 @@ class AstunerConfig(Section):
     """Where tasks come from."""
     task_judge: TaskJudgeConfig = TaskJudgeConfig()
     """How episodes are scored."""
+    services: dict[ServiceName, ServiceConfig] = Field(default_factory=dict)
+    """Processes that the run needs, by name, each with a command; --with-NAME starts one."""
     debug: DebugConfig = DebugConfig()
     """The debug backbone's own settings."""
     trainer_common: TrainerCommonConfig = TrainerCommonConfig()

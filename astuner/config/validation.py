@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -13,7 +13,7 @@ from astuner.config.composition import origin_of
 from astuner.config.keys import KeyPath, dotted, schema
 from astuner.config.problems import Problem
 from astuner.config.root import RunConfig
-from astuner.config.tree import get_at, without
+from astuner.config.tree import MISSING, get_at, without
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -50,29 +50,54 @@ def validate(tree: dict[str, Any], origins: Mapping[KeyPath, str]) -> tuple[RunC
     except ValidationError as error:
         wrong: dict[KeyPath, list[ErrorDetails]] = {}
         for details in error.errors():
-            wrong.setdefault(_place_of(details), []).append(details)
+            wrong.setdefault(_place_of(details, tree), []).append(details)
     problems = [_problem(path, found, tree, origins) for path, found in wrong.items()]
     keys = [schema().owner(path) or path for path in wrong]
     return RunConfig.model_validate(without(tree, keys)), problems
 
 
-def _place_of(details: ErrorDetails) -> KeyPath:
-    """The section, key or list item that is wrong; pydantic's location also names branches of a union."""
+def _place_of(details: ErrorDetails, tree: Mapping[str, Any]) -> KeyPath:
+    """The section, key, key within a mapping, or list item that is wrong; pydantic's location also names branches."""
     path = tuple(str(part) for part in details["loc"])
     key = schema().owner(path)
     if key is None:
         return path
-    rest = path[len(key) :]
-    return (*key, rest[0]) if rest and rest[0].isdigit() else key
+    place, rest = key, path[len(key) :]
+    while rest and get_at(tree, (*place, rest[0]), default=MISSING) is not MISSING:
+        place, rest = (*place, rest[0]), rest[1:]
+    return (*place, rest[0]) if rest and rest[0].isdigit() else place
 
 
 def _problem(path: KeyPath, found: list[ErrorDetails], tree: dict[str, Any], origins: Mapping[KeyPath, str]) -> Problem:
     key = schema().owner(path) or path
-    given = found[0]["input"] if path != key else get_at(tree, key)
+    return Problem(_text(path, key, found, tree), origin_of(origins, path), keys=tuple(schema().below(key)))
+
+
+def _text(path: KeyPath, key: KeyPath, found: list[ErrorDetails], tree: dict[str, Any]) -> str:
+    first = found[0]
+    # Within a mapping of sections; elsewhere, unknown keys are found before, and every key has a default.
+    if first["type"] == "extra_forbidden":
+        known = _keys_beside(path, key)
+        alike = difflib.get_close_matches(path[-1], known, n=1)
+        hint = f"did you mean {dotted((*path[:-1], alike[0]))!r}?" if alike else f"there are {', '.join(known)}"
+        return f"unknown key {dotted(path)!r}; {hint}"
+    if first["type"] == "missing":
+        return f"{dotted(path)} has no {first['loc'][-1]}, which it needs"
     expected = " or ".join(dict.fromkeys(_expected(details) for details in found))
-    name = dotted(key) if path == key else f"an item of {dotted(key)}"
-    text = f"{name} is {given!r}; expected {expected}"
-    return Problem(text, origin_of(origins, path), keys=tuple(schema().below(key)))
+    if first["loc"][-1] == "[key]":
+        return f"a name in {dotted(key)} is {first['input']!r}; expected {expected}"
+    value = get_at(tree, path, default=MISSING)
+    if value is MISSING:
+        return f"an item of {dotted(path[:-1])} is {first['input']!r}; expected {expected}"
+    return f"{dotted(path)} is {value!r}; expected {expected}"
+
+
+def _keys_beside(path: KeyPath, key: KeyPath) -> list[str]:
+    """The keys that may stand where `path` does, in a section within the mapping `key`."""
+    section = get_args(schema().keys[key].annotation)[1]
+    for part in path[len(key) + 1 : -1]:
+        section = section.model_fields[part].annotation
+    return list(section.model_fields)
 
 
 def _expected(details: ErrorDetails) -> str:
@@ -81,8 +106,6 @@ def _expected(details: ErrorDetails) -> str:
         return _choice(details)
     if kind in _BOUNDS:
         return _BOUNDS[kind].format(**context)
-    if kind == "extra_forbidden":  # within a mapping of sections; elsewhere, unknown keys are found before
-        return f"nothing named {details['loc'][-1]!r} in it; see its keys in the documentation"
     if kind == "value_error":
         return str(context["error"]).removeprefix("expected ")
     return _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ").removeprefix("Input should ")

@@ -29,7 +29,7 @@ def check_launch(launch: Launch, *, dry_run: bool) -> None:
     """
     launch.announce()
     console = make_console()
-    with tidy_output():
+    with tidy_output(), launch.services.running():
         _check(console, launch, dry_run=dry_run)
 
 

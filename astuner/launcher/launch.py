@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
 from astuner.launcher.episode_table import episode_table, failure_lines, refuse_unrewarded, training_lines
 from astuner.launcher.output import FILE_ONLY, tidy_output
+from astuner.launcher.services import Services
 from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers, redact
 from astuner.schema import Episode
 from astuner.signals import report_on_usr1
@@ -51,26 +52,35 @@ class Launch:
         config_dir: against which relative paths resolve after the working directory.
         started: when the run began, seconds since the epoch: with the process, for the command.
         notices: what is to be said about the configuration.
+        services: what runs beside it.
     """
 
     config: RunConfig
     config_dir: Path
     started: float
     notices: tuple[str, ...] = ()
+    services: Services = field(default_factory=Services)
 
     @staticmethod
     def from_yaml(
-        path: Path, overrides: Sequence[str] = (), backbone: str | None = None, exp_dir: str = DEFAULT_EXP_DIR
+        path: Path,
+        overrides: Sequence[str] = (),
+        backbone: str | None = None,
+        exp_dir: str = DEFAULT_EXP_DIR,
+        services: Sequence[str] = (),
     ) -> Launch:
-        """Load a YAML file.
+        """Load a YAML file, and find the services that `--with-NAME` asks for.
 
         Raises:
-            ConfigError: the file, a key or an override is wrong.
+            ConfigError: the file, a key or an override is wrong, or there is no such service.
+            ServiceError: a built-in service needs a package that is not installed.
         """
         loaded = load_config(path, overrides, backbone)
         started = psutil.Process().create_time()
         config = resolve_names(loaded.config, path, exp_dir)
-        return Launch(config, path.absolute().parent, started, loaded.notices)
+        config_dir = path.absolute().parent
+        wanted = Services.named(services, config, config_dir, Path(exp_dir))
+        return Launch(config, config_dir, started, loaded.notices, wanted)
 
     def announce(self) -> None:
         """Say the notices on the console."""
@@ -161,26 +171,33 @@ class Launch:
         console = make_console()
         log_to(console)
         running = RunningEpisodes()
-        with tidy_output(), report_on_usr1(lambda: _report(running)):
+        with tidy_output(), report_on_usr1(lambda: _report(running)), contextlib.ExitStack() as stack:
             # Mistakes are found before an earlier record is moved aside, and the cheap ones first.
             with collector_at_rest():
                 backbone = load(config.backbone)
                 folder = Path(config.experiment_dir + suffix)
                 check_loggers(self._loggers)
                 FolderLock(folder).release()
+                # Before the tasks are read: they may come from a service.
+                stack.enter_context(self.services.running())
                 brought = ingredients()
-            with self._record(folder, resume=resume) as record, _failure_logged(record):
-                # These were on the console before there was a file.
-                to_file = logger.bind(**FILE_ONLY)
-                for notice in self.notices:
-                    to_file.warning("{}", notice)
-                if brought.tasks.skipped_rows:
-                    to_file.warning("{} bad rows are left out of the tasks", brought.tasks.skipped_rows)
-                progress = RunProgress(console, shown=not one_at_a_time(config))
-                result = run(backbone, RunContext(self.config, brought, record, progress, self.started, running))
-                if isinstance(result, RunSummary):
-                    print_summary(console, result, record.folder)
-                return result
+            record = stack.enter_context(self._record(folder, resume=resume))
+            stack.enter_context(self.services.recorded_in(record.folder))
+            stack.enter_context(_failure_logged(record))
+            self._repeat_notices(brought)
+            progress = RunProgress(console, shown=not one_at_a_time(config))
+            result = run(backbone, RunContext(self.config, brought, record, progress, self.started, running))
+            if isinstance(result, RunSummary):
+                print_summary(console, result, record.folder)
+            return result
+
+    def _repeat_notices(self, brought: Ingredients) -> None:
+        """Let run.log have what was on the console before there was a file."""
+        to_file = logger.bind(**FILE_ONLY)
+        for notice in self.notices:
+            to_file.warning("{}", notice)
+        if brought.tasks.skipped_rows:
+            to_file.warning("{} bad rows are left out of the tasks", brought.tasks.skipped_rows)
 
     @property
     def _loggers(self) -> Sequence[LoggerName]:

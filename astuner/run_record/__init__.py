@@ -10,7 +10,7 @@ from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
-from astuner.run_record.secrets import redact, redact_argv
+from astuner.run_record.secrets import learn_secrets, redact, redact_argv
 from astuner.run_record.sinks import LoggerName, check_loggers
 from astuner.run_record.summary import (
     EpisodesSummary,
@@ -42,6 +42,7 @@ __all__ = [
     "find_run",
     "is_being_written",
     "is_record",
+    "learn_secrets",
     "plot_run",
     "read_episode",
     "read_index",

@@ -80,6 +80,11 @@ class _EnvironmentWatch:
         self._known: set[str] = set()
         self._redactor = Redactor(())
 
+    def learn(self, environment: Mapping[str, str]) -> None:
+        with self._lock:
+            self._known |= secrets_in(environment)
+            self._redactor = Redactor(tuple(self._known))
+
     def redactor(self) -> Redactor:
         environment = dict(os.environb)
         with self._lock:
@@ -96,6 +101,11 @@ _watch = _EnvironmentWatch()
 def current_redactor() -> Redactor:
     """Return a redactor that knows the environment's secrets; take one for a batch of texts."""
     return _watch.redactor()
+
+
+def learn_secrets(environment: Mapping[str, str]) -> None:
+    """Have the secrets of another process's environment redacted from now on, too."""
+    _watch.learn(environment)
 
 
 def redact(text: str) -> str:

@@ -28,7 +28,7 @@ Write = Callable[..., Path]
         (["astuner.rollout.trainable_targets=[b]", "astuner.rollout.frozen_models={a: {model: m}}"],
          r"frozen_models\.a has model 'm' and base_url None; give both"),
         (["astuner.rollout.trainable_targets=[b]", "astuner.rollout.frozen_models={a: {api_key: m}}"],
-         r"nothing named 'api_key' in it"),
+         r"unknown key 'astuner\.rollout\.frozen_models\.a\.api_key'; did you mean '.*\.a\.api_key_env'"),
         (["~astuner.model.path"], r"run\.yaml: the model to train is missing; add `path: .*` under `astuner:`"),
         (["~astuner.rollout.agentscope_workflow"], r"run\.yaml: the workflow to tune is missing; add `agent"),
         (["astuner.task_reader.type=dataset_file"], r"no file is named; add `file_path: tasks\.jsonl` under"),

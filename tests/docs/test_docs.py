@@ -30,6 +30,7 @@ from astuner.backbone.local.algorithms import ALGORITHMS, NO_CLIP
 from astuner.cli import astuner as command
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.loading import load_config
+from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.run_record import read_metrics, read_summary
@@ -167,8 +168,9 @@ def a_record(small: Mapping[str, object], tmp_path_factory: pytest.TempPathFacto
         trainer_common__save_freq=1,
         rollout__agentscope_workflow="tutorial.example_math_agent.math_agent->MathAgentWorkflow",
         task_judge__judge_protocol="astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge",
+        services={"idle": {"command": "sleep 600"}},
     ).configure({**small, "trainer_common.total_training_steps": 2}).dump_job_as_yaml(conf)
-    command.main(["--conf", str(conf), "--exp-dir", str(folder)], standalone_mode=False)
+    command.main(["--conf", str(conf), "--exp-dir", str(folder), "--with-idle"], standalone_mode=False)
     return folder / "math_agent"
 
 
@@ -305,6 +307,16 @@ def test_the_table_of_algorithms_is_the_registry():
             assert (low, high) == ("–", "–")
         else:
             assert (float(low), float(high)) == (rule.clip.low, rule.clip.high)
+
+
+def test_the_page_on_services_lists_every_key_and_built_in():
+    config = {**ServiceConfig(command="x").model_dump(mode="json", exclude={"command"}), "command": ""}
+    health = config.pop("health")
+    expected = config | {f"health.{key}": value for key, value in health.items()}
+    shown = {row["key"].strip("`"): row["default"].strip("`") for row in table("services.md", "key")}
+    assert shown == {key: value if value == "" else json.dumps(value) for key, value in expected.items()}
+    options = {name for row in table("services.md", "option") for name in coded(row["option"])}
+    assert options == {f"--with-{name}" for name in BUILT_IN_SERVICES}
 
 
 def test_the_page_on_the_run_record_names_every_file_and_metric(

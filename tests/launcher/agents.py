@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask, bp
 from astuner.task_judge.judge_base import BaseJudge
 
@@ -191,6 +193,24 @@ class Signals(Agent):
         # Only one: those of episodes that start late would reach whoever runs after the command.
         if is_the_time and os.environ.pop("SIGNAL_AT", None):
             os.kill(os.getpid(), signal.Signals[os.environ["SIGNAL"]])
+        return await super().execute(workflow_task, model_tuner)
+
+
+class AsksServices(Agent):
+    """Fails unless every service of the environment's SERVICES answers."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            for url in os.environ["SERVICES"].split():
+                (await client.get(url)).raise_for_status()
+        return await super().execute(workflow_task, model_tuner)
+
+
+class HangsFromTheStart(Agent):
+    """Never ends."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await asyncio.sleep(1e6)
         return await super().execute(workflow_task, model_tuner)
 
 

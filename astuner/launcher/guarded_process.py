@@ -1,0 +1,92 @@
+"""A process in a group of its own that does not outlive this one, however this one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import astuner
+from astuner.errors import ServiceError
+
+GRACE_SECONDS = 5.0
+"""Between SIGTERM and SIGKILL."""
+_GUARD = (sys.executable, "-P", "-m", "astuner.launcher.service_guard")
+
+
+class GuardedProcess:
+    """A process under a guard (`service_guard`) that ends its group when told to, or when this process dies."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+        """Start it.
+
+        Raises:
+            ServiceError: it cannot be started.
+        """
+        # The guard is found where this package was, whatever led Python there.
+        package = str(Path(astuner.__file__).parents[1])
+        here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+        self._guard = subprocess.Popen(
+            _GUARD,
+            env=here,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C in the terminal is for the launcher, which ends services last
+        )
+        assert self._guard.stdin
+        assert self._guard.stdout
+        assert self._guard.stderr
+        order = {"argv": list(argv), "cwd": str(cwd), "env": dict(env), "grace": GRACE_SECONDS}
+        with contextlib.suppress(BrokenPipeError):  # a guard that has died says why
+            self._guard.stdin.write(json.dumps(order).encode() + b"\n")
+            self._guard.stdin.flush()
+        self.output: IO[bytes] = self._guard.stdout
+        """What the process writes to stdout and stderr."""
+        self.pid = self._read_pid(self._guard.stderr)
+        """The process, and its group."""
+
+    def _read_pid(self, told: IO[bytes]) -> int:
+        line = told.readline()
+        answer = json.loads(line) if line.startswith(b"{") else {"error": (line + told.read()).decode(errors="replace")}
+        if "pid" in answer:
+            return int(answer["pid"])
+        self.ask_to_end()
+        self._guard.wait()
+        self.output.close()
+        told.close()
+        raise ServiceError(answer["error"].strip() or "its guard ended")
+
+    @property
+    def exit_code(self) -> int | None:
+        """How it ended, 128 + n where signal n ended it; None while it lives."""
+        return self._guard.poll()
+
+    def ask_to_end(self) -> None:
+        """Have the guard end the group; do not wait."""
+        assert self._guard.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.close()
+
+    def end(self) -> None:
+        """End the group and wait until it is gone; may be called again."""
+        assert self._guard.stderr
+        if self._guard.stderr.closed:
+            return
+        self.ask_to_end()
+        try:
+            code = self._guard.wait(GRACE_SECONDS + 5)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            code = self._guard.wait()
+        # A guard that was itself killed has ended nothing.
+        if code < 0:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        self._guard.stderr.close()

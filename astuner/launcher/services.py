@@ -1,0 +1,152 @@
+"""The services of a run: what `--with-NAME` starts before it and stops with it."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from astuner.config.root import RunConfig
+from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
+from astuner.errors import ConfigError, ServiceError
+from astuner.launcher.ports import check_ports
+from astuner.launcher.service import Service
+from astuner.run_record import learn_secrets
+
+_RAY = ["ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--disable-usage-stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A service that astuner knows how to start.
+
+    Attributes:
+        config: as if it had been declared.
+        package: what has to be importable, "" for nothing.
+        install: how to get that.
+    """
+
+    config: ServiceConfig
+    package: str = ""
+    install: str = ""
+
+
+def built_in(name: str, exp_dir: Path) -> BuiltIn:
+    """The built-in service `name`, for runs whose records are in `exp_dir`."""
+    if name == "logview":
+        return BuiltIn(ServiceConfig(command=[sys.executable, "-m", "astuner", "view", str(exp_dir)]))
+    if name == "appworld":
+        serve = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
+        install = "`pip install appworld`, then `appworld install` and `appworld download data`"
+        return BuiltIn(serve, "appworld", install)
+    # In the foreground, so that its process group is all of it; only ray-cluster is open to other machines.
+    command = [*_RAY, "--node-ip-address=127.0.0.1"] if name == "ray" else _RAY
+    return BuiltIn(
+        ServiceConfig(command=command, health=HealthConfig(port=6379)), "ray", '`pip install "ray[default]"`'
+    )
+
+
+class Services:
+    """The services of one run."""
+
+    def __init__(self, services: Sequence[Service] = ()) -> None:
+        self._services = services
+        self._running = False
+
+    @classmethod
+    def named(cls, names: Sequence[str], config: RunConfig, config_dir: Path, exp_dir: Path) -> Services:
+        """Find the services that `--with-NAME` asks for.
+
+        Args:
+            names: in the order in which they are started.
+            config: declares services.
+            config_dir: the YAML's folder, in which a relative `cwd` is looked for after the working directory.
+            exp_dir: where run records go.
+
+        Raises:
+            ConfigError: there is no such service, or its folder does not exist.
+            ServiceError: a built-in one needs a package that is not installed.
+        """
+        declared = config.astuner.services
+        found = {name: declared.get(name) or _built_in_config(name, list(declared), exp_dir) for name in names}
+        for service in declared.values():
+            learn_secrets(service.env)
+        return cls([Service(name, service, _folder(name, service, config_dir)) for name, service in found.items()])
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Start them one after another, each when the one before is ready, and stop them at the end.
+
+        Where they run already, this does nothing.
+
+        Raises:
+            ServiceError: one finds its port in use, or does not become ready; those before it are stopped.
+        """
+        if self._running:
+            yield
+            return
+        for service in self._services:
+            check_ports(service.name, service.config)
+        self._running = True
+        try:
+            for service in self._services:
+                service.start()
+            yield
+        finally:
+            self._stop()
+
+    @contextlib.contextmanager
+    def recorded_in(self, folder: Path) -> Iterator[None]:
+        """Write their logs to `services/` of a run's folder, and stop them at the end, while its record is open.
+
+        Raises:
+            RecordError: a log cannot be written.
+        """
+        try:
+            for service in self._services:
+                service.log.open(folder)
+            yield
+        finally:
+            self._stop()
+            for service in self._services:
+                service.log.close()
+
+    def _stop(self) -> None:
+        for service in self._services:
+            service.ask_to_stop()
+        for service in self._services:
+            service.stop()
+
+
+def _built_in_config(name: str, declared: Sequence[str], exp_dir: Path) -> ServiceConfig:
+    if name not in BUILT_IN_SERVICES:
+        alike = difflib.get_close_matches(name, (*declared, *BUILT_IN_SERVICES), n=1)
+        hint = f"did you mean --with-{alike[0]}? " if alike else ""
+        raise ConfigError(
+            f"--with-{name}: there is no service {name!r}; {hint}The configuration declares "
+            f"{', '.join(declared) or 'none'} (astuner.services), and built in are {', '.join(BUILT_IN_SERVICES)}"
+        )
+    service = built_in(name, exp_dir)
+    if service.package and importlib.util.find_spec(service.package) is None:
+        raise ServiceError(
+            f"--with-{name} needs {service.package}, which is not installed; install it with {service.install}, or "
+            "declare a service of another name under astuner.services"
+        )
+    return service.config
+
+
+def _folder(name: str, service: ServiceConfig, config_dir: Path) -> Path:
+    """The folder that a service runs in."""
+    if service.cwd is None:
+        return Path.cwd()
+    for base in (Path.cwd(), config_dir):
+        if (base / service.cwd).is_dir():
+            return base / service.cwd
+    raise ConfigError(
+        f"astuner.services.{name}.cwd is {service.cwd!r}, and there is no such folder in {Path.cwd()} or {config_dir}; "
+        "correct it or make the folder"
+    )
