@@ -14,7 +14,7 @@ from astuner.context_tracker import MergeMode, build_samples, limit_samples
 from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
-from astuner.schema import Episode, WorkflowOutput, WorkflowTask, checked_reward
+from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score
 from astuner.task_runner.deadline import deadline
@@ -151,13 +151,17 @@ class TaskRunner:
             episode,
             status="dropped",
             error_kind="no_tokens",
-            error=(
-                "no LLM call of the episode was of a target in rollout.trainable_targets, so there is nothing to train "
-                f"on; it asked for: {', '.join(sorted({call.target_tag for call in untrained}))}"
-                if (untrained := [call for call in episode.calls if not call.trained])
-                else "the workflow made no LLM call that gave a token, so there is nothing to train on"
-            ),
+            error=_nothing_to_train(episode.calls),
         )
+
+
+def _nothing_to_train(calls: Sequence[LlmCall]) -> str:
+    if not calls or any(call.trained for call in calls):
+        return "the workflow made no LLM call that gave a token, so there is nothing to train on"
+    return (
+        "no LLM call of the episode was of a target in rollout.trainable_targets, so there is nothing to train on; it "
+        f"asked for: {', '.join(sorted({call.target_tag for call in calls}))}"
+    )
 
 
 def _awaitable(given: object) -> Awaitable[object]:

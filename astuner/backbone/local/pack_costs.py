@@ -40,14 +40,14 @@ class PackCosts:
             pairs += len(batch) * piece.size * seen
         return self.token * len(packing.token_ids) + self.pair * pairs + self.batch * len(packing.batches)
 
-    def padded(self, packing: Packing) -> float:
-        """Return the seconds for its sequences side by side, padded to the longest."""
-        longest = max(map(len, packing.places))
-        return len(packing.places) * (self.token * longest + self.pair * longest * longest / 2)
+    def apart(self, packing: Packing) -> float:
+        """Return the seconds for its sequences as rows of their own; those of like length are padded together."""
+        lengths = [len(places) for places in packing.places]
+        return sum(self.token * length + self.pair * length * length / 2 for length in lengths)
 
     def pays(self, packing: Packing) -> bool:
         """Whether the packing is the cheaper of the two."""
-        return self.packed(packing) < self.padded(packing)
+        return self.packed(packing) < self.apart(packing)
 
 
 def measure_pack_costs(model: Any, longest: int) -> PackCosts:

@@ -64,7 +64,10 @@ class Policy:
     @cached_property
     def pack_costs(self) -> PackCosts | None:
         """What packed micro-batches cost, measured on first use; None if the model does not take them."""
-        return measure_pack_costs(self.model, self.max_length) if packed.takes_packings(self.model) else None
+        if not packed.takes_packings(self.model):
+            return None
+        with self.autocast():
+            return measure_pack_costs(self.model, self.max_length)
 
     def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
         """Cut rows into micro-batches of at most `token_budget` tokens, packed where that is cheaper."""

@@ -44,7 +44,8 @@ class Row:
 
     @staticmethod
     def of_sample(sample: Sample, episode: int) -> Row:
-        """Make a row of a tracker's sample."""
+        """Make a row of a tracker's sample, which must be no tree."""
+        assert sample.parents is None
         calls = [(span.start, span.end) for span in sample.spans]
         names = [span.call_id for span in sample.spans]
         return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls=calls, call_ids=names, episode=episode)

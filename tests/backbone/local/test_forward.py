@@ -211,7 +211,7 @@ def test_costs_are_measured_and_weighed():
     assert not costs.pays(pack(make_rows(4, (12, 12, 12))))
     # 3 rows of 36 tokens, 20 of them shared, 16 queries that look at 36 keys each where they stand behind the others.
     assert PackCosts(0.0, 1.0, 0.0).packed(pack(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
-    assert PackCosts(0.0, 1.0, 0.0).padded(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
+    assert PackCosts(0.0, 1.0, 0.0).apart(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
 
 
 def test_rows_that_begin_alike_go_together_within_the_budget():
