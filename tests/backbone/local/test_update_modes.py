@@ -109,3 +109,26 @@ def test_packing_changes_neither_loss_nor_gradient(model_folder: Path, algorithm
         for one, other in zip(got, expected, strict=True):
             assert other.norm() > 1e-3
             assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["by episode", "by agent"])
+def test_a_length_punishment_revives_no_group_that_is_all_right(model_folder: Path, apart: bool):
+    """DAPO leaves out groups whose rewards are equal before any shaping, those of agents too."""
+    settings = {"adv_estimator": "dapo", "overlong_buffer_length": 10}
+    config = AstunerConfig.model_validate(
+        {"data": {"max_response_length": 15}, "trainer_common": {"algorithm": settings, "use_kl_loss": False}}
+    )
+    policy = Policy(ModelConfig(), str(model_folder), torch.device("cpu"))
+    optimiser = Watched(policy.trainable(), config.trainer_common.optim, 1)
+    episodes = []
+    for number, length in enumerate((3, 14)):
+        call = LlmCall("c", f"e{number}", (5, 6), (7,) * length, (-1.0,) * length, "stop", agent_name="a")
+        call = replace(call, reward=1.0 if apart else None)
+        rewards = {"agent_rewards": {"a": 1.0}} if apart else {}
+        samples = tuple(build_samples([call]))
+        episodes.append(Episode(f"e{number}", Task("t", "?"), number, "ok", 1.0, True, (call,), samples, **rewards))
+    update = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser)
+    result = update.step(episodes, 1)
+    assert not result.signal
+    assert result.metrics["reward/shaped"] < 1.0
+    assert optimiser.gradients == []
