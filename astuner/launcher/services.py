@@ -19,6 +19,8 @@ from astuner.run_record import learn_secrets
 
 _RAY = ["ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--disable-usage-stats"]
 
+_VIEW_PORT = 8765
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
@@ -38,7 +40,9 @@ class BuiltIn:
 def built_in(name: str, exp_dir: Path) -> BuiltIn:
     """The built-in service `name`, for runs whose records are in `exp_dir`."""
     if name == "logview":
-        return BuiltIn(ServiceConfig(command=[sys.executable, "-m", "astuner", "view", str(exp_dir)]))
+        exp_dir.mkdir(parents=True, exist_ok=True)  # a first run has no folder yet
+        command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(_VIEW_PORT)]
+        return BuiltIn(ServiceConfig(command=command, health=HealthConfig(port=_VIEW_PORT)))
     if name == "appworld":
         serve = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
         install = "`pip install appworld`, then `appworld install` and `appworld download data`"

@@ -16,13 +16,13 @@ class Runs:
     """The runs under one folder, looked up anew each time, as new ones come while the page is open."""
 
     def __init__(self, folder: Path) -> None:
-        """Look at `folder`: a run's own, or one that holds those of runs.
+        """Look at `folder`: a run's own, or one that holds those of runs; one that is empty may get some yet.
 
         Raises:
             RecordError: it is neither.
         """
         self._folder = folder
-        if not self.all():
+        if not self.all() and not _may_get_runs(folder):
             raise RecordError(
                 f"{str(folder)!r} holds no run: expected a run's folder, or a folder of runs such as launcher_record; "
                 "give another one (astuner view DIR), or start a run first"
@@ -97,3 +97,8 @@ def _flat(tree: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
 
 def _started(folder: Path) -> float:
     return (folder / "environment.json").stat().st_mtime
+
+
+def _may_get_runs(folder: Path) -> bool:
+    """Whether it holds nothing but, at most, the lock of a run that is about to begin."""
+    return folder.is_dir() and not any(path.is_file() and path.name[0] != "." for path in folder.rglob("*"))

@@ -88,6 +88,17 @@ def assert_gone(port: int, note: str = "note") -> None:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def test_the_viewer_runs_beside_a_run(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SERVICES", "http://127.0.0.1:8765/api/runs")
+    agent = "astuner.rollout.agentscope_workflow='agents->AsksServices'"
+    ended = astuner("--with-logview", "--conf", "run.yaml", ONE_STEP, agent)
+    assert ended.code == 0, ended.out
+    assert "left out" not in ended.out  # every episode had its answer
+    assert "http://127.0.0.1:8765" in (RUN / "services/logview.log").read_text()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", 8765)) != 0
+
+
 def test_a_run_has_its_services_and_leaves_none(
     astuner: Command, declare: Declare, port: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -348,7 +359,7 @@ def test_killing_by_name_is_explained(astuner: Command, arguments: list[str]):
 
 def test_built_in_services_are_processes_in_the_foreground(tmp_path: Path):
     commands = {name: built_in(name, tmp_path) for name in BUILT_IN_SERVICES}
-    assert commands["logview"].config.argv == [sys.executable, "-m", "astuner", "view", str(tmp_path)]
+    assert commands["logview"].config.argv == [sys.executable, "-m", "astuner", "view", str(tmp_path), "--port", "8765"]
     assert commands["logview"].package == ""
     head = ["ray", "start", "--head", "--block"]
     assert commands["ray"].config.argv[:4] == commands["ray-cluster"].config.argv[:4] == head
