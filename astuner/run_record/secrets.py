@@ -12,7 +12,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from urllib.parse import quote, quote_plus, urlsplit
 
 REDACTED = "[redacted]"
@@ -54,18 +54,26 @@ class Redactor:
     """Replaces a fixed set of secrets, and everything that has the format of a known key, by `[redacted]`."""
 
     def __init__(self, secrets: Sequence[str]) -> None:
-        # A secret that contains another one must go first, or its rest would stay.
-        self._secrets = sorted(set(secrets), key=len, reverse=True)
+        self._secrets = sorted(set(secrets))
 
     def __call__(self, text: str) -> str:
         """Return `text` without secrets."""
-        for secret in self._secrets:
-            if secret in text:
-                text = text.replace(secret, REDACTED)
-        for literal, pattern in _FORMATS:
-            if literal in text:
-                text = pattern.sub(REDACTED, text)
-        return text
+        # All are looked for in the text as it is: of two that overlap, neither must leave a rest of the other.
+        spans = [span for secret in self._secrets if secret in text for span in _places(secret, text)]
+        spans += [m.span() for literal, pattern in _FORMATS if literal in text for m in pattern.finditer(text)]
+        pieces, end = [], 0
+        for start, stop in sorted(spans):
+            if start >= end:
+                pieces += [text[end:start], REDACTED]
+            end = max(end, stop)
+        return "".join([*pieces, text[end:]]) if spans else text
+
+
+def _places(secret: str, text: str) -> Iterator[tuple[int, int]]:
+    start = text.find(secret)
+    while start >= 0:
+        yield start, start + len(secret)
+        start = text.find(secret, start + 1)
 
 
 class _EnvironmentWatch:

@@ -153,3 +153,9 @@ def test_long_texts_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     start = time.perf_counter()
     assert redact(text) == text
     assert time.perf_counter() - start < 1.0
+
+
+def test_a_secret_within_a_key_of_a_known_format_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMALL_KEY", "qrstuvwx")
+    assert redact("my hf_abcdefghijklmnopqrstuvwxyz, then") == "my [redacted], then"
+    assert redact("qrstuvwx and qrstuvwx") == "[redacted] and [redacted]"
