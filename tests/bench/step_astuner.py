@@ -31,8 +31,8 @@ class GatedPhase(Phase):
 class GatedProgress(RunProgress):
     """The bars of a run; that of the training steps waits at the gate before the first step and after each."""
 
-    def __init__(self, console: Console, gate: Gate) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, gate: Gate, **more: bool) -> None:
+        super().__init__(console, **more)
         self._gate = gate
 
     @contextlib.contextmanager
