@@ -80,16 +80,26 @@ def _targets(config: AstunerConfig) -> Targets:
     """
     frozen = {}
     for tag, model in config.rollout.frozen_models.items():
+        key = api_key(f"rollout.frozen_models.{tag}.api_key_env", model.api_key_env)
         # The client wants some key even for an endpoint that needs none.
-        key = os.environ.get(model.api_key_env) if model.api_key_env else "none"
-        if not key:
-            raise ConfigError(
-                f"rollout.frozen_models.{tag}.api_key_env names {model.api_key_env}, which is not set; export it, or "
-                "leave api_key_env out if the endpoint needs no key"
-            )
-        frozen[tag] = FrozenModel(model.model, model.base_url, key)
+        frozen[tag] = FrozenModel(model.model, model.base_url, key or "none")
     trainable = config.rollout.trainable_targets
     return Targets(None if trainable is None else tuple(trainable), frozen)
+
+
+def api_key(setting: str, variable: str | None) -> str | None:
+    """Return the value of the environment variable that `setting` names; None where it names none.
+
+    Raises:
+        ConfigError: there is no such variable.
+    """
+    key = os.environ.get(variable) if variable else None
+    if variable and not key:
+        raise ConfigError(
+            f"{setting} names the environment variable {variable}, which is not set; export it, or leave api_key_env "
+            "out if the server needs no key"
+        )
+    return key
 
 
 def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) -> Ingredients:

@@ -28,7 +28,7 @@ _MOST_TRIES = 64
 _Credit = tuple[str, float] | None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Row:
     """A row under construction: a path through the trie, and the calls trained on it.
 

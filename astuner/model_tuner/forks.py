@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from astuner.context_tracker import encode_ids, shared_prefix_length
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.messages import digest
 from astuner.schema import Fork, ForkCause, LlmCall
@@ -172,8 +173,7 @@ def fork(codec: ChatCodec, departure: Departure, found: Sequence[int]) -> Fork |
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
     """Return the first place at which two sequences differ, or where the shorter ends."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
+    return shared_prefix_length(encode_ids(left), encode_ids(right))
 
 
 def _anchors(conversation: Conversation, place: int) -> Iterator[tuple[bytes, bytes]]:

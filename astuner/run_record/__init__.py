@@ -1,6 +1,6 @@
 """What a run leaves in `launcher_record/{experiment}/`: its writer, and readers for whoever shows it."""
 
-from astuner.run_record.episode_file import RecordedEpisode, Split, read_episode, read_recorded_episode
+from astuner.run_record.episode_file import RecordedEpisode, Split, read_episode, read_recorded_episode, shared_ids
 from astuner.run_record.episodes import EpisodeEntry, read_index
 from astuner.run_record.folder import is_record
 from astuner.run_record.following import Place, read_lines_after
@@ -52,5 +52,6 @@ __all__ = [
     "read_summary",
     "redact",
     "redact_argv",
+    "shared_ids",
     "write_summary",
 ]

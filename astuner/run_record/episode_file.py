@@ -180,7 +180,7 @@ def _best_base(prompt: tuple[int, ...], streams: Sequence[_Stream]) -> tuple[int
     best: int | None = None
     longest = 0
     for index in range(len(streams) - 1, max(-1, len(streams) - 1 - _LOOK_BACK), -1):
-        shared = _shared_ids(prompt, streams[index].ids)
+        shared = shared_ids(prompt, streams[index].ids)
         if shared > longest:
             best, longest = index, shared
             if shared == len(streams[index].ids):
@@ -188,7 +188,8 @@ def _best_base(prompt: tuple[int, ...], streams: Sequence[_Stream]) -> tuple[int
     return best, longest
 
 
-def _shared_ids(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+def shared_ids(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Return with how many ids two sequences begin alike."""
     # Slices compare in C, so halving beats a loop over the ids: O(n) in all, as the slices halve too.
     low, high = 0, min(len(left), len(right))
     while low < high:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from astuner.run_record import shared_ids
 from astuner.schema import LlmCall
 
 
@@ -67,7 +68,7 @@ class Trie:
             if child is None:
                 return self._add(parent, place, ids[place:])
             segment = self.segments[child]
-            shared = _shared(segment.ids, ids[place : place + len(segment.ids)])
+            shared = shared_ids(segment.ids, ids[place : place + len(segment.ids)])
             if shared < len(segment.ids):
                 child = self._split(child, shared)
             parent, place = child, place + shared
@@ -92,15 +93,3 @@ class Trie:
         siblings[siblings.index(number)] = new
         second.parent, second.start, second.ids = new, second.start + at, second.ids[at:]
         return new
-
-
-def _shared(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    # Slices compare in C, so halving beats a loop over the ids.
-    low, high = 0, min(len(left), len(right))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

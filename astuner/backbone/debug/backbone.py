@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import asdict
 
 from astuner.backbone.base import MemoryEstimate, RunContext
 from astuner.backbone.batch import Batch, dry_run
 from astuner.backbone.causal_lm import choose_device, compute_dtype, load_causal_lm
+from astuner.backbone.ingredients import api_key
 from astuner.backbone.memory import engine_memory, model_shape
 from astuner.config.root import AstunerConfig
-from astuner.errors import ConfigError
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
@@ -68,22 +67,8 @@ def _engine(config: AstunerConfig, model_path: str) -> LlmEngine:
             model=config.debug.served_model,
             wanted=config.model.path,
             max_model_len=config.rollout.max_model_len,
-            api_key=_api_key(config.debug.api_key_env),
+            api_key=api_key("debug.api_key_env", config.debug.api_key_env),
         )
     device = choose_device(config.trainer_common.device)
     model = load_causal_lm(model_path, compute_dtype(config.model.dtype, device)).to(device)
     return EmbeddedEngine(model, max_model_len=config.rollout.max_model_len, max_num_seqs=config.rollout.max_num_seqs)
-
-
-def _api_key(name: str | None) -> str | None:
-    """Return the value of an environment variable; None without a name.
-
-    Raises:
-        ConfigError: there is no such variable.
-    """
-    if name is None:
-        return None
-    key = os.environ.get(name)
-    if not key:
-        raise ConfigError(f"debug.api_key_env names the environment variable {name}, which is not set; export it")
-    return key
