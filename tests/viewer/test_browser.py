@@ -58,8 +58,20 @@ def test_a_run_shows_what_was_logged(page: Page, runs: Path):
     page.wait(lambda: page.all(".charts canvas"))
     last = [row for row in read_metrics(runs / "first") if "reward/mean" in row.metrics][-1]
     assert page.texts(".tile b")[:2] == [str(last.step), f"{last.metrics['reward/mean']:.3g}"]
+    rates = [row.metrics["val/success_rate"] for row in read_metrics(runs / "first")]
+    assert page.texts(".tile b")[3] == f"{100 * rates[0]:.1f} % → {100 * rates[-1]:.1f} %"
     titles = page.texts(".chart h3")
-    for title in ("Reward", "Success", "Loss", "KL", "Entropy", "Clip fraction", "Tokens", "Seconds by phase"):
+    for title in (
+        "Reward",
+        "Success",
+        "Loss",
+        "KL",
+        "Entropy",
+        "Clip fraction",
+        "Lengths in tokens",
+        "Tokens",
+        "Seconds by phase",
+    ):
         assert title in titles
     assert len([text for text in page.texts("main table.list a") if text.startswith("train ")]) == 3
 

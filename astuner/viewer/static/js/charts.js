@@ -23,7 +23,7 @@ export function chart(title, lines, { seconds = false, smooth = 0 } = {}) {
     series: [{ label: seconds ? "s" : "step" }, ...lines.map((line) => ({
       label: line.label, stroke: colors[line.color % colors.length], dash: DASHES[line.dash % DASHES.length],
       width: 1.6, spanGaps: true, points: { size: 4 }, value: (_, value) => real(value, 4) }))],
-    axes: [axis, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => real(tick, 4)) }],
+    axes: [{ ...axis, size: 30 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => real(tick, 4)) }],
   };
   let plot = null;
   let data = joined(lines, smooth);

@@ -11,7 +11,8 @@ const CHARTS = [
   ["KL", ["kl/update", "kl/rollout"]],
   ["Entropy", ["entropy"]],
   ["Clip fraction", ["clip_fraction"]],
-  ["Lengths: calls and samples an episode", ["episodes/calls", "episodes/samples"]],
+  ["Lengths in tokens", ["length/prompt", "length/response", "length/response_max", "length/sample"]],
+  ["Calls and samples an episode", ["episodes/calls", "episodes/samples"]],
   ["Tokens", ["tokens/raw", "tokens/distinct", "tokens/trained"]],
   ["Seconds by phase", ["time/rollout", "time/update", "time/step", "time/validation"]],
 ];
@@ -100,10 +101,17 @@ function heading({ name, about, series }, small) {
   const bad = about.counts.bad_lines;
   return h("div", {}, row,
     h("div", { class: "tiles" }, tile("step", count(about.counts.step)), tile("reward, last step", real(last("reward/mean"))),
-      tile("success, last step", share(last("success/rate"))), tile("episodes", count(about.counts.episodes)),
+      tile("success, last step", share(last("success/rate"))), tile("validation", course(series["val/success_rate"])),
+      tile("episodes", count(about.counts.episodes)),
       tile("tokens saved by merging", last("tokens/saving") ? `${real(last("tokens/saving"), 2)}×` : "–")),
     bad ? h("p", { class: "card note" }, `${count(bad)} lines of this record are damaged and left out.`) : null,
     h("p", {}, h("a", { href: link("episodes", { run: name }) }, "All episodes, with search and filters →")));
+}
+
+// From the first validation to the last.
+function course(points) {
+  const ends = [...new Set([points?.at(0), points?.at(-1)])].filter(Boolean);
+  return ends.map(([, , value]) => share(value)).join(" → ") || "–";
 }
 
 function stepTable({ name, about }) {
