@@ -21,6 +21,7 @@ from astuner.run_record.summary import (
     read_summary,
     write_summary,
 )
+from astuner.run_record.updates import SampleUpdate, TokenUpdate, by_token, call_advantages, places, trained_tokens
 
 __all__ = [
     "EpisodeEntry",
@@ -33,16 +34,21 @@ __all__ = [
     "RedactingStream",
     "RunRecord",
     "RunSummary",
+    "SampleUpdate",
     "Split",
+    "TokenUpdate",
     "TokensSummary",
     "ValidationSummary",
     "ValidationsSummary",
+    "by_token",
+    "call_advantages",
     "check_loggers",
     "find_episode",
     "find_run",
     "is_being_written",
     "is_record",
     "learn_secrets",
+    "places",
     "plot_run",
     "read_episode",
     "read_index",
@@ -52,5 +58,6 @@ __all__ = [
     "read_summary",
     "redact",
     "redact_argv",
+    "trained_tokens",
     "write_summary",
 ]
