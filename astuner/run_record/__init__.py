@@ -21,7 +21,7 @@ from astuner.run_record.summary import (
     read_summary,
     write_summary,
 )
-from astuner.run_record.updates import SampleUpdate, TokenUpdate, by_token, call_advantages, places, trained_tokens
+from astuner.run_record.updates import SampleUpdate, by_token, call_advantages, of_span, trained_tokens
 
 __all__ = [
     "EpisodeEntry",
@@ -36,7 +36,6 @@ __all__ = [
     "RunSummary",
     "SampleUpdate",
     "Split",
-    "TokenUpdate",
     "TokensSummary",
     "ValidationSummary",
     "ValidationsSummary",
@@ -48,7 +47,7 @@ __all__ = [
     "is_being_written",
     "is_record",
     "learn_secrets",
-    "places",
+    "of_span",
     "plot_run",
     "read_episode",
     "read_index",

@@ -13,11 +13,13 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, TypeVar
 
 from astuner.errors import RecordError
 from astuner.schema import CallSpan, Sample
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +34,6 @@ class SampleUpdate:
 
     advantages: tuple[tuple[int, float], ...]
     logprobs: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenUpdate:
-    """One token's advantage, and its logprob where the trainer computed it."""
-
-    advantage: float
-    logprob: float | None
 
 
 def encode_update(update: SampleUpdate) -> dict[str, Any]:
@@ -67,7 +61,7 @@ def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"no update of a sample: {error!r}") from error
     trained = trained_tokens(sample)
-    if sum(tokens for tokens, _ in advantages) != trained or logprobs is not None and len(logprobs) != trained:
+    if sum(tokens for tokens, _ in advantages) != trained or (logprobs is not None and len(logprobs) != trained):
         raise RecordError(f"an update is of another number of tokens than its sample trains ({trained})")
     return SampleUpdate(advantages, logprobs)
 
@@ -77,12 +71,14 @@ def trained_tokens(sample: Sample) -> int:
     return len(sample.loss_mask) - sample.loss_mask.count(0)
 
 
-def by_token(sample: Sample, update: SampleUpdate) -> list[TokenUpdate | None]:
-    """Return for each of a sample's N tokens how it was trained; None for context."""
-    advantages = (advantage for tokens, advantage in update.advantages for advantage in repeat(advantage, tokens))
+def by_token(sample: Sample, update: SampleUpdate) -> tuple[list[float | None], list[float | None]]:
+    """Return the advantage and the trainer's logprob of each of a sample's N tokens, None where it has none."""
+    advantages = chain.from_iterable(repeat(advantage, tokens) for tokens, advantage in update.advantages)
     logprobs: Iterator[float | None] = repeat(None) if update.logprobs is None else iter(update.logprobs)
-    # `zip` would take a logprob too many.
-    return [TokenUpdate(next(advantages), next(logprobs)) if mask else None for mask in sample.loss_mask]
+    return (
+        [next(advantages) if mask else None for mask in sample.loss_mask],
+        [next(logprobs) if mask else None for mask in sample.loss_mask],
+    )
 
 
 def call_advantages(samples: Sequence[Sample], updates: Sequence[SampleUpdate]) -> dict[str, float]:
@@ -92,18 +88,18 @@ def call_advantages(samples: Sequence[Sample], updates: Sequence[SampleUpdate]) 
     """
     found = {}
     for sample, update in zip(samples, updates, strict=False):
-        tokens = by_token(sample, update)
+        advantages, _ = by_token(sample, update)
         for span in sample.spans:
-            values = [one.advantage for one in (tokens[place] for place in places(span)) if one is not None]
+            values = [value for value in of_span(advantages, span) if value is not None]
             if values:
                 same = values.count(values[0]) == len(values)
                 found[span.call_id] = values[0] if same else sum(values) / len(values)
     return found
 
 
-def places(span: CallSpan) -> Sequence[int]:
-    """Return where in its sample a call's completion stands."""
-    return range(span.start, span.end) if span.nodes is None else span.nodes
+def of_span(values: Sequence[Value], span: CallSpan) -> Sequence[Value]:
+    """Return those of a sample's N values that are of the completion of one call."""
+    return values[span.start : span.end] if span.nodes is None else [values[node] for node in span.nodes]
 
 
 def _swapped(numbers: array[float]) -> array[float]:

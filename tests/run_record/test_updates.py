@@ -36,10 +36,8 @@ def test_what_is_written_is_what_is_read(logprobs: list[float], context: int):
 
 
 def test_tokens_and_calls_find_their_own():
-    tokens = by_token(SAMPLE, UPDATE)
-    assert [token and (token.advantage, token.logprob) for token in tokens] == [
-        None, (0.5, -1.5), (0.5, -2.5), None, (-1.0, -3.5),
-    ]  # fmt: skip
+    assert by_token(SAMPLE, UPDATE) == ([None, 0.5, 0.5, None, -1.0], [None, -1.5, -2.5, None, -3.5])
+    assert by_token(SAMPLE, replace(UPDATE, logprobs=None))[1] == [None] * 5
     assert call_advantages([SAMPLE], [UPDATE]) == {"a": 0.5, "b": -1.0}
     apart = replace(UPDATE, advantages=((1, 0.0), (1, 1.0), (1, 2.0)))
     assert call_advantages([SAMPLE], [apart]) == {"a": 0.5, "b": 2.0}

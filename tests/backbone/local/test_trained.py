@@ -77,8 +77,8 @@ def test_each_call_has_the_advantage_that_it_was_trained_with(model_folder: Path
         assert ordered == sorted(ordered)
         seen.add(len(ordered))
         for sample, one in zip(episode.samples, updates, strict=True):
-            tokens = by_token(sample, one)
-            assert [token is not None for token in tokens] == [mask > 0 for mask in sample.loss_mask]
+            advantages, _ = by_token(sample, one)
+            assert [value is not None for value in advantages] == [mask > 0 for mask in sample.loss_mask]
     assert max(seen) > 1
 
 
