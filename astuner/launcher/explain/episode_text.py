@@ -45,7 +45,7 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
         said.append("success" if episode.is_success else "no success")
     if episode.advantage is not None:
         apart = bool(episode.agent_rewards) or any(call.reward is not None for call in episode.calls)
-        said.append(f"advantage {episode.advantage:+.2f}" + (" (of the mean; each has its own)" if apart else ""))
+        said.append(f"advantage {episode.advantage:+.2f}" + (" (of the mean; calls have their own)" if apart else ""))
     said.append(f"{episode.seconds:.1f} s")
     console.print(f"[bold]{escape(episode.episode_id)}[/]", soft_wrap=True)
     console.print(" · ".join(said))
