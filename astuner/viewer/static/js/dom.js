@@ -70,7 +70,8 @@ export function brief(value, limit = 120) {
   return [...cut].map((character) => (ODD.test(character) || character === "\n" ? named(character) : character)).join("");
 }
 
-export const count = (number) => (number === null || number === undefined ? "–" : Math.round(number).toLocaleString("en"));
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+export const count = (number) => (number === null || number === undefined ? "–" : WHOLE.format(number));
 export const share = (number) => (number === null || number === undefined ? "–" : `${(100 * number).toFixed(1)} %`);
 
 export const many = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
@@ -80,6 +81,9 @@ export function real(number, digits = 3) {
   if (number !== 0 && (Math.abs(number) < 0.001 || Math.abs(number) >= 1e6)) return number.toExponential(2);
   return String(Number(number.toFixed(digits)));
 }
+
+// The advantages of an agent's calls: one number, or from the least to the most.
+export const between = ({ least, most }) => (least === most ? real(least) : `${real(least)} … ${real(most)}`);
 
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");

@@ -15,9 +15,11 @@ export async function episodesPage(query) {
   const offset = Number(asked.offset) || 0;
   let state = "";
   const labels = async () => { const about = await ask("run", { run }); state = about.state; return about.labels; };
-  const search = await followed(labels, (found) => [filters(run, asked, found)]);
-  const table = await followed(() => ask("episodes", { run, limit: PAGE, ...asked }), (found) =>
-    [pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset)]);
+  const find = () => ask("episodes", { run, limit: PAGE, ...asked });
+  const [search, table] = await Promise.all([
+    followed(labels, (found) => [filters(run, asked, found)]),
+    followed(find, (found) => [pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset)]),
+  ]);
   const refresh = async () => {
     await Promise.all([search.refresh(), table.refresh()]);
     return state === "running" ? "● following" : "";
