@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import bdb
+import importlib.util
 import os
 import sys
+import threading
 from types import FrameType
 
 from astuner.errors import ConfigError
 
 _chosen: frozenset[str] = frozenset()
+_port: int | None = None
+_listening = threading.Lock()
 
 
 def bp(tag: str) -> None:
     """Stop in the debugger, as `breakpoint()` does, if `--db` names `tag`; otherwise do nothing.
 
     pdb, and editors that use debugpy, stop at the line after, in the caller. Another debugger that `PYTHONBREAKPOINT`
-    names stops at the end of this function, from which the next step leads there.
+    names stops at the end of this function, from which the next step leads there. In a training backbone the first
+    stop waits until a debugger attaches to `debug.debugger_port`; once it has left, the run goes on by itself.
     """
     if tag in _chosen:
         _stop(sys._getframe(1))
@@ -35,6 +40,23 @@ def choose_tags(text: str) -> None:
     _chosen = tags
 
 
+def stop_through_port(port: int) -> None:
+    """Let the chosen tags wait for a debugger at this port of 127.0.0.1: where there is no terminal to stop in.
+
+    Raises:
+        ConfigError: tags are chosen, and debugpy is not installed.
+    """
+    global _port  # noqa: PLW0603 a process is debugged as a whole
+    if not _chosen or "pydevd" in sys.modules:  # an editor's debugger is here already
+        return
+    if importlib.util.find_spec("debugpy") is None:
+        raise ConfigError(
+            "--db stops a training backbone through a debugger's port, which needs debugpy, not installed here; run: "
+            "pip install debugpy, or use --backbone=debug, which stops in the terminal"
+        )
+    _port = port
+
+
 def any_chosen() -> bool:
     """Whether the run is to stop anywhere."""
     return bool(_chosen)
@@ -50,6 +72,7 @@ def is_debugged() -> bool:
 
 
 def _stop(frame: FrameType) -> None:
+    _wait_for_debugger()
     # A debugger's own hook would stop in the frame that calls it: ours.
     pydevd = sys.modules.get("pydevd")
     if pydevd is not None:
@@ -60,6 +83,29 @@ def _stop(frame: FrameType) -> None:
         pdb.Pdb().set_trace(frame)
     else:
         sys.breakpointhook()
+
+
+def _wait_for_debugger() -> None:
+    """Wait once, if it is to be waited at all, until a debugger has attached; other threads' stops wait with it."""
+    global _port  # noqa: PLW0603 a process is debugged as a whole
+    with _listening:
+        if _port is None:
+            return
+        import debugpy
+        from loguru import logger
+
+        try:
+            place = debugpy.listen(("127.0.0.1", _port))
+        except RuntimeError:  # another process of this run, or somebody else's, has the port
+            place = debugpy.listen(("127.0.0.1", 0))
+        logger.warning(
+            "process {} waits at a breakpoint for a debugger: attach one to {}:{} (in VS Code by `Attach to a run` of "
+            "the launch.json that `astuner init` writes)",
+            os.getpid(),
+            *place,
+        )
+        debugpy.wait_for_client()
+        _port = None
 
 
 def _python_would_take_pdb() -> bool:

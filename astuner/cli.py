@@ -52,7 +52,8 @@ _DB = click.option(
     metavar="TAG1|TAG2",
     expose_value=False,
     callback=_stop_at,
-    help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'); episodes run one at a time, in the main thread.",
+    help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'): with --backbone=debug in this terminal, one "
+    "episode at a time; in training through debug.debugger_port.",
 )
 _OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 

@@ -130,7 +130,7 @@ def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) ->
 
 def one_at_a_time(config: AstunerConfig) -> bool:
     """Whether episodes run one by one in the main thread: for debuggers, which then stop the whole run."""
-    return any_chosen() or (config.backbone == "debug" and config.debug.debug_max_parallel == 1)
+    return config.backbone == "debug" and (any_chosen() or config.debug.debug_max_parallel == 1)
 
 
 def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:

@@ -170,6 +170,8 @@ class DebugConfig(Section):
     """The environment variable that holds that server's key; none is sent without it."""
     served_model: str | None = None
     """The model's name on that server; by default model.path, or the only model that it serves."""
+    debugger_port: Annotated[int, Field(ge=1024, le=65535)] = 5678
+    """Port of 127.0.0.1 at which a debugger attaches where `--db` stops a training backbone."""
     debug_vllm_port: Annotated[int, Field(ge=1024, le=65535)] = 18000
     """Port of the vLLM server that astuner starts."""
     debug_vllm_seed: NonNegativeInt = 12345

@@ -60,6 +60,7 @@ SCOPES = (
         _TRAINING,
         (
             "astuner.data.shuffle",
+            "astuner.debug.debugger_port",
             "astuner.model.gradient_checkpointing",
             "astuner.model.lora",
             "astuner.rollout.max_env_worker",

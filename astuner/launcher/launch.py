@@ -23,6 +23,7 @@ from astuner.backbone.base import (
 )
 from astuner.backbone.ingredients import Ingredients, gather, one_at_a_time
 from astuner.backbone.progress import RunProgress
+from astuner.breakpoints import stop_through_port
 from astuner.config.dumping import to_yaml
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import RunConfig
@@ -170,6 +171,8 @@ class Launch:
         config = self.config.astuner
         console = make_console()
         log_to(console)
+        if config.backbone != "debug":
+            stop_through_port(config.debug.debugger_port)
         running = RunningEpisodes()
         with tidy_output(), report_on_usr1(lambda: _report(running)), contextlib.ExitStack() as stack:
             # Mistakes are found before an earlier record is moved aside, and the cheap ones first.

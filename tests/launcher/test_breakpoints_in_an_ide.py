@@ -12,21 +12,33 @@ from astuner.run_record import read_summary
 from tests.launcher.debug_client import DebugClient
 from tests.llm_engine.completions_server import listening
 
-SECONDS = 60.0
+SECONDS = 240.0
 WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"
 
 
 @contextmanager
 def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
     """Run the debug backbone on one task, twice, under debugpy with breakpoints in agents.py; it has to end well."""
-    with listening() as place:
-        port = place.getsockname()[1]
-    command = [sys.executable, "-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}"]
+    port = free_port()
+    command = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}"]
     command += ["--wait-for-client", "-m", "astuner", "--backbone", "debug", "--conf", "run.yaml"]
     command += ["astuner.debug.debug_max_parallel=1", "astuner.debug.debug_first_n_tasks=1"]
-    command += ["astuner.rollout.num_repeat=2", *words]
+    with client_of(folder, [*command, "astuner.rollout.num_repeat=2", *words], port, lines) as client:
+        yield client
+        client.event("terminated")
+    assert read_summary(folder / "launcher_record/run-debug").episodes.ok == 2
+
+
+def free_port() -> int:
+    with listening() as place:
+        return int(place.getsockname()[1])
+
+
+@contextmanager
+def client_of(folder: Path, command: Sequence[str], port: int, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
+    """Start Python with this command, and attach as soon as it listens; it has to end well."""
     with (folder / "out.txt").open("w") as out:
-        process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out)
+        process = subprocess.Popen([sys.executable, *command], cwd=folder, stdout=out, stderr=out)
     client = DebugClient(port, SECONDS)
     try:
         client.ask("initialize", adapterID="test", pathFormat="path", linesStartAt1=True)
@@ -38,7 +50,6 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
         client.ask("configurationDone")
         client.answer(attaching)
         yield client
-        client.event("terminated")
     finally:
         client.close()
         try:
@@ -47,7 +58,6 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
             process.kill()
             code = process.wait()
     assert code == 0, (folder / "out.txt").read_text()
-    assert read_summary(folder / "launcher_record/run-debug").episodes.ok == 2
 
 
 def line_of(folder: Path, text: str) -> int:
@@ -55,15 +65,15 @@ def line_of(folder: Path, text: str) -> int:
     return next(n for n, line in enumerate((folder / "agents.py").read_text().splitlines(), 1) if text in line)
 
 
-def stopped_at(client: DebugClient, name: str) -> tuple[str, int, str]:
-    """Wait for a stop in the main thread, and go on: the function, the line and a variable's value."""
+def stopped_at(client: DebugClient, name: str, *, main: bool = True) -> tuple[str, int, str]:
+    """Wait for a stop in the main thread or another, and go on: the function, the line and a variable's value."""
     stopped = client.event("stopped")
     threads = {thread["id"]: thread["name"] for thread in client.ask("threads")["threads"]}
-    assert threads[stopped["threadId"]] == "MainThread"
+    assert (threads[stopped["threadId"]] == "MainThread") == main
     frame = client.ask("stackTrace", threadId=stopped["threadId"], levels=1)["stackFrames"][0]
     (locals_,) = [s for s in client.ask("scopes", frameId=frame["id"])["scopes"] if s["name"] == "Locals"]
     variables = client.ask("variables", variablesReference=locals_["variablesReference"])["variables"]
-    client.ask("continue", threadId=stopped["threadId"])
+    client.ask("continue", threadId=stopped["threadId"], singleThread=True)
     return frame["name"], frame["line"], next(v["value"] for v in variables if v["name"] == name)
 
 
@@ -85,3 +95,17 @@ def test_a_breakpoint_in_a_plain_judge_is_in_the_main_thread(folder: Path):
     with attached(folder, *words, lines=[line]) as client:
         stops = [stopped_at(client, "repeat") for _ in range(2)]
     assert stops == [("compute_reward", line, "0.0"), ("compute_reward", line, "1.0")]
+
+
+def test_training_stops_through_the_debuggers_port_until_the_debugger_leaves(folder: Path):
+    port, line = free_port(), line_of(folder, 'bp("HERE")') + 1
+    command = ["-m", "astuner", "--conf", "run.yaml", "--db=HERE", WORKFLOW.format("StopsAtTags")]
+    command += [f"astuner.debug.debugger_port={port}", "astuner.trainer_common.total_training_steps=1"]
+    # One at a time, so that the order is known; a stop in one thread stops all others too.
+    with client_of(folder, [*command, "astuner.rollout.max_env_worker=1"], port) as client:
+        # The validation's episode, then the first of the eight that train; the others go on without a debugger.
+        stops = [stopped_at(client, "answer", main=False) for _ in range(3)]
+    assert [place[:2] for place in stops] == [("execute", line)] * 3
+    assert stops[0][2] == "42"
+    assert f"attach one to 127.0.0.1:{port}" in (folder / "out.txt").read_text()
+    assert read_summary(folder / "launcher_record/run").episodes.ok == 10

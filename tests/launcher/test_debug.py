@@ -201,20 +201,16 @@ def test_a_server_samples_in_place_of_the_embedded_engine(
         debug(f"debug.base_url={url}").says("cannot be reached", url)
 
 
-@pytest.mark.parametrize("backbone", ["debug", "local"])
-def test_only_the_named_breakpoint_stops(folder: Path, backbone: str):
-    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", f"--backbone={backbone}", "--db=OTHER|HERE"]
-    settings = ("rollout.agentscope_workflow='agents->StopsAtTags'", "rollout.num_repeat=2", "data.train_batch_size=1")
+def test_only_the_named_breakpoint_stops(folder: Path):
+    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug", "--db=OTHER|HERE"]
+    settings = ("rollout.agentscope_workflow='agents->StopsAtTags'", "rollout.num_repeat=2")
     command += [f"astuner.{setting}" for setting in (*settings, "debug.debug_first_n_tasks=1")]
-    command += ["astuner.trainer_common.total_training_steps=1"]
-    typed = "p 'the answer is', answer\ncontinue\n" * (3 if backbone == "local" else 2)  # and validation
+    typed = "p 'the answer is', answer\ncontinue\n" * 2
     ended = subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
     # In the workflow's own frame, at the line after.
-    stops = 3 if backbone == "local" else 2
-    assert ended.stdout.count("-> return await super().execute(workflow_task, model_tuner)") == stops
-    assert ended.stdout.count("agents.py(") == ended.stdout.count("execute()") == stops
-    assert ended.stdout.count("('the answer is', 4") == stops
+    assert ended.stdout.count("-> return await super().execute(workflow_task, model_tuner)") == 2
+    assert ended.stdout.count("agents.py(") == ended.stdout.count("execute()") == 2
     assert "('the answer is', 42)" in ended.stdout
     assert "('the answer is', 43)" in ended.stdout
 
