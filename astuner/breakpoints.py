@@ -6,6 +6,7 @@ import bdb
 import os
 import sys
 from types import FrameType
+from typing import Any
 
 from astuner.errors import ConfigError
 
@@ -46,12 +47,12 @@ def is_debugged() -> bool:
     Then time passes that is not the episode's own, so that no deadline holds.
     """
     tracer = getattr(sys.gettrace(), "__self__", None)
-    return any_chosen() or "pydevd" in sys.modules or isinstance(tracer, bdb.Bdb)
+    return any_chosen() or _editors_debugger() is not None or isinstance(tracer, bdb.Bdb)
 
 
 def _stop(frame: FrameType) -> None:
     # A debugger's own hook would stop in the frame that calls it: ours.
-    pydevd = sys.modules.get("pydevd")
+    pydevd = _editors_debugger()
     if pydevd is not None:
         pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
     elif sys.breakpointhook is sys.__breakpointhook__ and _python_would_take_pdb():
@@ -60,6 +61,15 @@ def _stop(frame: FrameType) -> None:
         pdb.Pdb().set_trace(frame)
     else:
         sys.breakpointhook()
+
+
+def _editors_debugger() -> Any:
+    """Return pydevd, on which debugpy builds, if an editor is connected to this process by debugpy, else None.
+
+    That they are loaded means nothing: a Jupyter kernel loads them for whoever may want them.
+    """
+    debugpy: Any = sys.modules.get("debugpy")
+    return sys.modules.get("pydevd") if debugpy is not None and debugpy.is_client_connected() else None
 
 
 def _python_would_take_pdb() -> bool:
