@@ -8,11 +8,13 @@ import os
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 from astuner.errors import ConfigError
 
 _chosen: frozenset[str] = frozenset()
 _port: int | None = None
+_waited = False
 _listening = threading.Lock()
 
 
@@ -47,7 +49,7 @@ def stop_through_port(port: int) -> None:
         ConfigError: tags are chosen, and debugpy is not installed.
     """
     global _port  # noqa: PLW0603 a process is debugged as a whole
-    if not _chosen or "pydevd" in sys.modules:  # an editor's debugger is here already
+    if not _chosen or _editors_debugger() is not None:
         return
     if importlib.util.find_spec("debugpy") is None:
         raise ConfigError(
@@ -68,15 +70,18 @@ def is_debugged() -> bool:
     Then time passes that is not the episode's own, so that no deadline holds.
     """
     tracer = getattr(sys.gettrace(), "__self__", None)
-    return any_chosen() or "pydevd" in sys.modules or isinstance(tracer, bdb.Bdb)
+    return any_chosen() or _editors_debugger() is not None or isinstance(tracer, bdb.Bdb)
 
 
 def _stop(frame: FrameType) -> None:
-    _wait_for_debugger()
+    if _port is not None:
+        _wait_for_debugger(_port)
     # A debugger's own hook would stop in the frame that calls it: ours.
-    pydevd = sys.modules.get("pydevd")
+    pydevd = _editors_debugger()
     if pydevd is not None:
         pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
+    elif _port is not None:
+        return  # the debugger has left
     elif sys.breakpointhook is sys.__breakpointhook__ and _python_would_take_pdb():
         import pdb
 
@@ -85,17 +90,17 @@ def _stop(frame: FrameType) -> None:
         sys.breakpointhook()
 
 
-def _wait_for_debugger() -> None:
-    """Wait once, if it is to be waited at all, until a debugger has attached; other threads' stops wait with it."""
-    global _port  # noqa: PLW0603 a process is debugged as a whole
+def _wait_for_debugger(port: int) -> None:
+    """Wait until a debugger has attached, the first time only; other threads' stops wait with it."""
+    global _waited  # noqa: PLW0603 a process is debugged as a whole
     with _listening:
-        if _port is None:
+        if _waited:
             return
         import debugpy
         from loguru import logger
 
         try:
-            place = debugpy.listen(("127.0.0.1", _port))
+            place = debugpy.listen(("127.0.0.1", port))
         except RuntimeError:  # another process of this run, or somebody else's, has the port
             place = debugpy.listen(("127.0.0.1", 0))
         logger.warning(
@@ -105,7 +110,16 @@ def _wait_for_debugger() -> None:
             *place,
         )
         debugpy.wait_for_client()
-        _port = None
+        _waited = True
+
+
+def _editors_debugger() -> Any:
+    """Return pydevd, on which debugpy builds, if an editor is connected to this process by debugpy, else None.
+
+    That they are loaded means nothing: a Jupyter kernel loads them for whoever may want them.
+    """
+    debugpy: Any = sys.modules.get("debugpy")
+    return sys.modules.get("pydevd") if debugpy is not None and debugpy.is_client_connected() else None
 
 
 def _python_would_take_pdb() -> bool:

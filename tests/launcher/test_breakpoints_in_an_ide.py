@@ -12,7 +12,7 @@ from astuner.run_record import read_summary
 from tests.launcher.debug_client import DebugClient
 from tests.llm_engine.completions_server import listening
 
-SECONDS = 240.0
+SECONDS = 120.0
 WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"
 
 
@@ -103,9 +103,9 @@ def test_training_stops_through_the_debuggers_port_until_the_debugger_leaves(fol
     command += [f"astuner.debug.debugger_port={port}", "astuner.trainer_common.total_training_steps=1"]
     # One at a time, so that the order is known; a stop in one thread stops all others too.
     with client_of(folder, [*command, "astuner.rollout.max_env_worker=1"], port) as client:
-        # The validation's episode, then the first of the eight that train; the others go on without a debugger.
+        # The first of the eight episodes that train; the others go on without a debugger.
         stops = [stopped_at(client, "answer", main=False) for _ in range(3)]
     assert [place[:2] for place in stops] == [("execute", line)] * 3
     assert stops[0][2] == "42"
     assert f"attach one to 127.0.0.1:{port}" in (folder / "out.txt").read_text()
-    assert read_summary(folder / "launcher_record/run").episodes.ok == 10
+    assert read_summary(folder / "launcher_record/run").episodes.ok == 8
