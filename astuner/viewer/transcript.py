@@ -13,7 +13,7 @@ _MOST_MESSAGES = 60
 
 
 def transcript(episode: Episode) -> list[dict[str, Any]]:
-    """Return role and text of the messages of the longest conversation, long ones cut."""
+    """Return the messages of the longest conversation, in the form of the chat API and with long texts cut."""
     if not episode.calls:
         return []
     messages = max(episode.calls, key=lambda call: (len(call.messages), call.end_time)).messages
@@ -24,14 +24,25 @@ def transcript(episode: Episode) -> list[dict[str, Any]]:
 
 def _short(message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        return {"role": "?", "text": _cut(str(message)), "calls": []}
-    content = message.get("content")
-    calls = message.get("tool_calls")
+        return {"role": "?", "content": _cut(str(message))}
+    content, calls = message.get("content"), message.get("tool_calls")
     return {
         "role": str(message.get("role", "?"))[:40],
-        "text": _cut(content if isinstance(content, str) else json.dumps(content, default=str)) if content else "",
-        "calls": [_cut(json.dumps(call, default=str)) for call in calls[:20]] if isinstance(calls, list) else [],
+        "name": str(message.get("name") or "")[:60],
+        "content": _cut(_text(content)) if content else "",
+        "tool_calls": [_short_call(call) for call in calls[:20]] if isinstance(calls, list) else [],
     }
+
+
+def _short_call(call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return {"function": {"arguments": _cut(_text(call))}}
+    return {"function": {"name": str(function.get("name"))[:60], "arguments": _cut(_text(function.get("arguments")))}}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _cut(text: str) -> str:

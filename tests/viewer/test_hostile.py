@@ -22,6 +22,7 @@ HOSTILE = {
     "quotes": f"\"'`><a href='javascript:{RUNS}'>x</a> ${{{RUNS}}} {{{{{RUNS}}}}} </script></style></textarea>",
     "controls": "\x00\x07\x1b[2J\x1b[31mred\x1b]8;;http://evil.example\x07link\r\x7f\x9b",
     "directions": "\u202egnp.exe\u2066\u2067\u200f\u200b\ufeff\u2028\u2029 שלום \U000e0041",
+    "unseen": "a\u00a0b\u3000c\u202fd\u3164e\ufe0ff\u180eg\u2800h\u115fi\U000e0041",
     "surrogates": "a\ud800b\udfffc",
     "long": "x" * 1_000_000,
 }
@@ -101,8 +102,9 @@ def assert_harmless(page: Page) -> None:
     assert page.all("main script, main img, main iframe, main a[href^=javascript]") == []
     assert page.all("main .error[role=alert]") == []
     assert page.run("return document.documentElement.scrollWidth <= innerWidth")
-    raw = page.run("return /[\\u0000-\\u0008\\u001b\\u202a-\\u202e\\u2066-\\u2069]/.test(document.body.innerText)")
-    assert not raw, "control or bidirectional characters reach the page as they are"
+    odd = "[\\u0000-\\u0008\\u001b\\p{Cf}\\u3000\\u202f\\u2800\\p{Default_Ignorable_Code_Point}]"
+    raw = page.run("return new RegExp(arguments[0], 'u').exec(document.body.innerText)?.[0]", odd)
+    assert not raw, f"a character that cannot be seen reaches the page as it is: {raw!r}"
     assert page.complaints() == []
 
 

@@ -14,7 +14,8 @@ export function chat(view, callNumber) {
     shown.map((number) => bubble(view.messages[number])));
 }
 
-function bubble(message) {
+// One message of a conversation.
+export function bubble(message) {
   if (message === null || typeof message !== "object") return h("div", { class: "message" }, said(message));
   const role = brief(message.role ?? "?", 20);
   const body = parts(message.content);

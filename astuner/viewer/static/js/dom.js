@@ -22,12 +22,15 @@ function setAll(element, attributes) {
   }
 }
 
-const ODD = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]/u;
-const CLIP = 4000;
+// Controls, format characters, spaces but the plain one, what fonts draw as nothing (the empty braille cell among them),
+// and halves of surrogate pairs. Line ends and tabs are text.
+const ODD = /(?![ \n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Zs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/u;
+const CLIP = 4000, MORE = 100_000;
 
 // What cannot be seen, or changes how what follows is seen, by name.
 export function named(character) {
   const code = character.codePointAt(0);
+  if (character === "\n") return "⏎";
   if (code < 32) return String.fromCodePoint(0x2400 + code);
   return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
 }
@@ -38,24 +41,29 @@ export const isOdd = (character) => ODD.test(character);
 export function said(text, limit = CLIP) {
   const full = asText(text);
   const box = h("div", { class: "said", dir: "auto" });
-  box.append(...pieces(full.slice(0, limit)));
-  if (full.length > limit) {
-    const more = h("button", { type: "button", onclick: () => box.replaceChildren(...pieces(full)) },
-      `show all ${count(full.length)} characters`);
+  const show = (length) => {
+    box.replaceChildren(...pieces(full.slice(0, length)));
+    if (full.length <= length) return;
+    const more = h("button", { type: "button", onclick: () => show(length + MORE) }, `show more of ${count(full.length)} characters`);
     box.append("… ", more);
-  }
+  };
+  show(limit);
   return box;
 }
 
 function pieces(text) {
+  // Neighbours share an element: a megabyte of them is one.
   const found = [];
-  let plain = "";
+  let run = "", odd = false;
   for (const character of text) {
-    if (!ODD.test(character)) { plain += character; continue; }
-    found.push(plain, h("span", { class: "odd" }, named(character)));
-    plain = "";
+    if (ODD.test(character) !== odd) {
+      found.push(odd ? h("span", { class: "odd" }, run) : run);
+      run = "";
+      odd = !odd;
+    }
+    run += odd ? named(character) : character;
   }
-  found.push(plain);
+  found.push(odd ? h("span", { class: "odd" }, run) : run);
   return found;
 }
 

@@ -4,7 +4,7 @@ import { ask, link, note } from "./address.js";
 import { chat } from "./chat.js";
 import { between, brief, count, facts, h, list, real, said, tile } from "./dom.js";
 import { tokenView } from "./tokens.js";
-import { tree } from "./tree.js";
+import { MOST_TIMELINES, tree } from "./tree.js";
 
 export async function episodePage(query) {
   const asked = { run: query.get("run"), episode: query.get("episode") };
@@ -24,10 +24,8 @@ export function episodeContent(view, query) {
     draw();
   };
   const draw = () => {
-    treeBox.replaceChildren(tree(view, state.timeline, (timeline) => open(timeline)));
-    const calls = view.timelines[state.timeline]?.calls ?? [];
-    const longest = calls.reduce((best, call) => (best === undefined || view.calls[call].messages.length >= view.calls[best].messages.length ? call : best), undefined);
-    chatBox.replaceChildren(h("h2", {}, `Messages of timeline ${state.timeline + 1}`), chat(view, longest ?? 0));
+    treeBox.replaceChildren(tree(view, state.timeline, (timeline) => open(timeline)), ...others(view, open));
+    chatBox.replaceChildren(...messages(view, state.timeline));
     const tokens = tokenView(view, state.timeline, state.token, (token) => note({ token }));
     tokenBox.replaceChildren(h("h2", {}, `Tokens of timeline ${state.timeline + 1}`), advantages(view.timelines[state.timeline]),
       ...hints(view), ...tokens.content);
@@ -38,6 +36,25 @@ export function episodeContent(view, query) {
     h("div", { class: "split" }, chatBox, tokenBox), agents(view), calls(view), details(view)];
 }
 
+// Those that the tree does not draw are opened by their number.
+function others({ timelines }, open) {
+  if (timelines.length <= MOST_TIMELINES) return [];
+  return [h("label", {}, `the first ${MOST_TIMELINES} of ${count(timelines.length)} timelines are drawn; open timeline `,
+    h("input", { type: "number", min: 1, max: timelines.length, onchange: (event) => open(event.target.value - 1) }))];
+}
+
+// A timeline's messages; without token ids there is none, and the calls are read one by one.
+function messages(view, timeline) {
+  const most = (calls) => calls.reduce((best, call) => (view.calls[call].messages.length >= view.calls[best].messages.length ? call : best), calls[0]);
+  const found = view.timelines[timeline];
+  if (found) return [h("h2", {}, `Messages of timeline ${timeline + 1}`), chat(view, most(found.calls))];
+  const box = h("div", {}, chat(view, most([...view.calls.keys()])));
+  const options = view.calls.map((call, index) => h("option", { value: index, selected: index === most([...view.calls.keys()]) },
+    `${index + 1} ${brief(call.agent, 30)}`));
+  const choice = h("label", {}, "messages of call", h("select", { name: "call", onchange: (event) => box.replaceChildren(chat(view, Number(event.target.value))) }, options));
+  return [h("h2", {}, "Messages"), view.calls.length > 1 ? choice : null, box].filter(Boolean);
+}
+
 function heading(view) {
   const { episode, tokens } = view;
   return h("div", {}, h("h1", {}, brief(episode.episode_id, 160)),
@@ -45,7 +62,7 @@ function heading(view) {
     h("div", { class: "tiles" }, tile("reward", real(episode.reward)), tile("advantage", real(view.advantage)),
       tile("status", brief(episode.error_kind ?? episode.status, 20)), tile("calls", count(view.calls.length)),
       tile("timelines", count(view.timelines.length)), tile("raw tokens", count(tokens.raw)), tile("distinct", count(tokens.distinct)),
-      tile("trained", count(tokens.trained)), tile("seconds", real(episode.seconds, 1))));
+      tile(view.split === "val" ? "trainable" : "trained", count(tokens.trained)), tile("seconds", real(episode.seconds, 1))));
 }
 
 // Only where there is more to say than the tile of the episode's one advantage.

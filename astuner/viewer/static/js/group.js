@@ -1,28 +1,34 @@
 // The groups of a step, and the episodes of one group side by side.
 
 import { ask, link } from "./address.js";
-import { between, brief, count, h, list, many, real, said, share } from "./dom.js";
+import { bubble } from "./chat.js";
+import { between, brief, count, h, list, many, real, share } from "./dom.js";
+import { followed } from "./followed.js";
 
 export async function stepPage(query) {
   const run = query.get("run"), step = query.get("step"), split = query.get("split") ?? "train";
-  const groups = await ask("groups", { run, step, split });
-  const table = list([
+  const table = (groups) => list([
     ["task", (row) => h("a", { href: link("group", { run, step, split, task: row.task_key }) }, brief(row.task, 80)), true],
     ["episodes", (row) => count(row.episodes)], ["failed", (row) => h("span", { class: row.failed ? "bad" : "" }, count(row.failed))],
     ["reward", (row) => real(row.reward)], ["lowest", (row) => real(row.least)], ["highest", (row) => real(row.most)],
     ["success", (row) => share(row.success)], ["forks", (row) => count(row.forks)],
     ["raw", (row) => count(row.tokens_raw)], ["distinct", (row) => count(row.tokens_distinct)], ["trained", (row) => count(row.tokens_trained)],
   ], groups);
-  return { content: [h("h1", {}, `${split === "val" ? "Validation at step" : "Step"} ${brief(step, 12)}: ${count(groups.length)} groups`), table] };
+  const name = `${split === "val" ? "Validation at step" : "Step"} ${brief(step, 12)}`;
+  const { box, refresh } = await followed(() => ask("groups", { run, step, split }),
+    (groups) => [h("h1", {}, `${name}: ${many(groups.length, "group")}`), table(groups)]);
+  return { content: [box], refresh: async () => { await refresh(); } };
 }
 
 export async function groupPage(query) {
   const asked = { run: query.get("run"), step: query.get("step"), split: query.get("split") ?? "train", task: query.get("task") };
-  const found = await ask("group", asked);
-  const title = found.rows.length ? brief(found.rows[0].task, 120) : "This group has no episode";
-  const more = found.total > found.rows.length ? ` (the best ${found.rows.length} of ${count(found.total)})` : "";
-  return { content: [h("h1", {}, title), h("p", { class: "soft" }, `step ${brief(asked.step, 12)}, sorted by reward${more}`),
-    h("div", { class: "side" }, found.rows.map((row) => column(asked.run, row)))] };
+  const { box, refresh } = await followed(() => ask("group", asked), (found) => {
+    const title = found.rows.length ? brief(found.rows[0].task, 120) : "This group has no episode";
+    const more = found.total > found.rows.length ? ` (the best ${found.rows.length} of ${count(found.total)})` : "";
+    return [h("h1", {}, title), h("p", { class: "soft" }, `step ${brief(asked.step, 12)}, sorted by reward${more}`),
+      h("div", { class: "side" }, found.rows.map((row) => column(asked.run, row)))];
+  });
+  return { content: [box], refresh: async () => { await refresh(); } };
 }
 
 function column(run, row) {
@@ -33,9 +39,7 @@ function column(run, row) {
     apart(row) ? h("p", { class: "soft" }, "advantage by agent: ", row.agents.map((agent) => `${brief(agent.agent || "–", 30)} ${between(agent)}`).join(" · ")) : null,
     h("p", { class: "soft" }, `${many(row.calls, "call")} · ${many(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
     row.unreadable ? h("p", { class: "bad" }, brief(row.unreadable, 300)) : null,
-    row.transcript.map((message) => h("div", { class: "message", "data-role": brief(message.role, 20) },
-      h("div", { class: "role" }, brief(message.role, 20)), message.text ? said(message.text, 1600) : null,
-      message.calls.map((call) => h("details", {}, h("summary", {}, "tool call"), h("pre", {}, said(call)))))));
+    row.transcript.map(bubble));
 }
 
 // Whether its calls were trained with other advantages than the episode's one.

@@ -1,7 +1,12 @@
 // The tokens of one timeline, with all that is known of each.
 
-export const KINDS = ["prompt", "template", "generated, trained", "generated, not trained"];
-export const PROMPT = 0, TEMPLATE = 1, TRAINED = 2, UNTRAINED = 3;
+const PROMPT = 0, TEMPLATE = 1, TRAINED = 2, UNTRAINED = 3, ELSEWHERE = 4;
+
+// The names of the kinds of tokens. What validation generates carries a mask, and is trained nowhere.
+export function kindNames({ split }) {
+  const trained = split === "val" ? "trainable" : "trained";
+  return ["prompt", "template", `generated, ${trained}`, `generated, not ${trained}`, `generated, ${trained} in another timeline`];
+}
 
 // A sample is a timeline's own where all its calls lie on it; a tree sample is every timeline's.
 export function readTimeline(view, number) {
@@ -17,7 +22,8 @@ export function readTimeline(view, number) {
     for (const [from, to] of segment.template) kinds.fill(TEMPLATE, first + from, first + to);
     for (const run of segment.sampled) kinds.fill(UNTRAINED, first + run.from, first + run.from + run.logprobs.length);
     for (const { sample, from, to, mask } of segment.trained) {
-      if (mask && own.has(sample)) kinds.fill(TRAINED, first + from, first + to);
+      if (!mask) continue;
+      for (let at = first + from; at < first + to; at++) if (own.has(sample) || kinds[at] !== TRAINED) kinds[at] = own.has(sample) ? TRAINED : ELSEWHERE;
     }
   }
   return { ids, kinds, at: (index) => describe(view, view.segments[places[index]], index, kinds[index], own, ids[index]) };

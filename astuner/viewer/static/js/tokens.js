@@ -1,7 +1,7 @@
 // The token view: only the lines in sight are in the document, so that 100,000 tokens scroll as ten do.
 
 import { count, h, isOdd, named, real } from "./dom.js";
-import { KINDS, readTimeline } from "./timeline.js";
+import { kindNames, readTimeline } from "./timeline.js";
 
 const LINE = 22, LONGEST = 60, AROUND = 12;
 
@@ -69,7 +69,7 @@ export function tokenView(view, timelineNumber, chosen, choose) {
     event.preventDefault();
     select(Math.min(timeline.ids.length - 1, Math.max(0, (state.at ?? -1) + move)));
   });
-  return { content: [legend(timeline), box, tip], timeline, select };
+  return { content: [legend(view, timeline), box, tip], timeline, select };
 }
 
 function charWidth(box) {
@@ -134,7 +134,7 @@ function point(tip, element, view, token) {
   const rows = [
     ["token", `${count(token.index)}`], ["id", String(token.id)],
     ["text", view.has_texts ? visible(view.vocabulary[token.id] ?? "", 200) : "no tokenizer at hand"],
-    ["kind", KINDS[token.kind]], ["mask", String(token.mask)],
+    ["kind", kindNames(view)[token.kind]], ["mask", String(token.mask)],
     ...token.sampled.map(({ call, logprob }) => [`logprob, call ${call + 1}`, probability(logprob)]),
     ...token.updates.flatMap(({ advantage, logprob }) => [["current logprob", current(view, logprob, token.sampled)],
       ["advantage", real(advantage ?? view.advantage, 4)]]),
@@ -158,8 +158,8 @@ function current(view, logprob, sampled) {
   return `${probability(logprob)}${moved ? `, ${moved > 0 ? "+" : ""}${real(moved, 4)}` : ""}`;
 }
 
-function legend({ kinds }) {
-  const totals = [0, 0, 0, 0];
+function legend(view, { kinds }) {
+  const totals = [0, 0, 0, 0, 0];
   for (const kind of kinds) totals[kind]++;
-  return h("div", { class: "legend" }, KINDS.map((name, kind) => h("span", {}, h("i", { class: `k${kind}` }), `${name} ${count(totals[kind])}`)));
+  return h("div", { class: "legend" }, kindNames(view).map((name, kind) => h("span", {}, h("i", { class: `k${kind}` }), `${name} ${count(totals[kind])}`)));
 }

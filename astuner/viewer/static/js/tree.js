@@ -2,7 +2,8 @@
 
 import { brief, count, svg } from "./dom.js";
 
-const ROW = 34, GAP = 26, MOST_TIMELINES = 400;
+const ROW = 34, GAP = 26;
+export const MOST_TIMELINES = 400;
 const width = (tokens) => 24 + 34 * Math.log2(1 + tokens / 8);
 
 export function tree(view, chosen, open) {
