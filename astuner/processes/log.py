@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -74,7 +75,11 @@ class ProcessLog:
     def tail(self) -> str:
         """The last lines, for an error's message."""
         with self._lock:
-            lines = list(self._tail)
-        if not lines:
-            return "it printed nothing"
-        return redact("its last lines:\n" + "\n".join(f"    {line}" for line in lines))
+            return last_lines(list(self._tail))
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    """The last 20 of `lines`, without secrets, for an error's message."""
+    if not lines:
+        return "it printed nothing"
+    return redact("its last lines:\n" + "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]))
