@@ -50,8 +50,8 @@ class ProcessLog:
             else:
                 self._stream.write(line + "\n")
 
-    def open(self, folder: Path) -> None:
-        """Write to `services/{name}.log` of the run's `folder` from now on, what was kept first.
+    def open(self, folder: Path) -> Path:
+        """Write to `services/{name}.log` of the run's `folder` from now on, what was kept first; return the file.
 
         Raises:
             RecordError: the file cannot be opened.
@@ -64,6 +64,7 @@ class ProcessLog:
             self._file, self._stream = file, RedactingStream(file)
             while self._kept:
                 self._stream.write(self._kept.popleft() + "\n")
+        return path
 
     def close(self) -> None:
         """Close the file."""

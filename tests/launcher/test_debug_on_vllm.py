@@ -1,4 +1,4 @@
-"""`--backbone=debug` with `rollout.name: vllm`: a server that astuner starts, keeps warm on request, and leaves no trace of.
+"""`--backbone=debug` with `rollout.name: vllm`: a server that astuner starts, keeps warm on request, and ends.
 
 Each test runs on a stand-in that takes vLLM's command line, and those marked `vllm` also on the real one.
 """
@@ -270,26 +270,16 @@ def test_a_kept_server_is_found_warm_and_agrees_with_the_embedded_engine(command
 
 
 @stand_in_only
-def test_a_kept_server_is_stopped_by_a_command(commands: Commands):
-    assert commands.said(commands.debug("--keep-engine"))[0] == 0
-    server = commands.server()
-    code, said = commands.said(commands.start("stop-engine"))
-    assert (code, said) == (0, f"stopped the vLLM server on port {commands.port} (process {server.pids[1]})\n")
-    server.assert_gone()
-    assert commands.said(commands.start("stop-engine")) == (0, "no vLLM server is kept\n")
-
-
-@stand_in_only
 def test_a_server_in_use_is_not_ended(commands: Commands):
     run = commands.debug("--keep-engine", HANGS)
     commands.server_of(run, "vllm: the server stays")
     server = commands.server()
     busy = "is in use by another run; wait until that has ended, or choose another debug.debug_vllm_port"
-    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_seed=7"))
+    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_seed=7", "--exp-dir=elsewhere"))
     assert (code, busy in said) == (1, True), said
     code, said = commands.said(commands.start("stop-engine"))
     assert (code, busy in said) == (1, True), said
-    code, said = commands.said(commands.debug())
+    code, said = commands.said(commands.debug("--exp-dir=elsewhere"))
     assert code == 0, said  # to share it is well
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
@@ -324,10 +314,9 @@ def test_ctrl_c_ends_the_server_even_a_stubborn_one(commands: Commands):
 
 
 @stand_in_only
-@pytest.mark.parametrize("keep", [[], ["--keep-engine"]])
-def test_a_launcher_killed_before_the_server_is_ready_leaves_none(commands: Commands, keep: list[str]):
+def test_a_launcher_killed_before_the_server_is_ready_leaves_none(commands: Commands):
     commands.env["STAND_IN"] = "hangs"
-    run = commands.debug(*keep)
+    run = commands.debug("--keep-engine")
     wait_for(lambda: commands.guards() and len(commands.server().pids) >= 3 and commands.server().memory)
     server = commands.server()
     server.assert_lives()
@@ -339,10 +328,9 @@ def test_a_launcher_killed_before_the_server_is_ready_leaves_none(commands: Comm
 
 
 @stand_in_only
-@pytest.mark.parametrize("keep", [[], ["--keep-engine"]])
-def test_a_server_that_does_not_start(commands: Commands, keep: list[str]):
+def test_a_server_that_does_not_start(commands: Commands):
     commands.env["STAND_IN"] = "fails"
-    code, said = commands.said(commands.debug(*keep))
+    code, said = commands.said(commands.debug())
     assert code == 1, said
     for part in (
         "error: vLLM ended with exit code 1 before it was ready",
@@ -354,7 +342,7 @@ def test_a_server_that_does_not_start(commands: Commands, keep: list[str]):
     ):
         assert part in said
     commands.env["STAND_IN"] = "hangs"
-    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_timeout=1", *keep))
+    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_timeout=1", "--keep-engine"))
     assert code == 1, said
     assert "error: vLLM was not ready within 1 s (debug.debug_vllm_timeout)" in said
     assert commands.guards() == []
@@ -371,14 +359,18 @@ def test_a_port_that_somebody_else_holds(commands: Commands):
 
 
 @stand_in_only
-def test_a_note_about_another_process_is_not_believed(commands: Commands):
+def test_a_kept_server_is_stopped_by_a_command_which_believes_no_note_about_others(commands: Commands):
     assert commands.said(commands.debug("--keep-engine"))[0] == 0
     noted = json.loads(commands.noted().read_text())
+    server = commands.server()
+    server.assert_lives()
+    code, said = commands.said(commands.start("stop-engine"))
+    assert (code, said) == (0, f"stopped the vLLM server on port {commands.port} (process {server.pids[1]})\n")
+    server.assert_gone()
     stranger = subprocess.Popen(["sleep", "600"])
     reaper = threading.Thread(target=stranger.wait)
     reaper.start()
     try:
-        assert commands.said(commands.start("stop-engine"))[0] == 0
         process = {"pid": stranger.pid, "started": psutil.Process(stranger.pid).create_time()}
         commands.noted().write_text(json.dumps(noted | {"server": process, "guard": process}))
         assert commands.said(commands.start("stop-engine")) == (0, "no vLLM server is kept\n")

@@ -85,72 +85,94 @@ def _started(
     lock.own()
     if kept is not None:
         reason = differences(kept.settings, settings) or "it does not answer"
-        logger.warning(
-            "vllm: ending the kept server on port {} (process {}): {}", settings.port, kept.server.pid, reason
-        )
+        logger.warning("vllm: ending the kept server (process {}) to start a new one: {}", kept.server.pid, reason)
         kept.stop()
     if is_taken(settings.port):
         raise ServiceError(
             f"debug.debug_vllm_port {settings.port} is in use by {holder(settings.port)}, which astuner did not start; "
             "end that process, or choose another port"
         )
-    with contextlib.ExitStack() as stack:
-        began = time.monotonic()
-        if keep:
-            log = log_file(settings.port)
-            output = stack.enter_context(open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb"))
-            process = _launch(settings, output)
-        else:
-            log = record / "services" / "vllm.log"
-            process = _launch(settings, None)
-            stack.enter_context(_logged(process, record))
-        ends = stack.enter_context(contextlib.ExitStack())
+    began = time.monotonic()
+    output = _kept_output(settings.port) if keep else _recorded_output(record)
+    with output as out, contextlib.ExitStack() as ends:
+        process = _launch(settings, out)
         ends.callback(process.end)
-        _await_ready(process, settings, log, timeout, began)
+        _await_ready(process, settings, out, timeout, began)
         logger.info("vllm: ready after {:.1f} s (process {})", time.monotonic() - began, process.pid)
         if keep:
             # Noted first: what is not noted must not stay.
-            KeptServer(settings, ProcessId.of(process.pid), ProcessId.of(process.guard_pid), log).write()
+            KeptServer(settings, ProcessId.of(process.pid), ProcessId.of(process.guard_pid), out.log).write()
             process.keep()
             ends.pop_all()
-            logger.info("vllm: the server stays; `astuner stop-engine` ends it. Its log: {}", log)
-        yield log
+            logger.info("vllm: the server stays; `astuner stop-engine` ends it. Its log: {}", out.log)
+        yield out.log
 
 
-def _launch(settings: VllmSettings, output: IO[bytes] | None) -> GuardedProcess:
+class _Output:
+    """Where a server's output goes: through a copier to the run record, or to a file of its own that outlives this."""
+
+    def __init__(self, log: Path, *, file: IO[bytes] | None = None, copier: ProcessLog | None = None) -> None:
+        self.log = log
+        self.file = file
+        self._copier = copier
+        self._reader: threading.Thread | None = None
+
+    def follow(self, process: GuardedProcess) -> None:
+        """Copy what the process prints, where it does not write to the file itself."""
+        if self._copier is not None:
+            assert process.output
+            self._reader = self._copier.follow(process.output)
+
+    def settle(self) -> None:
+        """Wait until all that a process that has ended had printed is in the log."""
+        if self._reader is not None:
+            # Something that left the group may hold the pipe open for ever.
+            self._reader.join(_SAY_SECONDS)
+
+
+@contextlib.contextmanager
+def _kept_output(port: int) -> Iterator[_Output]:
+    log = log_file(port)
+    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        yield _Output(log, file=file)
+
+
+@contextlib.contextmanager
+def _recorded_output(record: Path) -> Iterator[_Output]:
+    copier = ProcessLog("vllm")
+    output = _Output(copier.open(record), copier=copier)
+    try:
+        yield output
+    finally:
+        output.settle()
+        copier.close()
+
+
+def _launch(settings: VllmSettings, output: _Output) -> GuardedProcess:
     logger.info("vllm: starting a server for {} on port {}", settings.model, settings.port)
     logger.debug("vllm: {}", shlex.join(settings.argv))
     env = settings.environment(os.environ)
     # Not in the working directory, whose files could be taken for packages that vLLM imports in its own processes.
-    return GuardedProcess(settings.argv, Path("/"), env, output=output, own_tmp=True, grace=GRACE_SECONDS)
+    process = GuardedProcess(settings.argv, Path("/"), env, output=output.file, own_tmp=True, grace=GRACE_SECONDS)
+    output.follow(process)
+    return process
 
 
-@contextlib.contextmanager
-def _logged(process: GuardedProcess, record: Path) -> Iterator[None]:
-    assert process.output
-    log = ProcessLog("vllm")
-    log.open(record)
-    reader: threading.Thread = log.follow(process.output)
-    try:
-        yield
-    finally:
-        reader.join(_SAY_SECONDS)
-        log.close()
-
-
-def _await_ready(process: GuardedProcess, settings: VllmSettings, log: Path, timeout: float, began: float) -> None:
+def _await_ready(process: GuardedProcess, settings: VllmSettings, out: _Output, timeout: float, began: float) -> None:
     said = began
     while not answers(settings):
         now = time.monotonic()
         if process.exit_code is not None:
-            raise ServiceError(f"vLLM ended with exit code {process.exit_code} before it was ready; {last_words(log)}")
+            out.settle()
+            words = last_words(out.log)
+            raise ServiceError(f"vLLM ended with exit code {process.exit_code} before it was ready; {words}")
         if now - began > timeout:
-            raise ServiceError(f"vLLM was not ready within {timeout:g} s (debug.debug_vllm_timeout); {last_words(log)}")
+            words = last_words(out.log)
+            raise ServiceError(f"vLLM was not ready within {timeout:g} s (debug.debug_vllm_timeout); {words}")
         if now - said >= _SAY_SECONDS:
             said = now
-            logger.info(
-                "vllm: starting for {:.0f} s: {}", now - began, (_lines(log) or ["nothing printed yet"])[-1][:120]
-            )
+            line = (_lines(out.log) or ["it has printed nothing yet"])[-1]
+            logger.info("vllm: starting for {:.0f} s: {}", now - began, redact(line)[:120])
         time.sleep(_POLL_SECONDS)
 
 

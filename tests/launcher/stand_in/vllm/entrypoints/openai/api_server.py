@@ -7,6 +7,7 @@ As vLLM does, it has a second process, shared memory and a temporary file. STAND
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -64,7 +65,7 @@ def serve(options: argparse.Namespace) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     engine = EmbeddedEngine(model, max_model_len=options.max_model_len, max_num_seqs=options.max_num_seqs)
-    with serving(engine, model=options.served_model_name, port=options.port):
+    with contextlib.closing(engine), serving(engine, model=options.served_model_name, port=options.port):
         threading.Event().wait()
 
 
