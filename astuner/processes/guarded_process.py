@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -124,7 +125,4 @@ class GuardedProcess:
             self._guard.stdin.flush()
         self._guard.stdin.close()
         self._guard.stderr.close()
-        _kept.append(self._guard)
-
-
-_kept: list[subprocess.Popen[bytes]] = []  # Python warns of a process that nobody waits for when its handle goes
+        atexit.register(self._guard.poll)  # Python warns of a process that nobody asks about when its handle goes
