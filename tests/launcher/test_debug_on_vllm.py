@@ -345,6 +345,11 @@ def test_a_server_that_does_not_start(commands: Commands):
     code, said = commands.said(commands.debug("astuner.debug.debug_vllm_timeout=1", "--keep-engine"))
     assert code == 1, said
     assert "error: vLLM was not ready within 1 s (debug.debug_vllm_timeout)" in said
+    commands.env["STAND_IN"] = "breaks"
+    code, said = commands.said(commands.debug())
+    assert code == 1, said
+    assert "/completions failed (500)" in said
+    assert "it seems to be: (Worker) RuntimeError: Unsupported CPU attention" in said
     assert commands.guards() == []
 
 

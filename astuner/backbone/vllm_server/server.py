@@ -26,7 +26,7 @@ from astuner.backbone.vllm_server.kept import (
     port_lock,
 )
 from astuner.backbone.vllm_server.settings import VllmSettings, differences
-from astuner.errors import ServiceError
+from astuner.errors import ModelError, ServiceError
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.processes.log import ProcessLog, last_lines
 from astuner.processes.ports import holder, is_taken
@@ -51,6 +51,7 @@ def vllm_server(settings: VllmSettings, record: Path, timeout: float, *, keep: b
 
     Raises:
         ServiceError: the port is somebody else's, or the server does not become ready.
+        ModelError: raised in the block, with what the server said last.
     """
     with port_lock(settings.port) as lock:
         kept = kept_server(settings.port)
@@ -71,8 +72,11 @@ def vllm_server(settings: VllmSettings, record: Path, timeout: float, *, keep: b
 
 @contextlib.contextmanager
 def _watched(settings: VllmSettings, log: Path) -> Iterator[None]:
-    """Say it if the server has ended by itself: episodes only know that nobody answered."""
-    yield
+    """Say it if the server has ended by itself, or refuses the first request: whoever asked knows no reason."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"{error}\n{last_words(log)}") from error
     if not answers(settings):
         logger.error("vllm: the server ended during the run; {}", last_words(log))
 

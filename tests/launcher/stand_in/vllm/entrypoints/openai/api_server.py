@@ -1,7 +1,7 @@
 """Takes the command line that astuner gives vLLM, and serves the model from the embedded engine.
 
 As vLLM does, it has a second process, shared memory and a temporary file. STAND_IN says how it misbehaves: `fails`,
-`hangs` before it is ready, or `stubborn`, deaf to SIGTERM.
+`hangs` before it is ready, `breaks` at the first request, or is `stubborn`, deaf to SIGTERM.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ def serve(options: argparse.Namespace) -> None:
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
     engine = EmbeddedEngine(model, max_model_len=options.max_model_len, max_num_seqs=options.max_num_seqs)
+    if os.environ.get("STAND_IN") == "breaks":
+        print("(Worker) RuntimeError: Unsupported CPU attention", flush=True)
+        engine.close()
     with contextlib.closing(engine), serving(engine, model=options.served_model_name, port=options.port):
         threading.Event().wait()
 
