@@ -17,6 +17,7 @@ from astuner.backbone.base import (
     Backbone,
     RunContext,
     TrainingBackbone,
+    check_engine,
     collector_at_rest,
     load_backbone,
     load_training_backbone,
@@ -26,7 +27,7 @@ from astuner.backbone.progress import RunProgress
 from astuner.breakpoints import stop_through_port
 from astuner.config.dumping import to_yaml
 from astuner.config.loading import load_config, resolve_names
-from astuner.config.root import RunConfig
+from astuner.config.root import RunConfig, starts_vllm
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
 from astuner.launcher.episode_table import episode_table, failure_lines, refuse_unrewarded, training_lines
@@ -131,11 +132,15 @@ class Launch:
 
         return self._run("-check", load_backbone, lambda: ingredients, roll_out)
 
-    def debug(self, split: Split) -> list[Episode]:
+    def debug(self, split: Split, *, keep_engine: bool = False) -> list[Episode]:
         """Roll out a few episodes and print what became of them, in a record of their own (`{experiment}-debug`).
 
+        Args:
+            split: of the tasks.
+            keep_engine: leave the vLLM server that it starts warm for later runs.
+
         Raises:
-            ConfigError: there is no agent to run, or no task.
+            ConfigError: there is no agent to run, or no task, or no server to keep.
             BackboneError: no episode got a reward.
         """
         self.announce()
@@ -145,11 +150,17 @@ class Launch:
                 "astuner.trainer_common.algorithm.adv_estimator=grpo, or look at the data with `astuner check`"
             )
 
+        if keep_engine and not starts_vllm(self.config.astuner):
+            raise ConfigError(
+                "--keep-engine is for a vLLM server that astuner starts: with --backbone=debug, rollout.name: vllm and "
+                "no debug.base_url; leave it out, or set those"
+            )
+
         def ingredients() -> Ingredients:
             return _first_validation_tasks(self._ingredients(), None) if split == "val" else self._ingredients()
 
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
-            episodes = backbone.dry_run(context, split)
+            episodes = backbone.dry_run(replace(context, keep_engine=keep_engine), split)
             _print_episodes(context, episodes)
             refuse_unrewarded(episodes)
             return episodes
@@ -178,6 +189,7 @@ class Launch:
             # Mistakes are found before an earlier record is moved aside, and the cheap ones first.
             with collector_at_rest():
                 backbone = load(config.backbone)
+                check_engine(config)
                 folder = Path(config.experiment_dir + suffix)
                 check_loggers(self._loggers)
                 FolderLock(folder).release()

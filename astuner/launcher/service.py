@@ -15,8 +15,8 @@ from loguru import logger
 
 from astuner.config.services import HealthConfig, ServiceConfig
 from astuner.errors import ServiceError
-from astuner.launcher.guarded_process import GuardedProcess
-from astuner.launcher.service_log import ServiceLog
+from astuner.processes.guarded_process import GuardedProcess
+from astuner.processes.log import ProcessLog
 from astuner.run_record import redact_argv
 
 _POLL_SECONDS = 0.1
@@ -31,7 +31,7 @@ class Service:
     def __init__(self, name: str, config: ServiceConfig, cwd: Path) -> None:
         self.name = name
         self.config = config
-        self.log = ServiceLog(name)
+        self.log = ProcessLog(name)
         self._cwd = cwd
         self._stopping = threading.Event()
         self._process: GuardedProcess | None = None
@@ -77,6 +77,7 @@ class Service:
             self._process = GuardedProcess(self.config.argv, self._cwd, env)
         except ServiceError as error:
             raise ServiceError(f"service {self.name} cannot be started: {error}") from error
+        assert self._process.output
         self._reader = self.log.follow(self._process.output)
         try:
             self._await_health(self._process, began)

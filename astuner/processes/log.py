@@ -1,9 +1,10 @@
-"""What a service prints, without secrets: in the run record, and its last lines in errors."""
+"""What a process prints, without secrets: in the run record, and its last lines in errors."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -15,8 +16,8 @@ _KEPT_LINES = 10_000
 _LONGEST_LINE = 2**20
 
 
-class ServiceLog:
-    """The log of one service, over all its starts.
+class ProcessLog:
+    """The log of one process, over all its starts.
 
     Services start before the run has a record, since tasks may come from one. Until `open`, lines are kept (the last
     10,000 of them).
@@ -49,8 +50,8 @@ class ServiceLog:
             else:
                 self._stream.write(line + "\n")
 
-    def open(self, folder: Path) -> None:
-        """Write to `services/{name}.log` of the run's `folder` from now on, what was kept first.
+    def open(self, folder: Path) -> Path:
+        """Write to `services/{name}.log` of the run's `folder` from now on, what was kept first; return the file.
 
         Raises:
             RecordError: the file cannot be opened.
@@ -63,6 +64,7 @@ class ServiceLog:
             self._file, self._stream = file, RedactingStream(file)
             while self._kept:
                 self._stream.write(self._kept.popleft() + "\n")
+        return path
 
     def close(self) -> None:
         """Close the file."""
@@ -74,7 +76,11 @@ class ServiceLog:
     def tail(self) -> str:
         """The last lines, for an error's message."""
         with self._lock:
-            lines = list(self._tail)
-        if not lines:
-            return "it printed nothing"
-        return redact("its last lines:\n" + "\n".join(f"    {line}" for line in lines))
+            return last_lines(list(self._tail))
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    """The last 20 of `lines`, without secrets, for an error's message."""
+    if not lines:
+        return "it printed nothing"
+    return redact("its last lines:\n" + "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]))
