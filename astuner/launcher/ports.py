@@ -1,4 +1,4 @@
-"""Whether a port is free, and who holds it."""
+"""Whether a service's ports are free."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import errno
 import socket
 from urllib.parse import urlsplit
 
-import psutil
-
 from astuner.config.services import ServiceConfig
 from astuner.errors import ServiceError
+from astuner.loopback import holder
 
 _THIS_MACHINE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
@@ -23,7 +22,7 @@ def check_ports(name: str, config: ServiceConfig) -> None:
     for port in _ports_of(config):
         if _is_taken(port):
             raise ServiceError(
-                f"service {name}: port {port} is in use by {_holder(port)}; end that process, or give the service "
+                f"service {name}: port {port} is in use by {holder(port)}; end that process, or give the service "
                 f"another port"
             )
 
@@ -48,15 +47,3 @@ def _is_taken(port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
-
-
-def _holder(port: int) -> str:
-    """The process in words: its number and name, without its arguments, which may hold secrets."""
-    try:
-        found = [entry for entry in psutil.net_connections("inet") if entry.laddr and entry.laddr.port == port]
-        pids = [entry.pid for entry in found if entry.pid is not None]
-        if pids:
-            return f"process {pids[0]} ({psutil.Process(pids[0]).name()})"
-    except psutil.Error:  # systems on which only root may ask, and a process that has just ended
-        pass
-    return "a process that this user may not see"
