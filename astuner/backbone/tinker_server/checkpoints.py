@@ -80,6 +80,7 @@ class Checkpoint:
         """Read what was trained.
 
         Raises:
+            Refusal: it is gone.
             RecordError: it cannot be read.
         """
         weights: dict[str, Tensor] = self._read("trained.safetensors", load_file)
@@ -89,6 +90,7 @@ class Checkpoint:
         """Read the optimiser's state.
 
         Raises:
+            Refusal: it is gone.
             RecordError: it cannot be read.
         """
         read = partial(torch.load, map_location="cpu", weights_only=True)
@@ -96,6 +98,12 @@ class Checkpoint:
         return state
 
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
+        if not self.folder.is_dir():
+            raise Refusal(
+                f"{self.path} is gone: it was deleted, has expired, or made room for newer weights (--max-samplers); "
+                "save the weights again",
+                404,
+            )
         try:
             return read(self.folder / name)
         # A spoilt file makes PyTorch, pickle and safetensors raise errors of many kinds.
