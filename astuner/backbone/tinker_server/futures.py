@@ -6,7 +6,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ from loguru import logger
 
 from astuner.backbone.tinker_server.refusal import Refusal
 from astuner.errors import AstunerError
+
+Work = Callable[[], Awaitable[dict[str, Any]]]
 
 KEPT_SECONDS = 1800.0
 """How long a result waits for its client."""
@@ -39,6 +41,7 @@ class Futures:
         self._futures: dict[str, _Future] = {}
         # Ids of another server's life are told from those that were dropped.
         self._life, self._count = secrets.token_hex(4), 0
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._futures)
@@ -52,8 +55,14 @@ class Futures:
         if sum(future.ends is None for future in self._futures.values()) >= MOST_PENDING:
             raise Refusal(f"{MOST_PENDING} requests are being computed; wait for some of them", 429)
 
-    def start(self, session_id: str, work: Coroutine[Any, Any, dict[str, Any]]) -> str:
-        """Begin `work`, whose result is the wire's; return the id under which it can be asked for."""
+    def start(self, session_id: str, work: Work) -> str:
+        """Begin `work`, whose result is the wire's; return the id under which it can be asked for.
+
+        Raises:
+            Refusal: the server is ending.
+        """
+        if self._closed:
+            raise Refusal("the server is ending", 503)
         self._count += 1
         request_id = f"{self._life}-{self._count}"
         future = _Future(session_id, asyncio.create_task(_settled(work)))
@@ -88,18 +97,24 @@ class Futures:
         for request_id in [key for key, future in self._futures.items() if future.ends and future.ends <= now]:
             del self._futures[request_id]
 
-    def drop(self, session_id: str | None = None) -> None:
-        """End and forget the requests of a session; of all of them without one."""
+    def drop(self, session_id: str) -> None:
+        """End and forget the requests of a session."""
         for request_id, future in list(self._futures.items()):
-            if session_id in (None, future.session_id):
+            if future.session_id == session_id:
                 future.task.cancel()
                 del self._futures[request_id]
 
+    def close(self) -> None:
+        """End and forget all requests, and begin no more."""
+        self._closed = True
+        for session_id in {future.session_id for future in self._futures.values()}:
+            self.drop(session_id)
 
-async def _settled(work: Coroutine[Any, Any, dict[str, Any]]) -> bytes:
+
+async def _settled(work: Work) -> bytes:
     """Return the result or the error as the wire has it; the client raises the latter."""
     try:
-        answer = json.dumps(await work, allow_nan=False)
+        answer = json.dumps(await work(), allow_nan=False)
     except AstunerError as error:
         answer = json.dumps({"error": str(error), "category": "user"})
     # Whatever goes wrong in a request is the answer to it; the server goes on.

@@ -48,7 +48,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End."""
-        self._service.futures.drop()
+        self._service.futures.close()
         await super().shutdown(sockets)
 
 

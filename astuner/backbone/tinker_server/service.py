@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from loguru import logger
 from astuner.backbone.tinker_server import wire
 from astuner.backbone.tinker_server.checkpoints import Checkpoint, CheckpointStore, Kind
 from astuner.backbone.tinker_server.data import checked, checked_ids
-from astuner.backbone.tinker_server.futures import Futures
+from astuner.backbone.tinker_server.futures import Futures, Work
 from astuner.backbone.tinker_server.models import Model, Models
 from astuner.backbone.tinker_server.refusal import Refusal
 from astuner.backbone.tinker_server.samplers import SamplerPool
@@ -23,8 +23,6 @@ from astuner.backbone.tinker_server.sampling import sample
 from astuner.backbone.tinker_server.sessions import EXPIRES_SECONDS, SILENT_SECONDS, Session, Sessions
 from astuner.backbone.tinker_server.starting_model import StartingModel
 from astuner.backbone.tinker_server.trainee import Trainee
-
-_Work = Coroutine[Any, Any, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class TinkerService:
             await self.models.make(model)
             return {"type": "create_model", "model_id": model.run.run_id}
 
-        return self._begun(session.session_id, create(), model)
+        return self._begun(session.session_id, create, model)
 
     def _make_room(self) -> None:
         """See to it that one more model may be made."""
@@ -136,6 +134,7 @@ class TinkerService:
 
         async def saved() -> dict[str, Any]:
             checkpoint = await self.models.work(model, save)
+            self._note_use(checkpoint)
             self._drop_old_snapshots(model)
             if request.path is not None:
                 return {"type": "save_weights_for_sampler", "path": checkpoint.path}
@@ -170,7 +169,7 @@ class TinkerService:
             self.models.end(model_id)
             return {"type": "unload_model", "model_id": model_id}
 
-        return self._begun(model.session_id, unload(), model)
+        return self._begun(model.session_id, unload, model)
 
     # Sampling
 
@@ -206,7 +205,7 @@ class TinkerService:
             async with self._pool.hold(source) as sampler:
                 return await sample(self.start, sampler, request, ids)
 
-        return self._begun(session_id, sampled())
+        return self._begun(session_id, sampled)
 
     def _source(self, path: str | None, base_model: str | None) -> Checkpoint | None:
         """Return the weights that a client wants to sample from; None for the starting model's."""
@@ -235,7 +234,10 @@ class TinkerService:
         by_use = sorted(kept[:-1], key=lambda one: (self._sampled.get(one.path, 0), one.time))
         for old in by_use[: max(0, len(kept) - self._limits.snapshots)]:
             if not self._pool.is_held(old.path):
-                logger.info("{} makes room for newer weights (--max-samplers {})", old.path, self._limits.snapshots)
+                level = "DEBUG" if old.ephemeral else "INFO"
+                logger.log(
+                    level, "{} makes room for newer weights (--max-samplers {})", old.path, self._limits.snapshots
+                )
                 self._delete(old)
 
     # Life
@@ -265,7 +267,7 @@ class TinkerService:
 
     async def close(self) -> None:
         """End everything; what a client still waits for fails."""
-        self.futures.drop()
+        self.futures.close()
         await asyncio.to_thread(self.models.close)
         await asyncio.to_thread(self._pool.close)
         for session in self.sessions:
@@ -277,16 +279,16 @@ class TinkerService:
         model = self.models.of(request.model_id)
         return self._once(request, model, kind, lambda: self.models.work(model, do))
 
-    def _once(self, request: wire.ModelRequest, model: Model, kind: str, work: Callable[[], _Work]) -> dict[str, Any]:
+    def _once(self, request: wire.ModelRequest, model: Model, kind: str, work: Work) -> dict[str, Any]:
         """Begin a request to a model, unless it is one that was begun before."""
         self.sessions.heard_of(model.session_id)
         request_id = model.known_request(request.seq_id, kind)
         if request_id is None:
             self.futures.check_room()
-            request_id = self.futures.start(model.session_id, work())
+            request_id = self.futures.start(model.session_id, work)
             model.remember(request.seq_id, kind, request_id)
         return {"request_id": request_id, "model_id": model.run.run_id}
 
-    def _begun(self, session_id: str, work: _Work, model: Model | None = None) -> dict[str, Any]:
+    def _begun(self, session_id: str, work: Work, model: Model | None = None) -> dict[str, Any]:
         request_id = self.futures.start(session_id, work)
         return {"request_id": request_id, **({"model_id": model.run.run_id} if model else {})}

@@ -14,8 +14,7 @@ import torch
 
 from astuner.backbone.tinker_server.service import Limits
 from astuner.backbone.tinker_server.starting_model import StartingModel
-
-from .conftest import Served, datum, logprobs_of, serving, tinker
+from tests.backbone.tinker_server.served import Served, datum, logprobs_of, serving, tinker
 
 RNG = random.Random(2)
 

@@ -11,7 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
-from .conftest import Served, datum, logprobs_of, tinker
+from tests.backbone.tinker_server.served import Served, datum, logprobs_of, tinker
 
 RNG = random.Random(1)
 SEQUENCES = [[RNG.randrange(500) for _ in range(size)] for size in (9, 30, 2, 17, 30)]
