@@ -97,7 +97,10 @@ def _add_runs(app: FastAPI, service: TinkerService) -> None:
         found = next((one for one in service.sessions if one.session_id == session_id), None)
         if found is None:
             raise Refusal(f"there is no session {session_id!r}", 404)
-        return {"training_run_ids": found.models, "sampler_ids": list(found.samplers)}
+        return {
+            "training_run_ids": [run_id for run_id, _ in found.models.values()],
+            "sampler_ids": list(found.samplers),
+        }
 
 
 def _add_checkpoints(app: FastAPI, service: TinkerService) -> None:

@@ -71,7 +71,8 @@ class Futures:
         return request_id
 
     def _finish(self, future: _Future) -> None:
-        future.ends = self._clock() + KEPT_SECONDS
+        if future.ends is None:
+            future.ends = self._clock() + KEPT_SECONDS
 
     async def retrieve(self, request_id: str, wait: float) -> bytes | None:
         """Return a result as JSON, or None where it is not there after `wait` seconds.
@@ -88,7 +89,8 @@ class Futures:
             raise Refusal(f"the result of {request_id} is gone: its session ended, or nobody came for it", 410)
         if not future.task.done():
             return None
-        future.ends = min(future.ends or self._clock(), self._clock() + KEPT_AFTER_RETRIEVAL_SECONDS)
+        soon = self._clock() + KEPT_AFTER_RETRIEVAL_SECONDS
+        future.ends = soon if future.ends is None else min(future.ends, soon)
         return future.task.result()
 
     def sweep(self) -> None:

@@ -33,6 +33,7 @@ class Sampler:
     Attributes:
         engine: samples.
         users: requests that hold it.
+        idle: set while there are none.
         used: when one last did, on the monotonic clock.
     """
 
@@ -42,7 +43,21 @@ class Sampler:
         self._scoring = threading.Lock()  # Each pass has all of a prompt's logits in memory.
         self.engine = EmbeddedEngine(self._model, max_model_len=start.max_length)
         self.users = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.used = time.monotonic()
+
+    def take(self) -> None:
+        """Hold it once more."""
+        self.users += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """Hold it no longer."""
+        self.users -= 1
+        self.used = time.monotonic()
+        if self.users == 0:
+            self.idle.set()
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Take other weights, all of them by name; nobody may hold it."""
@@ -76,7 +91,6 @@ class SamplerPool:
         self._start, self._store, self._most = start, store, most
         self._samplers: dict[_Key, Sampler] = {}
         self._changing = asyncio.Lock()
-        self._left = asyncio.Condition()
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="tinker-load")
 
     @contextlib.asynccontextmanager
@@ -90,10 +104,7 @@ class SamplerPool:
         try:
             yield sampler
         finally:
-            sampler.users -= 1
-            sampler.used = time.monotonic()
-            async with self._left:
-                self._left.notify_all()
+            sampler.leave()
 
     def is_held(self, path: str) -> bool:
         """Whether a request is sampling from a checkpoint."""
@@ -116,8 +127,9 @@ class SamplerPool:
         except ModelError as error:
             logger.warning("a sampler broke and is made anew: {}", error)
             del self._samplers[key]
+            sampler.engine.close()
             return None
-        sampler.users += 1
+        sampler.take()
         return sampler
 
     async def _make(self, key: _Key) -> Sampler:
@@ -143,7 +155,7 @@ class SamplerPool:
             except Exception:
                 sampler.engine.close()
                 raise
-            sampler.users += 1
+            sampler.take()
             self._samplers[key] = sampler
             return sampler
 
@@ -151,8 +163,7 @@ class SamplerPool:
         """Take the sampler that was idle longest out of use, once nobody holds it."""
         key = min(self._samplers, key=lambda one: (self._samplers[one].users > 0, self._samplers[one].used))
         sampler = self._samplers.pop(key)
-        async with self._left:
-            await self._left.wait_for(lambda: sampler.users == 0)
+        await sampler.idle.wait()
         return sampler
 
     def _weights(self, key: _Key) -> Mapping[str, Tensor]:
@@ -166,4 +177,4 @@ class SamplerPool:
 
 def _let_go(change: asyncio.Task[Sampler]) -> None:
     if not change.cancelled() and change.exception() is None:
-        change.result().users -= 1
+        change.result().leave()

@@ -58,16 +58,20 @@ class TinkerService:
     def create_model(self, request: wire.CreateModelRequest) -> dict[str, Any]:
         """Begin a training run."""
         session = self.sessions.heard_of(request.session_id)
+        if request.model_seq_id in session.models:  # sent again for want of an answer
+            model_id, request_id = session.models[request.model_seq_id]
+            return {"request_id": request_id, "model_id": model_id}
         self.start.check_name(request.base_model)
         self._make_room()
         model = self.models.begin(request)
-        session.models.append(model.run.run_id)
 
         async def create() -> dict[str, Any]:
             await self.models.make(model)
             return {"type": "create_model", "model_id": model.run.run_id}
 
-        return self._begun(session.session_id, create, model)
+        begun = self._begun(session.session_id, create, model)
+        session.models[request.model_seq_id] = (model.run.run_id, begun["request_id"])
+        return begun
 
     def _make_room(self) -> None:
         """See to it that one more model may be made."""
@@ -255,7 +259,7 @@ class TinkerService:
     def _end(self, session: Session) -> None:
         self.sessions.end(session)
         self.futures.drop(session.session_id)
-        for model_id in session.models:
+        for model_id, _ in session.models.values():
             self.models.end(model_id)
         for source in session.samplers.values():
             if source is not None and source.ephemeral:

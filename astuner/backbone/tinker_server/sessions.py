@@ -23,13 +23,13 @@ class Session:
     Attributes:
         session_id: its name.
         seen: when it was last heard of.
-        models: its models in training.
+        models: its models in training, and the request that made each, by the client's own numbers.
         samplers: what its sampling sessions sample from, by their ids; None is the starting model.
     """
 
     session_id: str
     seen: float
-    models: list[str] = field(default_factory=list)
+    models: dict[int, tuple[str, str]] = field(default_factory=dict)
     samplers: dict[str, Checkpoint | None] = field(default_factory=dict)
 
 

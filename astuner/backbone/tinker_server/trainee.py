@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from astuner.backbone.tinker_server.starting_model import StartingModel
 from astuner.backbone.tinker_server.wire import AdamParams, LoraSettings
 from astuner.config.rollout import LoraConfig
 
+_DRAWING = threading.Lock()
 LORA_ALPHA = 32
 """Adapters' output is multiplied by this over their rank ("LoRA Without Regret", Schulman et al. 2025)."""
 
@@ -182,7 +184,8 @@ def _adapted(start: StartingModel, lora: LoraSettings) -> Any:
         raise Refusal("lora_config leaves nothing to train in this model; set train_attn, train_mlp or train_unembed")
     settings = LoraConfig(rank=lora.rank, alpha=LORA_ALPHA, target_modules=targets)
     devices = [start.device] if start.device.type == "cuda" else []
-    with torch.random.fork_rng(devices, enabled=lora.seed is not None):
+    # PyTorch's generator is the process's: what another thread draws meanwhile would change what a seed gives.
+    with _DRAWING, torch.random.fork_rng(devices, enabled=lora.seed is not None):
         if lora.seed is not None:
             torch.manual_seed(lora.seed)
         model = with_lora(base, settings)

@@ -68,7 +68,7 @@ def test_it_serves_until_it_is_told_to_end(astuner: Start, model_folder: Path, t
         saved = http.post("/save_weights", json={"model_id": created["model_id"], "path": "first"}).json()
         result = http.post("/retrieve_future", json={"request_id": saved["request_id"]}, timeout=60).json()
     process.terminate()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 143, err
     assert "Traceback" not in err
     folder = tmp_path / "launcher_record/tinker" / created["model_id"] / "weights/first"
@@ -85,7 +85,7 @@ def test_ctrl_c_ends_it_while_clients_wait(astuner: Start, model_folder: Path):
     params = tinker.SamplingParams(max_tokens=500)
     waiting = [sampling.sample(tinker.ModelInput.from_ints([1]), 8, params) for _ in range(20)]
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=180)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     for one in waiting:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from astuner.backbone.tinker_server import sessions as sessions_module
+from astuner.backbone.tinker_server.checkpoints import CheckpointStore, Run
 from astuner.backbone.tinker_server.futures import (
     KEPT_AFTER_RETRIEVAL_SECONDS,
     KEPT_SECONDS,
@@ -18,10 +21,14 @@ from astuner.backbone.tinker_server.futures import (
     Work,
 )
 from astuner.backbone.tinker_server.refusal import Refusal
+from astuner.backbone.tinker_server.samplers import SamplerPool
 from astuner.backbone.tinker_server.service import Limits
 from astuner.backbone.tinker_server.sessions import EXPIRES_SECONDS, SILENT_SECONDS, Sessions
 from astuner.backbone.tinker_server.starting_model import StartingModel
+from astuner.backbone.tinker_server.trainee import Trainee
+from astuner.backbone.tinker_server.wire import LoraSettings
 from astuner.errors import ModelError
+from astuner.schema import SamplingParams
 from tests.backbone.tinker_server.served import Served, datum, serving, tinker
 
 
@@ -181,6 +188,14 @@ def test_as_many_models_as_there_is_room_for(start: StartingModel, tmp_path: Pat
         assert len(served.service.models) == 1
 
 
+def test_a_model_that_is_asked_for_again_is_made_once(served: Served, client: Any):
+    asked = {"session_id": client.holder.get_session_id(), "model_seq_id": 7, "base_model": served.model}
+    before = len(served.service.models)
+    first, second = (httpx.post(f"{served.url}/api/v1/create_model", json=asked).json() for _ in range(2))
+    assert first == second
+    assert len(served.service.models) == before + 1
+
+
 def test_signs_of_life_keep_a_session(served: Served, client: Any):
     session = served.service.sessions.heard_of(client.holder.get_session_id())
     session.seen = 0.0
@@ -196,3 +211,33 @@ def test_a_server_that_ends_leaves_nothing_of_sessions(start: StartingModel, tmp
         kept = training.save_weights_for_sampler("kept").result().path
     with serving(start, tmp_path) as again:
         assert [one.path for one in again.service.store.checkpoints()] == [kept]
+
+
+async def test_who_goes_away_while_weights_are_changed_leaves_the_engine_to_others(
+    start: StartingModel, tmp_path: Path
+):
+    store = CheckpointStore(tmp_path)
+    pool = SamplerPool(start, store, 1)
+    lora = LoraSettings(rank=2)
+    run = Run("run", "tiny", lora, {}, datetime.now(UTC))
+    saved = store.save(run, "sampler_weights", "x", Trainee(start, lora).weights(), None)
+
+    async def sample_from_saved() -> None:
+        async with pool.hold(saved):
+            raise AssertionError("the engine was in use")
+
+    async with pool.hold(None) as first:
+        waiting = asyncio.create_task(sample_from_saved())
+        while pool._samplers:  # until it has begun to wait for the only engine
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (await first.engine.generate([1], SamplingParams(max_tokens=2))).token_ids
+    async with pool.hold(saved) as second, asyncio.timeout(30):
+        assert second is first
+        assert second.users == 1
+    async with pool.hold(None) as third:
+        assert third is first
+        assert len((await third.engine.generate([1], SamplingParams(max_tokens=2))).token_ids) == 2
+    await asyncio.to_thread(pool.close)
