@@ -126,6 +126,7 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "tokens/trained": tokens.trained,
         "tokens/saving": tokens.saving,
     }
+    metrics.update(_lengths(episodes))
     forks = Counter(call.fork.cause for episode in episodes for call in episode.calls if call.fork is not None)
     metrics["episodes/forks"] = forks.total()
     # All of them in every step, so that curves have their zeros.
@@ -141,6 +142,18 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
             own[name].append(float(value))
     metrics.update({f"workflow/{name}": _mean(values) for name, values in own.items()})
     return metrics
+
+
+def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return lengths in tokens: of a call's prompt and answer, and of a sample."""
+    calls = [call for episode in episodes for call in episode.calls]
+    answers = [len(call.completion_ids) for call in calls]
+    return {
+        "length/prompt": _mean([len(call.prompt_ids) for call in calls]),
+        "length/response": _mean(answers),
+        "length/response_max": max(answers, default=math.nan),
+        "length/sample": _mean([len(sample.token_ids) for episode in episodes for sample in episode.samples]),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

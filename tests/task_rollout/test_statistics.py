@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from astuner.context_tracker import build_samples
 from astuner.schema import Episode, Fork, ForkCause, LlmCall, Task
 from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validate
 
@@ -46,6 +47,7 @@ def test_validation_leaves_out_and_counts_what_has_no_reward():
 
 def test_batch_metrics_and_totals():
     call = LlmCall("c", "e", (1, 2), (3,), (-0.1,), "stop", fork=Fork("tools_changed", "b", 0, (1,), (2,), "a", "b", 0))
+    longer = LlmCall("d", "e", (1, 2, 4, 5), (3, 6, 7), (-0.1,) * 3, "stop")
     episodes = [
         episode("a", 1.0, True, calls=(call,), log_metrics={"turns": 2}),
         episode("b", None),
@@ -61,6 +63,8 @@ def test_batch_metrics_and_totals():
     forks = {name: count for name, count in metrics.items() if name.startswith("forks/")}
     assert set(forks) == {f"forks/{cause}" for cause in get_args(ForkCause)}
     assert (forks.pop("forks/tools_changed"), set(forks.values())) == (1, {0})
+    lengths = batch_metrics([episode("a", 1.0, calls=(call, longer), samples=tuple(build_samples((call, longer))))])
+    assert [lengths[f"length/{name}"] for name in ("prompt", "response", "response_max", "sample")] == [3, 2, 3, 5]
     totals = RunTotals()
     totals.add(episodes)
     totals.add(episodes)

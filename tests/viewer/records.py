@@ -73,7 +73,8 @@ def step_metrics(step: int, lag: float = 0.0) -> dict[str, float]:
     wave = math.sin(step * 1.7) * 0.04
     return {
         "reward/mean": 0.2 + 0.75 * done + wave, "reward/min": 0.0, "reward/max": 1.0,
-        "success/rate": 0.15 + 0.8 * done,
+        "success/rate": 0.15 + 0.8 * done, "val/success_rate": 0.1 + 0.8 * done,
+        "length/prompt": 60 + 9 * wave, "length/response": 20 - 6 * done, "length/sample": 80 + 9 * wave,
         "loss/total": 0.02 * (1 - done) + wave / 9, "kl/rollout": 0.001 + wave**2, "kl/update": 0.002 * done,
         "entropy": 0.9 - 0.6 * done, "clip_fraction": 0.05 * done, "episodes/calls": 2 + done, "grad_norm": 0.4 + wave,
         "tokens/raw": 9000 + 900 * wave, "tokens/distinct": 5000 + 400 * wave, "tokens/trained": 1500 - 300 * done,

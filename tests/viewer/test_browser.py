@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.support.ui import Select
 
-from astuner.run_record import read_index, read_metrics, read_recorded_episode
+from astuner.run_record import RunSummary, read_index, read_metrics, read_recorded_episode
 from astuner.viewer.index import key_of
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.conftest import served
@@ -58,8 +58,20 @@ def test_a_run_shows_what_was_logged(page: Page, runs: Path):
     page.wait(lambda: page.all(".charts canvas"))
     last = [row for row in read_metrics(runs / "first") if "reward/mean" in row.metrics][-1]
     assert page.texts(".tile b")[:2] == [str(last.step), f"{last.metrics['reward/mean']:.3g}"]
+    rates = [row.metrics["val/success_rate"] for row in read_metrics(runs / "first")]
+    assert page.texts(".tile b")[3] == f"{100 * rates[0]:.1f} % → {100 * rates[-1]:.1f} %"
     titles = page.texts(".chart h3")
-    for title in ("Reward", "Success", "Loss", "KL", "Entropy", "Clip fraction", "Tokens", "Seconds by phase"):
+    for title in (
+        "Reward",
+        "Success",
+        "Loss",
+        "KL",
+        "Entropy",
+        "Clip fraction",
+        "Lengths in tokens",
+        "Tokens",
+        "Seconds by phase",
+    ):
         assert title in titles
     assert len([text for text in page.texts("main table.list a") if text.startswith("train ")]) == 3
 
@@ -155,6 +167,41 @@ def test_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
             live.open("episodes?run=live")
             write_step(record, agents, 3)
             live.wait(lambda: live.texts("[data-total]")[0].endswith("of 18"))
+
+
+def test_what_begins_and_ends_while_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
+    def last_step_on_the_chart() -> str:
+        ActionChains(page.driver).move_to_element_with_offset(page.one(".u-over"), 100, 0).perform()
+        ActionChains(page.driver).move_by_offset(5, 5).perform()
+        return page.texts(".u-legend .u-value")[0]
+
+    with served(tmp_path, tmp_path) as address:
+        live = Page(page.driver, address)
+        with open_record(tmp_path / "live") as record:
+            for step in range(1, 6):
+                write_step(record, agents, step)
+            live.open("run?run=live")
+            assert live.texts(".pill") == ["running"]
+            over = live.one(".u-over")
+            drag = ActionChains(page.driver).move_to_element_with_offset(over, -60, 0).click_and_hold()
+            drag.move_by_offset(60, 0).release().perform()
+            zoomed = last_step_on_the_chart()
+            assert zoomed in ("2", "3")
+            record.log_metrics(6, {"reward/mean": 0.9})
+            live.wait(lambda: live.texts(".tile b")[0] == "6")
+            assert last_step_on_the_chart() == zoomed
+            assert "val/loss" not in "".join(live.texts(".u-label"))
+            record.log_metrics(7, {"val/loss": 0.5})
+            live.wait(lambda: "val/loss" in live.texts(".u-label"))
+            live.open("runs")
+            live.one("input[type=checkbox]").send_keys(" ")
+            write_step(record, agents, 8)
+            live.wait(lambda: "8" in live.texts("td"))
+            assert page.run("return document.activeElement.name") == "live"
+            assert page.run("return document.activeElement.checked")
+            live.open("run?run=live")
+            record.write_summary(RunSummary(backbone="local", seed=1, steps=8, seconds=2.0))
+        live.wait(lambda: live.texts(".pill") == ["finished"])
 
 
 def test_without_a_tokenizer_ids_are_shown(page: Page, agents: Agents, tmp_path: Path):

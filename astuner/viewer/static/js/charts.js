@@ -6,6 +6,7 @@ import { h, real } from "./dom.js";
 const LIGHT = ["#2f62c9", "#c2571a", "#18794e", "#8e3fb5", "#a3851b", "#c22f5e", "#287f8f"];
 const DARK = ["#7fa8ff", "#ffa06b", "#6fd3a0", "#cf93f0", "#e6c95c", "#ff8fb0", "#70cfe0"];
 const DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
+const BORDERS = ["solid", "dashed", "dotted", "double"];
 
 export const isDark = () => document.documentElement.dataset.theme === "dark";
 
@@ -13,7 +14,7 @@ export const isDark = () => document.documentElement.dataset.theme === "dark";
 export function chart(title, lines, { seconds = false, smooth = 0 } = {}) {
   const box = h("section", { class: "card chart" }, h("h3", {}, title));
   const style = getComputedStyle(document.documentElement);
-  const colors = isDark() ? DARK : LIGHT;
+  const border = (line) => BORDERS[line.dash % BORDERS.length];
   const axis = { stroke: style.getPropertyValue("--soft"), grid: { stroke: style.getPropertyValue("--line"), width: 1 },
     ticks: { stroke: style.getPropertyValue("--line"), width: 1 }, font: "11px system-ui" };
   const options = {
@@ -21,9 +22,10 @@ export function chart(title, lines, { seconds = false, smooth = 0 } = {}) {
     cursor: { sync: { key: "run" } },
     scales: { x: { time: false } },
     series: [{ label: seconds ? "s" : "step" }, ...lines.map((line) => ({
-      label: line.label, stroke: colors[line.color % colors.length], dash: DASHES[line.dash % DASHES.length],
+      label: line.label, stroke: colour(line.color), dash: DASHES[line.dash % DASHES.length],
       width: 1.6, spanGaps: true, points: { size: 4 }, value: (_, value) => real(value, 4) }))],
-    axes: [axis, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => real(tick, 4)) }],
+    legend: { markers: { width: 3, dash: (_, index) => border(lines[index - 1]) } },
+    axes: [{ ...axis, size: 30 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => real(tick, 4)) }],
   };
   let plot = null;
   let data = joined(lines, smooth);
@@ -33,10 +35,18 @@ export function chart(title, lines, { seconds = false, smooth = 0 } = {}) {
     else if (plot.width !== width) plot.setSize({ width, height: options.height });
   }).observe(box);
   const update = (fresh) => {
+    const zoomed = plot !== null && data[0].length && (plot.scales.x.min > data[0][0] || plot.scales.x.max < data[0].at(-1));
     data = joined(fresh, smooth);
-    plot?.setData(data);
+    plot?.setData(data, !zoomed);
+    if (zoomed) plot.redraw();
   };
-  return { box, update, labels: lines.map((line) => line.label).join("\n") };
+  return { box, update };
+}
+
+function colour(number) {
+  const known = isDark() ? DARK : LIGHT;
+  // Beyond the chosen ones, hues that lie far from each other: the golden angle apart.
+  return known[number] ?? `hsl(${Math.round((number * 137.5) % 360)} 60% ${isDark() ? 72 : 40}%)`;
 }
 
 function joined(lines, smooth) {

@@ -2,6 +2,7 @@
 
 import { ask, link } from "./address.js";
 import { brief, count, h, list, real } from "./dom.js";
+import { followed } from "./followed.js";
 
 const PAGE = 100;
 const ORDERS = { latest: "latest first", step: "by step", reward: "best reward first", reward_up: "worst reward first",
@@ -11,19 +12,17 @@ const FIELDS = ["split", "step", "status", "agent", "tag", "finish", "fork", "er
 export async function episodesPage(query) {
   const run = query.get("run");
   const asked = Object.fromEntries(FIELDS.map((name) => [name, query.get(name) ?? ""]));
-  const about = await ask("run", { run });
-  const table = h("div");
   const offset = Number(asked.offset) || 0;
-  let seen = -1;
-  const draw = async () => {
-    const found = await ask("episodes", { run, limit: PAGE, ...asked });
-    if (found.total === seen) return about.state === "running" ? "● following" : "";
-    seen = found.total;
-    table.replaceChildren(pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset));
-    return about.state === "running" ? "● following" : "";
+  let state = "";
+  const labels = async () => { const about = await ask("run", { run }); state = about.state; return about.labels; };
+  const search = await followed(labels, (found) => [filters(run, asked, found)]);
+  const table = await followed(() => ask("episodes", { run, limit: PAGE, ...asked }), (found) =>
+    [pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset)]);
+  const refresh = async () => {
+    await Promise.all([search.refresh(), table.refresh()]);
+    return state === "running" ? "● following" : "";
   };
-  await draw();
-  return { content: [h("h1", {}, "Episodes"), filters(run, asked, about.labels), table], refresh: draw };
+  return { content: [h("h1", {}, "Episodes"), search.box, table.box], refresh };
 }
 
 export function episodeColumns(run) {

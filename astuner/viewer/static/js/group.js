@@ -9,7 +9,7 @@ export async function stepPage(query) {
   const table = list([
     ["task", (row) => h("a", { href: link("group", { run, step, split, task: row.task_key }) }, brief(row.task, 80)), true],
     ["episodes", (row) => count(row.episodes)], ["failed", (row) => h("span", { class: row.failed ? "bad" : "" }, count(row.failed))],
-    ["reward", (row) => real(row.reward)], ["least", (row) => real(row.least)], ["most", (row) => real(row.most)],
+    ["reward", (row) => real(row.reward)], ["lowest", (row) => real(row.least)], ["highest", (row) => real(row.most)],
     ["success", (row) => share(row.success)], ["forks", (row) => count(row.forks)],
     ["raw", (row) => count(row.tokens_raw)], ["distinct", (row) => count(row.tokens_distinct)], ["trained", (row) => count(row.tokens_trained)],
   ], groups);

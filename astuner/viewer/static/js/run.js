@@ -5,13 +5,14 @@ import { chart } from "./charts.js";
 import { asText, brief, count, h, list, real, share, tile } from "./dom.js";
 
 const CHARTS = [
-  ["Reward", ["reward/mean", "reward/min", "reward/max"]],
+  ["Reward", ["reward/mean", "reward/min", "reward/max", "val/reward"]],
   ["Success", ["success/rate", "val/success_rate"]],
   ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/sft", "val/loss"]],
   ["KL", ["kl/update", "kl/rollout"]],
   ["Entropy", ["entropy"]],
   ["Clip fraction", ["clip_fraction"]],
-  ["Lengths: calls and samples an episode", ["episodes/calls", "episodes/samples"]],
+  ["Lengths in tokens", ["length/prompt", "length/response", "length/response_max", "length/sample"]],
+  ["Calls and samples an episode", ["episodes/calls", "episodes/samples"]],
   ["Tokens", ["tokens/raw", "tokens/distinct", "tokens/trained"]],
   ["Seconds by phase", ["time/rollout", "time/update", "time/step", "time/validation"]],
 ];
@@ -37,14 +38,13 @@ export async function runPage(query) {
   redraw();
   around();
   const refresh = async () => {
-    const before = JSON.stringify([wanted(runs), runs.map((run) => run.about.counts)]);
+    const seen = () => [JSON.stringify(wanted(runs)), JSON.stringify(runs.map((run) => run.about))];
+    const before = seen();
     await Promise.all(runs.map((run) => renew(run)));
-    const after = JSON.stringify([wanted(runs), runs.map((run) => run.about.counts)]);
-    if (before !== after) {
-      around();
-      if (wanted(runs).length !== drawn.length) redraw();
-      else for (const [metrics, one] of drawn) one.update(lines(runs, metrics, settings));
-    }
+    const after = seen();
+    if (before[1] !== after[1]) around();
+    if (before[0] !== after[0]) redraw();
+    else if (before[1] !== after[1]) for (const [metrics, one] of drawn) one.update(lines(runs, metrics, settings));
     return runs.some((run) => run.about.state === "running") ? "● following" : "";
   };
   const others = h("details", {}, h("summary", {}, "all other metrics"), more);
@@ -100,10 +100,17 @@ function heading({ name, about, series }, small) {
   const bad = about.counts.bad_lines;
   return h("div", {}, row,
     h("div", { class: "tiles" }, tile("step", count(about.counts.step)), tile("reward, last step", real(last("reward/mean"))),
-      tile("success, last step", share(last("success/rate"))), tile("episodes", count(about.counts.episodes)),
+      tile("success, last step", share(last("success/rate"))), tile("validation", course(series["val/success_rate"])),
+      tile("episodes", count(about.counts.episodes)),
       tile("tokens saved by merging", last("tokens/saving") ? `${real(last("tokens/saving"), 2)}×` : "–")),
     bad ? h("p", { class: "card note" }, `${count(bad)} lines of this record are damaged and left out.`) : null,
     h("p", {}, h("a", { href: link("episodes", { run: name }) }, "All episodes, with search and filters →")));
+}
+
+// From the first validation to the last.
+function course(points) {
+  const ends = [...new Set([points?.at(0), points?.at(-1)])].filter(Boolean);
+  return ends.map(([, , value]) => share(value)).join(" → ") || "–";
 }
 
 function stepTable({ name, about }) {
@@ -123,13 +130,22 @@ function stepTable({ name, about }) {
 
 async function configuration(names) {
   const { configs, differs } = await ask("config", { run: names });
-  const value = (one) => brief(one === undefined || one === null ? "–" : asText(one), 200);
+  const value = (one, from = 0) => (one === undefined || one === null ? "–" : `${from ? "…" : ""}${brief(asText(one).slice(from), 200)}`);
   if (names.length > 1) {
-    const columns = [["key", (row) => brief(row.key), true], ...names.map((name, place) => [brief(name, 40), (row) => value(row.values[place]), true])];
+    const columns = [["key", (row) => brief(row.key), true],
+      ...names.map((name, place) => [brief(name, 40), (row) => value(row.values[place], firstDifference(row.values)), true])];
     const body = differs.length ? list(columns, differs) : h("p", { class: "soft" }, "They are the same.");
     return h("section", { id: "differs" }, h("h2", {}, "Where the configurations differ"), body);
   }
   const rows = Object.entries(configs[0] ?? {});
   return h("details", {}, h("summary", {}, `configuration (${rows.length} keys)`),
     list([["key", ([key]) => brief(key), true], ["value", ([, one]) => value(one), true]], rows));
+}
+
+// Where to begin to show long values, so that what differs is seen.
+function firstDifference(values) {
+  const texts = values.map(asText);
+  let place = 0;
+  while (place < texts[0].length && texts.every((text) => text[place] === texts[0][place])) place += 1;
+  return place > 100 ? place - 40 : 0;
 }

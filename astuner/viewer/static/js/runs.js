@@ -2,6 +2,7 @@
 
 import { ask, link } from "./address.js";
 import { brief, count, h, list, real, share, svg } from "./dom.js";
+import { followed } from "./followed.js";
 
 const SHADES = { running: "good", stopped: "warn", finished: "soft" };
 
@@ -10,19 +11,14 @@ export async function runsPage() {
   const compare = h("button", { type: "button", disabled: true, onclick: () => {
     location.hash = link("run", { run: [...chosen] });
   } }, "Compare");
-  const table = h("div");
-  const draw = async () => {
-    const runs = await ask("runs");
-    table.replaceChildren(list(columns(chosen, compare), runs));
-    return runs.some((run) => run.state === "running") ? "following" : "";
-  };
-  await draw();
+  const table = await followed(() => ask("runs"), (runs) => [list(columns(chosen, compare), runs)]);
+  const refresh = async () => ((await table.refresh()).some((run) => run.state === "running") ? "● following" : "");
   const intro = h("p", { class: "soft" }, "Tick two or more to lay them over each other.");
-  return { content: [h("h1", {}, "Runs"), intro, h("div", { class: "bar" }, compare), table], refresh: draw };
+  return { content: [h("h1", {}, "Runs"), intro, h("div", { class: "bar" }, compare), table.box], refresh };
 }
 
 function columns(chosen, compare) {
-  const tick = (run) => h("input", { type: "checkbox", "aria-label": `compare ${brief(run.name, 40)}`,
+  const tick = (run) => h("input", { type: "checkbox", name: run.name, "aria-label": `compare ${brief(run.name, 40)}`,
     onchange: (event) => {
       if (event.target.checked) chosen.add(run.name); else chosen.delete(run.name);
       compare.disabled = chosen.size < 2;
