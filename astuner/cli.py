@@ -278,6 +278,44 @@ def export(
     click.echo(export_run(run, Path(exp_dir), to, out, episode, lambda text: click.echo(text, err=True)))
 
 
+@astuner.command(name="serve-tinker")
+@click.option("--model", required=True, metavar="PATH", help="As model.path: a folder, a hub name, package.module->f.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
+@click.option(
+    "--checkpoint-dir",
+    type=click.Path(path_type=Path),
+    default=Path("launcher_record/tinker"),
+    show_default=True,
+    metavar="DIR",
+    help="Where weights are saved; a server that is started again finds them there.",
+)
+@click.option("--max-models", type=click.IntRange(1), default=4, show_default=True, help="Models in training at once.")
+@click.option(
+    "--max-engines", type=click.IntRange(1), default=3, show_default=True, help="Weights in memory to sample."
+)
+@click.option("--max-samplers", type=click.IntRange(1), default=8, show_default=True, help="Kept of each run on disk.")
+def serve_tinker(
+    model: str,
+    port: int,
+    device: str,
+    dtype: str,
+    checkpoint_dir: Path,
+    max_models: int,
+    max_engines: int,
+    max_samplers: int,
+) -> None:
+    """Serve a model to training loops written for Tinker (tinker 0.20), on this machine only, until Ctrl-C."""
+    from astuner.backbone.tinker_server import Limits, ServerOptions, serve
+
+    limits = Limits(max_models, max_engines, max_samplers)
+    serve(
+        ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
+        lambda address, names: click.echo(f"serving {names[0]} at {address} (Ctrl-C ends)"),
+    )
+
+
 _SECONDS_OF_IMPATIENCE = 3.0
 
 

@@ -123,7 +123,7 @@ def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) ->
     if config.task_judge.judge_protocol and not supervised:
         judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     tasks = read_tasks(config.task_reader, base_dir=config_dir, search=search, transcripts=supervised)
-    path = _model_path(model, "--model", search) if model else _model_path(config.model.path, "model.path", search)
+    path = model_path(model, "--model", search) if model else model_path(config.model.path, "model.path", search)
     tokenizer = load_tokenizer(path)
     return Ingredients(tasks, path, tokenizer, ChatCodec(tokenizer, config.model.renderer), workflow, judge)
 
@@ -175,7 +175,7 @@ def _make_judge(path: str, config: TaskJudgeConfig, search: Sequence[Path]) -> B
         ) from error
 
 
-def _model_path(path: str, key: str, search: Sequence[Path]) -> str:
+def model_path(path: str, key: str, search: Sequence[Path]) -> str:
     """Return a folder or hub name; `package.module->function` is called to make the folder.
 
     Args:

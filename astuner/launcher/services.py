@@ -15,7 +15,7 @@ from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.service import Service
-from astuner.processes.ports import holder, is_taken
+from astuner.ports import holder, is_taken
 from astuner.run_record import learn_secrets
 
 _RAY = ["ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--disable-usage-stats"]

@@ -8,6 +8,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from astuner.loopback import why_foreign
+
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -24,10 +26,7 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses requests that were not made to this server by its own page; sets the headers that browsers obey.
-
-    A foreign `Host` is what DNS rebinding looks like, a foreign `Origin` another site that asks from the browser.
-    """
+    """Refuses requests that were not made to this server by its own page; sets the headers that browsers obey."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
         self._app = app
@@ -53,18 +52,8 @@ class Guard:
         await (refusal or self._app)(scope, receive, with_headers)
 
     def _refusal(self, method: str, headers: Headers) -> PlainTextResponse | None:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if host not in self._hosts:
-            return PlainTextResponse("This page answers to its own address only.\n", 403)
-        if origin is not None and origin != f"http://{host}":
-            return PlainTextResponse("Another site may not ask this page.\n", 403)
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            return PlainTextResponse("Another site may not ask this page.\n", 403)
+        if (reason := why_foreign(headers, self._hosts)) is not None:
+            return PlainTextResponse(f"{reason}\n", 403)
         if method not in ("GET", "HEAD"):
             return PlainTextResponse("This page is read-only.\n", 405)
         return None
-
-
-def own_hosts(port: int) -> list[str]:
-    """Return the values of `Host` under which a server on this port is asked for locally."""
-    return [f"{name}:{port}" for name in ("127.0.0.1", "localhost")]

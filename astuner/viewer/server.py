@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import uvicorn
 
-from astuner.errors import RecordError
+from astuner.loopback import ADDRESS, listening, own_hosts
 from astuner.viewer.app import Indexes, create_app
-from astuner.viewer.guard import own_hosts
 from astuner.viewer.runs import Runs
-
-ADDRESS = "127.0.0.1"
 
 
 def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
@@ -26,7 +21,8 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
         ready: told the page's address once it can be asked.
 
     Raises:
-        RecordError: the folder holds no run, or the port is taken.
+        RecordError: the folder holds no run.
+        ServiceError: the port is taken.
     """
     indexes = Indexes(Runs(folder))
     with listening(port) as listener:
@@ -38,21 +34,3 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
             server.run([listener])
         finally:
             indexes.close()
-
-
-def listening(port: int) -> socket.socket:
-    """Return a socket that listens on a port of 127.0.0.1; 0 takes a free one.
-
-    Raises:
-        RecordError: the port cannot be had.
-    """
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((ADDRESS, port))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-        raise RecordError(f"port {port} {why}; give another one with --port, or 0 for any that is free") from error
-    return listener

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,24 @@ def small(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         "trainer_common.total_training_steps": 1,
         "trainer_common.val_pass_n": 1,
     }
+
+
+@pytest.fixture
+def a_tinker_server(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`astuner serve-tinker` with the random model, and the environment's variables that lead a client to it."""
+    tinker = pytest.importorskip("tinker", reason="the client of Tinker is not installed: pip install -e .[dev]")
+    import httpx
+
+    from astuner.backbone.tinker_server.starting_model import StartingModel
+    from tests.backbone.tinker_server.served import serving
+
+    start = StartingModel(str(model_folder), (str(model_folder),), "cpu", "float32")
+    with serving(start, tmp_path / "tinker") as served:
+        monkeypatch.setenv("TINKER_BASE_URL", served.url)
+        monkeypatch.setenv("TINKER_API_KEY", "tml-local")
+        # The client never closes its own connections.
+        http = httpx.AsyncClient(timeout=60)
+        monkeypatch.setattr(tinker, "ServiceClient", partial(tinker.ServiceClient, http_client=http))
+        yield
+        loop = tinker.lib.internal_client_holder._internal_client_holder_thread_singleton.get_loop()
+        asyncio.run_coroutine_threadsafe(http.aclose(), loop).result()

@@ -136,7 +136,7 @@ class Playground:
         return names
 
     def astuner(self, arguments: list[str]) -> None:
-        if arguments in commands_of_ci() or arguments[0] == "view":  # the page is served until Ctrl-C
+        if arguments in commands_of_ci() or arguments[0] in ("view", "serve-tinker"):  # they serve until Ctrl-C
             return
         overrides = self._overrides if "--conf" in arguments else []
         if "--model" in arguments:  # of an earlier command
@@ -179,6 +179,8 @@ def test_what_a_page_shows_runs(page: Path, playground: Playground, tokenizer: A
     if page.name in NEEDS_A_RECORD:
         Path("launcher_record").mkdir()
         Path("launcher_record/math_agent").symlink_to(request.getfixturevalue("a_record"))
+    if page.name == "serve_tinker.md":
+        request.getfixturevalue("a_tinker_server")
     names = playground.run(page)
     for workflow in names.values():
         if isinstance(workflow, type) and issubclass(workflow, Workflow) and workflow is not Workflow:
@@ -307,6 +309,15 @@ def test_the_table_of_algorithms_is_the_registry():
             assert (low, high) == ("–", "–")
         else:
             assert (float(low), float(high)) == (rule.clip.low, rule.clip.high)
+
+
+def test_the_page_on_serve_tinker_lists_every_option():
+    params = {param.opts[0]: param for param in command.commands["serve-tinker"].params}
+    rows = {
+        name: row["default"].strip("`") for row in table("serve_tinker.md", "option") for name in coded(row["option"])
+    }
+    assert rows.keys() == params.keys()
+    assert rows == {name: str(param.default) if not param.required else "–" for name, param in params.items()}
 
 
 def test_the_page_on_services_lists_every_key_and_built_in():

@@ -13,10 +13,9 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
+from astuner.loopback import listening, own_hosts
 from astuner.viewer.app import Indexes, create_app
-from astuner.viewer.guard import own_hosts
 from astuner.viewer.runs import Runs
-from astuner.viewer.server import listening
 from tests.viewer.records import Agents, open_record, write_step
 
 Ask = Callable[..., Any]

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
+from astuner.backbone.whole_folder import save_synced, written_whole
 from astuner.errors import RecordError
 from astuner.model_tuner import ChatCodec, first_line
 
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
-"""What a full disk makes PyTorch and safetensors raise."""
-
+_ADVICE = (
+    "Mend that, and the same command goes on from the last whole checkpoint; or start anew with another --exp-dir."
+)
 _STATE = "trainer.pt"
 _MODEL = "model"
 
@@ -49,7 +48,6 @@ class Checkpoints:
             RecordError: it cannot be written; earlier checkpoints are untouched.
         """
         final = self.folder / f"step_{step:06d}"
-        partial = self.folder / f".partial_{step:06d}"
         state = {
             "trained": policy.training_state(),
             "optimiser": optimiser.state(),
@@ -57,22 +55,9 @@ class Checkpoints:
             "cuda_rng": torch.cuda.get_rng_state_all(),
             "progress": {**progress, "step": step},
         }
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with written_whole(final, _ADVICE) as partial:
             policy.save(partial / _MODEL, codec)
-            with (partial / _STATE).open("wb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            _put_in_place(partial, final)
-        except WRITE_ERRORS as error:
-            free = free_space(self.folder)
-            shutil.rmtree(partial, ignore_errors=True)
-            raise RecordError(
-                f"the checkpoint {final} could not be written: {error} ({free}). Mend that, and the same command goes "
-                "on from the last whole checkpoint; or start anew with another --exp-dir."
-            ) from error
+            save_synced(state, partial / _STATE)
         for old in self._whole()[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
@@ -107,19 +92,3 @@ def _restore(file: Path, policy: Policy, optimiser: Optimiser) -> dict[str, Any]
     torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
     progress: dict[str, Any] = state["progress"]
     return progress
-
-
-def free_space(folder: Path) -> str:
-    """Say how much space is left where `folder` is or would be; PyTorch's own errors hide a full disk."""
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    return f"{shutil.disk_usage(there).free / 2**20:.1f} MiB are free there"
-
-
-def _put_in_place(partial: Path, final: Path) -> None:
-    """Rename `partial` to `final`; an earlier one of that name goes only when the new one is in its place."""
-    earlier = final.with_name(f".earlier_{final.name}")
-    shutil.rmtree(earlier, ignore_errors=True)
-    if final.exists():
-        final.rename(earlier)
-    partial.rename(final)
-    shutil.rmtree(earlier, ignore_errors=True)

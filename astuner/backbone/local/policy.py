@@ -15,10 +15,11 @@ from astuner.backbone.causal_lm import compute_dtype, load_causal_lm
 from astuner.backbone.local import packed
 from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
 from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
-from astuner.config.rollout import LoraConfig, ModelConfig
+from astuner.backbone.lora import merged_weights, with_lora
+from astuner.config.rollout import ModelConfig
 from astuner.config.trainer import PackMode
 from astuner.context_tracker import Packing
-from astuner.errors import BackboneError, ModelError
+from astuner.errors import BackboneError
 from astuner.model_tuner import ChatCodec
 
 
@@ -52,7 +53,7 @@ class Policy:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         # Layers recompute their activations in training mode only.
         self._recomputes = config.gradient_checkpointing
-        self.model = _with_lora(base, config.lora) if self.uses_lora else base
+        self.model = with_lora(base, config.lora) if self.uses_lora else base
         self._path = path
         self._reference: Any = None
 
@@ -112,18 +113,7 @@ class Policy:
         """Return all weights under the base model's own names, adapters merged in, detached."""
         if not self.uses_lora:
             return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-        base = self.model.get_base_model()
-        adapted = {name: layer for name, layer in base.named_modules() if hasattr(layer, "get_delta_weight")}
-        weights = {}
-        for name, tensor in base.state_dict().items():
-            owner, is_base, kind = name.rpartition(".base_layer.")
-            if is_base and kind == "weight":
-                # Out of place: merging into the weights and taking the adapters out again would wear them down.
-                delta = adapted[owner].get_delta_weight("default")
-                weights[f"{owner}.weight"] = (tensor.float() + delta.float()).to(tensor.dtype)
-            elif "lora_" not in name:
-                weights[name.replace(".base_layer", "")] = tensor.detach()
-        return weights
+        return merged_weights(self.model)
 
     def frozen_copy(self) -> Any:
         """Return the starting model once more, in the type that the policy computes in."""
@@ -158,25 +148,6 @@ class Policy:
         named = dict(self.model.named_parameters())
         for name, value in state.items():
             named[name].copy_(value)
-
-
-def _with_lora(base: Any, lora: LoraConfig) -> Any:
-    from peft import LoraConfig as PeftLora
-    from peft import get_peft_model
-
-    settings = PeftLora(
-        r=lora.rank,
-        lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
-        target_modules=lora.target_modules,
-        task_type="CAUSAL_LM",
-    )
-    try:
-        return get_peft_model(base, settings)
-    except ValueError as error:
-        raise ModelError(
-            f"model.lora.target_modules {lora.target_modules!r} does not fit this model: {error}"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -27,9 +27,9 @@ from astuner.backbone.vllm_server.kept import (
 )
 from astuner.backbone.vllm_server.settings import VllmSettings, differences
 from astuner.errors import ModelError, ServiceError
+from astuner.ports import holder, is_taken
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.processes.log import ProcessLog, last_lines
-from astuner.processes.ports import holder, is_taken
 from astuner.run_record import redact
 
 _POLL_SECONDS = 0.25

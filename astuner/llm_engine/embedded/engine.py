@@ -119,8 +119,20 @@ class EmbeddedEngine:
         """A snapshot of the engine's counters."""
         return self._scheduler.stats
 
-    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+    async def generate(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        stops: Callable[[Sequence[int]], bool] | None = None,
+    ) -> Completion:
         """Sample one completion; cancelling the coroutine gives its place to another request.
+
+        Args:
+            prompt_ids: at least one token id.
+            params: how to sample.
+            stops: asked after every sampled token, with the ids sampled so far; where it returns True, the completion
+                ends with that token. It is called in the engine's thread, so it has to be quick, and must not raise.
 
         With `params.seed`, the random draws do not depend on what is computed beside the request (logits may, in
         their last bits).
@@ -131,7 +143,7 @@ class EmbeddedEngine:
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
-        request = self._request(prompt_ids, params, partial(_deliver, loop, answer))
+        request = self._request(prompt_ids, params, partial(_deliver, loop, answer), stops)
         self._post(partial(self._scheduler.submit, request))
         try:
             return await answer
@@ -178,7 +190,11 @@ class EmbeddedEngine:
         self._thread.join()
 
     def _request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, deliver: Callable[[Completion | ModelError], None]
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        deliver: Callable[[Completion | ModelError], None],
+        stops: Callable[[Sequence[int]], bool] | None,
     ) -> Request:
         _check_params(params)
         ids = np.asarray(prompt_ids, dtype=np.int64)
@@ -195,7 +211,7 @@ class EmbeddedEngine:
                 f"{self._forward.vocab_size - 1}; is the tokenizer the model's own?"
             )
         max_len = min(len(ids) + params.max_tokens, self._max_model_len)
-        return Request(ids.tolist(), len(ids), max_len, params, deliver)
+        return Request(ids.tolist(), len(ids), max_len, params, deliver, stops)
 
     def _post(self, command: Callable[[], None], *, or_raise: bool = True) -> None:
         """Have the worker run `command` between two steps."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from astuner.errors import ModelError
@@ -21,6 +21,7 @@ class Request:
         max_len: the request ends when `tokens` has this length.
         params: how to sample.
         deliver: called exactly once, by the thread that runs the scheduler, with the completion or the error.
+        stops: asked by that thread after each sampled id, with all that were sampled; True ends the request there.
         logprobs: one a sampled id.
         key: 64 bits that decide the request's random draws.
         stop_ids: `params.stop_token_ids` as a set.
@@ -31,6 +32,7 @@ class Request:
     max_len: int
     params: SamplingParams
     deliver: Callable[[Completion | ModelError], None]
+    stops: Callable[[Sequence[int]], bool] | None = None
     logprobs: list[float] = field(default_factory=list, init=False)
     key: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
@@ -43,6 +45,8 @@ class Request:
     def finish_reason(self) -> FinishReason | None:
         """Why the request ends here, or None while it goes on."""
         if self.logprobs and self.tokens[-1] in self.stop_ids:
+            return "stop"
+        if self.stops is not None and self.logprobs and self.stops(self.tokens[self.prompt_len :]):
             return "stop"
         return "length" if len(self.tokens) >= self.max_len else None
 
