@@ -23,10 +23,14 @@ _COLUMNS = (
     "advantage", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct", "tokens_trained", "seconds",
     "error_kind", "forks", "words",
 )  # fmt: skip
-_NUMBERS = (
-    "repeat_index", "reward", "is_success", "advantage", "calls", "samples", "dropped_samples", "tokens_raw",
-    "tokens_distinct", "tokens_trained", "seconds",
+_COUNTS = (
+    "repeat_index", "is_success", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct",
+    "tokens_trained",
 )  # fmt: skip
+_REALS = ("reward", "advantage", "seconds")
+# SQLite fails where a sum leaves 64 bits: those of a million episodes stay within.
+_LARGEST_COUNT = 2**40
+_LARGEST_REAL = 1e300
 
 
 class RunIndex:
@@ -126,7 +130,7 @@ class _Episodes:
         labels = {("fork", shown(cause)) for cause in forks}
         for kind, field in (("agent", "agents"), ("tag", "tags"), ("finish", "finish_reasons")):
             labels |= {(kind, shown(value)) for value in row.get(field) or ()}
-        values = _values(row) | {"id": self._last + 1, "forks": sum(forks.values())}
+        values = _values(row) | {"id": self._last + 1, "forks": _whole(sum(forks.values()))}
         self._rows.append([values[name] for name in _COLUMNS])
         self._last += 1
         for label in labels:
@@ -146,11 +150,12 @@ class _Episodes:
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     task, episode = str(row["task_id"]), str(row["episode_id"])
     error = None if row.get("error_kind") is None else shown(row["error_kind"])
-    values: dict[str, Any] = {name: _number(row.get(name)) for name in _NUMBERS}
+    values: dict[str, Any] = {name: _count(row.get(name)) for name in _COUNTS}
+    values |= {name: _real(row.get(name)) for name in _REALS}
     return values | {
         "path": str(row["path"]).encode("utf-8", "replace").decode(),
         "key": key_of(episode),
-        "step": int(row["step"]),
+        "step": _whole(row["step"]),
         "split": "val" if row["split"] == "val" else "train",
         "task_key": key_of(task),
         "task": shown(task),
@@ -161,9 +166,25 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _number(value: object) -> float | int | None:
+def _whole(value: Any) -> int:
+    """Return a number without which its line means nothing.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none, or larger than any of a run.
+    """
+    number = int(value)
+    if abs(number) > _LARGEST_COUNT:
+        raise ValueError(f"{number:.3g} is no number of a run")
+    return number
+
+
+def _count(value: object) -> float | int | None:
     """Return a number as it is, None for what is none: texts in the place of numbers must not reach the page."""
-    return value if isinstance(value, int | float) and abs(value) < 2**63 else None
+    return value if isinstance(value, int | float) and abs(value) <= _LARGEST_COUNT else None
+
+
+def _real(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST_REAL else None
 
 
 class _Metrics:
@@ -173,12 +194,14 @@ class _Metrics:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._rows: list[tuple[int, float, str, float | int | None]] = []
+        self._rows: list[tuple[int, float, str, float | None]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take a line."""
-        step, time = int(row["step"]), float(row["time"])
-        self._rows += [(step, time, shown(name), _number(value)) for name, value in row["metrics"].items()]
+        step, time = _whole(row["step"]), float(row["time"])
+        if not abs(time) < _LARGEST_REAL:
+            raise ValueError("the time is no number")
+        self._rows += [(step, time, shown(name), _real(value)) for name, value in row["metrics"].items()]
 
     def write(self) -> None:
         """Write what was taken."""
