@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,43 +16,15 @@ from astuner.viewer import queries
 from astuner.viewer.advantages import advantages_of_calls, by_agent
 from astuner.viewer.episode_view import episode_view, read_episode_at
 from astuner.viewer.guard import Guard
-from astuner.viewer.index import RunIndex
+from astuner.viewer.indexes import Indexes
 from astuner.viewer.queries import EpisodeFilter, Order
-from astuner.viewer.runs import Runs, config_difference, config_of, run_state, summary_of
+from astuner.viewer.run_list import RunList
+from astuner.viewer.runs import config_difference, config_of, run_state, summary_of
 from astuner.viewer.token_texts import find_token_texts
 from astuner.viewer.transcript import transcript
 
 STATIC = Path(__file__).parent / "static"
 _MOST_BESIDE = 64
-
-
-class Indexes:
-    """The index of each run that was looked at, opened once."""
-
-    def __init__(self, runs: Runs, cache: Path | None = None) -> None:
-        self.runs = runs
-        self._cache = cache
-        self._open: dict[Path, RunIndex] = {}
-        self._lock = threading.Lock()
-
-    def of(self, name: str) -> RunIndex:
-        """Return the index of a run.
-
-        Raises:
-            RecordError: there is no such run.
-        """
-        folder = self.runs.folder(name)
-        with self._lock:
-            if folder not in self._open:
-                self._open[folder] = RunIndex(folder, self._cache)
-            return self._open[folder]
-
-    def close(self) -> None:
-        """Close them."""
-        with self._lock:
-            for index in self._open.values():
-                index.close()
-            self._open.clear()
 
 
 def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
@@ -78,17 +49,18 @@ def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
 
 
 def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
+    listed = RunList(indexes)
+
     @app.get("/api/runs")
     def runs() -> Response:
-        return _answer([_run(indexes, name, folder) for name, folder in indexes.runs.all().items()])
+        return _answer(listed.rows())
 
     @app.get("/api/run")
     def run(run: str) -> Response:
-        folder = indexes.runs.folder(run)
         index = indexes.of(run)
         with index.reading() as db:
             found = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
-        return _answer({"name": run, "state": run_state(folder), "summary": summary_of(folder), **found})
+        return _answer({"name": run, "state": run_state(index.folder), "summary": summary_of(index.folder), **found})
 
     @app.get("/api/metrics")
     def metrics(run: str, after: int = 0) -> Response:
@@ -173,22 +145,6 @@ def _real(text: str | None) -> float | None:
     except ValueError:
         return None
     return number if abs(number) < 1e18 else None
-
-
-def _run(indexes: Indexes, name: str, folder: Path) -> dict[str, Any]:
-    summary, config = summary_of(folder), config_of(folder)
-    with indexes.of(name).reading() as db:
-        found = {"counts": queries.counts(db), "rewards": queries.latest(db, "reward/mean")}
-    return {
-        "name": name,
-        "state": run_state(folder),
-        "started": (folder / "environment.json").stat().st_mtime,
-        "algorithm": config.get("astuner.trainer_common.algorithm.adv_estimator"),
-        "model": config.get("astuner.model.path"),
-        "validation": (summary or {}).get("validation"),
-        "seconds": (summary or {}).get("seconds"),
-        **found,
-    }
 
 
 def _answer(value: object, status: int = 200) -> Response:

@@ -38,7 +38,9 @@ class RunIndex:
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder = folder
-        self._connection = open_database(folder, cache)
+        self._cache = cache
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
         self._lock = threading.Lock()
         self._steps: tuple[object, list[dict[str, Any]]] = (None, [])
 
@@ -50,9 +52,15 @@ class RunIndex:
             RecordError: the record cannot be read.
         """
         with self._lock:
-            self._follow(_EPISODES, _Episodes)
-            self._follow("metrics.jsonl", _Metrics)
-            yield self._connection
+            db = self._connection = self._connection or open_database(self.folder, self._cache)
+            try:
+                self._follow(db, _EPISODES, _Episodes)
+                self._follow(db, "metrics.jsonl", _Metrics)
+                yield db
+            finally:
+                # One who had the index before it was closed may still read it.
+                if self._closed:
+                    self._let_go()
 
     def steps(self, db: sqlite3.Connection) -> list[dict[str, Any]]:
         """Return `queries.steps`, summed anew only where episodes came: a page that follows a run asks often."""
@@ -63,12 +71,17 @@ class RunIndex:
         return self._steps[1]
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database, also after each later `reading`."""
         with self._lock:
-            self._connection.close()
+            self._closed = True
+            self._let_go()
 
-    def _follow(self, file: str, make: type[_Episodes] | type[_Metrics]) -> None:
-        db = self._connection
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _follow(self, db: sqlite3.Connection, file: str, make: type[_Episodes] | type[_Metrics]) -> None:
         # One transaction, with the place in it: two viewers of one run cannot read a line twice.
         db.execute("begin immediate")
         try:

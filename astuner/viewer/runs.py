@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ class Runs:
             RecordError: it is neither.
         """
         self._folder = folder
+        self._known: dict[Path, object] = {}
+        self._lock = threading.Lock()
         if not self.all() and not _may_get_runs(folder):
             raise RecordError(
                 f"{str(folder)!r} holds no run: expected a run's folder, or a folder of runs such as launcher_record; "
@@ -30,13 +33,16 @@ class Runs:
 
     def all(self) -> dict[str, Path]:
         """Return the folders of the runs by name, the latest first."""
-        if is_record(self._folder):
-            return {self._folder.resolve().name: self._folder}
-        try:
-            found = [folder for folder in self._folder.iterdir() if is_record(folder)]
-        except OSError:
-            return {}
-        return {folder.name: folder for folder in sorted(found, key=_started, reverse=True)}
+        with self._lock:
+            if self._started(self._folder) is not None:
+                return {self._folder.resolve().name: self._folder}
+            try:
+                started = {folder: self._started(folder) for folder in self._folder.iterdir()}
+            except OSError:
+                return {}
+            self._known = {folder: known for folder, known in self._known.items() if folder in started}
+        found = sorted(((since, folder) for folder, since in started.items() if since is not None), reverse=True)
+        return {folder.name: folder for _, folder in found}
 
     def folder(self, name: str) -> Path:
         """Return the folder of run `name`.
@@ -48,6 +54,19 @@ class Runs:
         if name not in runs:
             raise RecordError(f"there is no run {name[:80]!r}; there are: {', '.join(list(runs)[:10])}")
         return runs[name]
+
+    def _started(self, folder: Path) -> float | None:
+        """Return when the run in `folder` began, None where it holds none; reads its environment only where changed."""
+        try:
+            status = (folder / "environment.json").stat()
+        except OSError:
+            return None
+        version = status.st_mtime_ns, status.st_size, status.st_ino
+        if self._known.get(folder) != version:
+            if not is_record(folder):
+                return None
+            self._known[folder] = version
+        return status.st_mtime
 
 
 def run_state(folder: Path) -> str:
@@ -69,9 +88,10 @@ def config_of(folder: Path) -> dict[str, Any]:
     """Return the configuration of a run as `section.key` to value; empty where it cannot be read."""
     try:
         tree = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError, RecursionError):
+        return dict(_flat(tree, "")) if isinstance(tree, Mapping) else {}
+    # What it raises for a date that is none has no type of its own.
+    except (OSError, yaml.YAMLError, ValueError, AttributeError, RecursionError):
         return {}
-    return dict(_flat(tree, "")) if isinstance(tree, Mapping) else {}
 
 
 def config_difference(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -93,10 +113,6 @@ def _flat(tree: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
         else:
             found.append((f"{prefix}{key}", value))
     return found
-
-
-def _started(folder: Path) -> float:
-    return (folder / "environment.json").stat().st_mtime
 
 
 def _may_get_runs(folder: Path) -> bool:

@@ -10,8 +10,9 @@ from pathlib import Path
 import uvicorn
 
 from astuner.errors import RecordError
-from astuner.viewer.app import Indexes, create_app
+from astuner.viewer.app import create_app
 from astuner.viewer.guard import own_hosts
+from astuner.viewer.indexes import Indexes
 from astuner.viewer.runs import Runs
 
 ADDRESS = "127.0.0.1"

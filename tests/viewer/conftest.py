@@ -13,8 +13,9 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from astuner.viewer.app import Indexes, create_app
+from astuner.viewer.app import create_app
 from astuner.viewer.guard import own_hosts
+from astuner.viewer.indexes import Indexes
 from astuner.viewer.runs import Runs
 from astuner.viewer.server import listening
 from tests.viewer.records import Agents, open_record, write_step

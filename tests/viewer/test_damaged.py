@@ -47,3 +47,24 @@ def test_sums_of_damaged_counts_do_not_overflow(agents: Agents, tmp_path: Path):
     with client(tmp_path, tmp_path) as asked:
         (step,) = asked.get("/api/run?run=run").json()["steps"]
         assert (step["episodes"], step["tokens_raw"]) == (3, last["tokens_raw"])
+
+
+def test_a_run_that_cannot_be_read_stays_alone_with_it(agents: Agents, tmp_path: Path):
+    for name in ("good", "bad", "odd", "deep"):
+        with open_record(tmp_path / name) as record:
+            write_step(record, agents, 1, tasks=1, repeats=1)
+    (tmp_path / "bad/episodes/index.jsonl").unlink()
+    (tmp_path / "bad/episodes/index.jsonl").mkdir()
+    (tmp_path / "odd/config.yaml").write_text("a: &a\n  b: *a\nc: 2001-99-99\n")
+    (tmp_path / "deep/environment.json").write_text("[" * 100_000)
+    with client(tmp_path, tmp_path) as asked:
+        for _ in range(2):
+            rows = {row["name"]: row for row in asked.get("/api/runs").json()}
+            assert {name: row["state"] for name, row in rows.items()} == {
+                "good": "running", "bad": "unreadable", "odd": "running",
+            }  # fmt: skip
+            assert rows["good"]["counts"]["episodes"] == rows["odd"]["counts"]["episodes"] == 1
+            assert "index.jsonl" in rows["bad"]["error"]
+            assert rows["bad"].keys() - {"error"} == rows["good"].keys()
+        assert asked.get("/api/run?run=bad").status_code == 404
+        assert asked.get("/api/run?run=good").status_code == 200
