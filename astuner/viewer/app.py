@@ -63,9 +63,9 @@ def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
         return _answer({"name": run, "state": run_state(index.folder), "summary": summary_of(index.folder), **found})
 
     @app.get("/api/metrics")
-    def metrics(run: str, after: int = 0) -> Response:
+    def metrics(run: str, after: int = 0, generation: str | None = None) -> Response:
         with indexes.of(run).reading() as db:
-            return _answer(queries.metrics(db, after))
+            return _answer(queries.metrics(db, after, generation or None))
 
     @app.get("/api/config")
     def config(run: Annotated[list[str], Query()]) -> Response:

@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = f"""
 create table episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text,
@@ -24,7 +24,7 @@ create table labels (id integer primary key, kind text, value text, unique (kind
 create table episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
 create index labels_of_episode on episode_labels (episode);
 create table metrics (id integer primary key, step integer, time real, name text, value real);
-create table places (file text primary key, start integer, tail text, bad integer);
+create table places (file text primary key, start integer, tail text, bad integer, generation text);
 pragma user_version = {_VERSION};
 """
 

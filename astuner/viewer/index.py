@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -85,9 +86,10 @@ class RunIndex:
         # One transaction, with the place in it: two viewers of one run cannot read a line twice.
         db.execute("begin immediate")
         try:
-            row = db.execute("select start, tail, bad from places where file = ?", (file,)).fetchone()
+            row = db.execute("select * from places where file = ?", (file,)).fetchone()
             place, bad = (Place(row["start"], row["tail"]), row["bad"]) if row else (Place(), 0)
             lines, new, anew = read_lines_after(self.folder / file, place)
+            generation = row["generation"] if row and not anew else secrets.token_hex(8)
             if anew:
                 bad = 0
                 for table in make.tables:
@@ -102,7 +104,10 @@ class RunIndex:
                         bad += 1
                 rows.write()
             if new != place or anew:
-                db.execute("insert or replace into places values (?, ?, ?, ?)", (file, new.offset, new.tail, bad))
+                db.execute(
+                    "insert or replace into places values (?, ?, ?, ?, ?)",
+                    (file, new.offset, new.tail, bad, generation),
+                )
             db.execute("commit")
         except BaseException:
             db.execute("rollback")

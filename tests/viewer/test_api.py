@@ -125,6 +125,35 @@ def test_a_growing_record_is_followed_and_a_resumed_one_read_anew(agents: Agents
         assert episodes() == 8
 
 
+def test_metrics_of_a_run_that_began_again_are_told_from_the_earlier_ones(agents: Agents, tmp_path: Path):
+    def write(steps: range, lag: float) -> None:
+        with open_record(tmp_path / "run") as record:
+            for step in steps:
+                write_step(record, agents, step, tasks=0, lag=lag)
+
+    def rewards(answer: dict[str, Any]) -> list[float]:
+        return [value for _, _, value in answer["series"].get("reward/mean", [])]
+
+    with client(tmp_path, tmp_path) as asked:
+
+        def ask(seen: dict[str, Any] | None = None) -> Any:
+            known = {"after": seen["last"], "generation": seen["generation"]} if seen else {}
+            return asked.get("/api/metrics", params={"run": "run", **known}).json()
+
+        write(range(3), lag=0.0)
+        seen = ask()
+        assert not ask(seen)["anew"]
+        assert rewards(ask(seen)) == []
+        # Another run under the same name, with as many rows and more before the page asks again.
+        write(range(5), lag=9.0)
+        now = ask(seen)
+        assert now["anew"]
+        assert rewards(now) == [row.metrics["reward/mean"] for row in read_metrics(tmp_path / "run")]
+        assert len(rewards(now)) == 5
+        assert now["generation"] != seen["generation"]
+        assert not ask(now)["anew"]
+
+
 def test_damaged_lines_are_counted(agents: Agents, tmp_path: Path):
     with open_record(tmp_path / "run") as record:
         write_step(record, agents, 1)
