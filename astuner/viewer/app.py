@@ -25,6 +25,8 @@ from astuner.viewer.transcript import transcript
 
 STATIC = Path(__file__).parent / "static"
 _MOST_BESIDE = 64
+# What the database and a browser hold exactly.
+Whole = Annotated[int, Query(ge=-(2**53), le=2**53)]
 
 
 def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
@@ -63,7 +65,7 @@ def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
         return _answer({"name": run, "state": run_state(index.folder), "summary": summary_of(index.folder), **found})
 
     @app.get("/api/metrics")
-    def metrics(run: str, after: int = 0, generation: str | None = None) -> Response:
+    def metrics(run: str, after: Whole = 0, generation: str | None = None) -> Response:
         with indexes.of(run).reading() as db:
             return _answer(queries.metrics(db, after, generation or None))
 
@@ -75,7 +77,7 @@ def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
 
 def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
     @app.get("/api/groups")
-    def groups(run: str, step: int, split: str = "train") -> Response:
+    def groups(run: str, step: Whole, split: str = "train") -> Response:
         with indexes.of(run).reading() as db:
             return _answer(queries.groups(db, step, split))
 
@@ -84,14 +86,14 @@ def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
         request: Request,
         run: str,
         order: Order = "latest",
-        offset: Annotated[int, Query(ge=0)] = 0,
+        offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
         with indexes.of(run).reading() as db:
             return _answer(queries.episodes(db, _filter(request), order, offset, limit))
 
     @app.get("/api/group")
-    def group(run: str, step: int, task: str, split: str = "train") -> Response:
+    def group(run: str, step: Whole, task: str, split: str = "train") -> Response:
         index = indexes.of(run)
         wanted = EpisodeFilter(split=split, step=step, task=task)
         with index.reading() as db:
@@ -115,10 +117,11 @@ def _beside(folder: Path, path: str) -> dict[str, Any]:
     """Return what the group's page shows of an episode beside its row."""
     try:
         recorded = read_episode_at(folder, path)
-    except RecordError as error:
+        agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))
+        return {"transcript": transcript(recorded.episode), "agents": agents}
+    # The second: a message too deeply nested to be written out.
+    except (RecordError, RecursionError) as error:
         return {"transcript": [], "agents": [], "unreadable": str(error)}
-    agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))
-    return {"transcript": transcript(recorded.episode), "agents": agents}
 
 
 def _filter(request: Request) -> EpisodeFilter:
@@ -150,7 +153,7 @@ def _real(text: str | None) -> float | None:
 def _answer(value: object, status: int = 200) -> Response:
     try:
         data = dump_json(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         # A record holds what JSON has not, such as NaN or a date of a YAML file.
         data = dump_json(to_plain(value, lambda text: text))
     return Response(data, status, media_type="application/json")
