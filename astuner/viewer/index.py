@@ -110,7 +110,9 @@ class RunIndex:
                 )
             db.execute("commit")
         except BaseException:
-            db.execute("rollback")
+            # An error of the disk has ended it already.
+            if db.in_transaction:
+                db.execute("rollback")
             raise
 
 
