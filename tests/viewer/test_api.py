@@ -123,6 +123,8 @@ def test_a_growing_record_is_followed_and_a_resumed_one_read_anew(agents: Agents
         assert after["anew"]
         write_step(record, agents, 2, repeats=1)
         assert episodes() == 8
+        record.close()
+        assert asked.get("/api/run?run=live").json()["state"] == "stopped"
 
 
 def test_metrics_of_a_run_that_began_again_are_told_from_the_earlier_ones(agents: Agents, tmp_path: Path):
