@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.staticfiles import StaticFiles
 
 from astuner.errors import RecordError
 from astuner.run_record.files import dump_json
@@ -20,10 +19,10 @@ from astuner.viewer.indexes import Indexes
 from astuner.viewer.queries import EpisodeFilter, Order
 from astuner.viewer.run_list import RunList
 from astuner.viewer.runs import config_difference, config_of, run_state, summary_of
+from astuner.viewer.static_files import add_static_files
 from astuner.viewer.token_texts import find_token_texts
 from astuner.viewer.transcript import transcript
 
-STATIC = Path(__file__).parent / "static"
 _MOST_BESIDE = 64
 # What the database and a browser hold exactly.
 Whole = Annotated[int, Query(ge=-(2**53), le=2**53)]
@@ -46,7 +45,7 @@ def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
 
     _add_run_answers(app, indexes)
     _add_episode_answers(app, indexes)
-    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    add_static_files(app)
     return app
 
 

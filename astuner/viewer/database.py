@@ -11,7 +11,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-_VERSION = 2
+_VERSION = 3
 _SCHEMA = """
 create table if not exists episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text,
@@ -23,6 +23,7 @@ create index if not exists episodes_key on episodes (key);
 create index if not exists episodes_group on episodes (split, step, task_key);
 create index if not exists episodes_reward on episodes (reward, id);
 create index if not exists episodes_step on episodes (step, id);
+create index if not exists episodes_error on episodes (error_kind) where error_kind is not null;
 create table if not exists labels (id integer primary key, kind text, value text, unique (kind, value));
 create table if not exists episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
 create index if not exists labels_of_episode on episode_labels (episode);

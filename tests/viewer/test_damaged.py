@@ -73,7 +73,7 @@ def test_a_run_that_cannot_be_read_stays_alone_with_it(agents: Agents, tmp_path:
         for _ in range(2):
             rows = {row["name"]: row for row in asked.get("/api/runs").json()}
             assert {name: row["state"] for name, row in rows.items()} == {
-                "good": "running", "bad": "unreadable", "odd": "running",
+                "good": "stopped", "bad": "unreadable", "odd": "stopped",
             }  # fmt: skip
             assert rows["good"]["counts"]["episodes"] == rows["odd"]["counts"]["episodes"] == 1
             assert "index.jsonl" in rows["bad"]["error"]
