@@ -81,4 +81,6 @@ class Guard:
 
 def own_hosts(port: int) -> list[str]:
     """Return the values of `Host` under which a server on this port is asked for locally."""
-    return [f"{name}:{port}" for name in ("127.0.0.1", "localhost")]
+    names = ["127.0.0.1", "localhost"]
+    # Browsers leave out the port that http has by default.
+    return [f"{name}:{port}" for name in names] + (names if port == 80 else [])
