@@ -17,17 +17,17 @@ class Runs:
     """The runs under one folder, looked up anew each time, as new ones come while the page is open."""
 
     def __init__(self, folder: Path) -> None:
-        """Look at `folder`: a run's own, or one that holds those of runs; one that is empty may get some yet.
+        """Look at `folder`: a run's own, or one that holds those of runs, or may get some yet.
 
         Raises:
-            RecordError: it is neither.
+            RecordError: there is no such folder.
         """
         self._folder = folder
         self._known: dict[Path, object] = {}
         self._lock = threading.Lock()
-        if not self.all() and not _may_get_runs(folder):
+        if not folder.is_dir():
             raise RecordError(
-                f"{str(folder)!r} holds no run: expected a run's folder, or a folder of runs such as launcher_record; "
+                f"{str(folder)!r} is no folder: expected a run's folder, or a folder of runs such as launcher_record; "
                 "give another one (astuner view DIR), or start a run first"
             )
 
@@ -100,7 +100,8 @@ def config_difference(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     rows = []
     for key in sorted({key for config in configs.values() for key in config}):
         values = [config.get(key) for config in configs.values()]
-        if any(value != values[0] for value in values):
+        # As text: 1, 1.0 and true are equal in Python, and NaN is not equal to itself.
+        if len(set(map(repr, values))) > 1:
             rows.append({"key": key, "values": values})
     return rows
 
@@ -108,13 +109,9 @@ def config_difference(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
 def _flat(tree: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
     found = []
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        # An empty one is a value: that it is there may be what differs.
+        if isinstance(value, Mapping) and value:
             found += _flat(value, f"{prefix}{key}.")
         else:
             found.append((f"{prefix}{key}", value))
     return found
-
-
-def _may_get_runs(folder: Path) -> bool:
-    """Whether it holds nothing but, at most, the lock of a run that is about to begin."""
-    return folder.is_dir() and not any(path.is_file() and path.name[0] != "." for path in folder.rglob("*"))

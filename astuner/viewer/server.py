@@ -27,7 +27,7 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
         ready: told the page's address once it can be asked.
 
     Raises:
-        RecordError: the folder holds no run, or the port is taken.
+        RecordError: there is no such folder, or the port is taken.
     """
     indexes = Indexes(Runs(folder))
     with listening(port) as listener:
