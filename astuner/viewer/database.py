@@ -11,7 +11,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-_VERSION = 3
+_VERSION = 4
 _SCHEMA = """
 create table if not exists episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text,

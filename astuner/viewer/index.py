@@ -124,8 +124,12 @@ def key_of(text: str) -> str:
 def shown(text: object) -> str:
     """Return a text short enough for a list, and such as UTF-8 can hold."""
     full = text if isinstance(text, str) else str(text)
-    clean = full[: _LONGEST_TEXT + 1].encode("utf-8", "replace").decode()
+    clean = _utf8(full[: _LONGEST_TEXT + 1])
     return clean if len(full) <= _LONGEST_TEXT else clean[:_LONGEST_TEXT] + "…"
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 class _Episodes:
@@ -173,7 +177,7 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {name: _count(row.get(name)) for name in _COUNTS}
     values |= {name: _real(row.get(name)) for name in _REALS}
     return values | {
-        "path": str(row["path"]).encode("utf-8", "replace").decode(),
+        "path": _utf8(str(row["path"])),
         "key": key_of(episode),
         "step": _whole(row["step"]),
         "split": "val" if row["split"] == "val" else "train",
@@ -182,7 +186,9 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
         "episode": shown(episode),
         "status": shown(row["status"]),
         "error_kind": error,
-        "words": f"{shown(task)}\n{shown(episode)}\n{error or ''}".lower(),
+        "words": "\n".join(
+            (shown(task), shown(episode), error or "", _utf8(str(row.get("error") or "")[:500]))
+        ).lower(),
     }
 
 

@@ -29,7 +29,7 @@ class EpisodeFilter:
         agent, tag, finish, fork: episodes that have a call with it.
         error: the kind of the error; `any` for every kind.
         least, most: bounds of the reward, both inclusive.
-        text: part of the task's id, the episode's id or the error's kind.
+        text: part of the task's id, the episode's id, the error's kind, or the first 500 characters of the error.
     """
 
     split: str | None = None

@@ -72,6 +72,7 @@ def test_steps_and_groups_add_up(ask: Ask, runs: Path):
         ({"least": "0.5"}, lambda entry: entry.reward is not None and entry.reward >= 0.5),
         ({"most": "0.5", "step": "2"}, lambda entry: entry.reward == 0 and entry.step == 2),
         ({"text": "SUM/1-2"}, lambda entry: entry.episode_id.endswith("sum/1-2")),
+        ({"text": "the TOOL was not"}, lambda entry: entry.error_kind == "workflow"),
         ({"text": "' or 1 --"}, lambda entry: False),
         ({"agent": "nobody"}, lambda entry: False),
     ],
