@@ -17,16 +17,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from astuner.errors import RecordError
 from astuner.run_record.codec import decode, encode
 from astuner.run_record.files import dump_json
 from astuner.run_record.plain import Redact, to_plain
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
-from astuner.schema import Episode, Fork, Sample, TokenCounts
-
-Split = Literal["train", "val"]
+from astuner.schema import Episode, Fork, Sample, Split, TokenCounts
 
 _FORMAT = 1
 # How many earlier calls are looked at for a shared beginning: enough for agents that take turns, and linear.

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from astuner.errors import RecordError
 from astuner.run_record.codec import decode, encode
-from astuner.run_record.episode_file import EpisodeLabels, Split, episode_to_json
+from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
 from astuner.run_record.files import Damaged, JsonLines, numbered_json_lines, storing, write_atomically
 from astuner.run_record.secrets import current_redactor
 from astuner.run_record.updates import SampleUpdate
-from astuner.schema import Episode, EpisodeStatus
+from astuner.schema import Episode, EpisodeStatus, Split
 
 _FOLDER = "episodes"
 _INDEX = "index.jsonl"
