@@ -33,7 +33,9 @@ def listening(port: int) -> socket.socket:
 
 def own_hosts(port: int) -> list[str]:
     """Return the values of `Host` under which a server on this port is asked for locally."""
-    return [f"{name}:{port}" for name in (ADDRESS, "localhost")]
+    names = [ADDRESS, "localhost"]
+    # Browsers leave out the port that http has by default.
+    return [f"{name}:{port}" for name in names] + (names if port == 80 else [])
 
 
 def why_foreign(headers: Mapping[str, str], hosts: Collection[str]) -> str | None:

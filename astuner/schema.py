@@ -10,6 +10,7 @@ from typing import Any, Literal
 from astuner.errors import WorkflowError
 
 FinishReason = Literal["stop", "length"]
+Split = Literal["train", "val"]
 Message = Mapping[str, Any]
 """One chat message in OpenAI's form: `role`, `content`, and `tool_calls`, `tool_call_id` or `name` where they apply."""
 

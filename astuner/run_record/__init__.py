@@ -1,6 +1,6 @@
 """What a run leaves in `launcher_record/{experiment}/`: its writer, and readers for whoever shows it."""
 
-from astuner.run_record.episode_file import RecordedEpisode, Split, read_episode, read_recorded_episode, shared_ids
+from astuner.run_record.episode_file import RecordedEpisode, read_episode, read_recorded_episode, shared_ids
 from astuner.run_record.episodes import EpisodeEntry, read_index
 from astuner.run_record.folder import is_record
 from astuner.run_record.following import Place, read_lines_after
@@ -22,6 +22,7 @@ from astuner.run_record.summary import (
     write_summary,
 )
 from astuner.run_record.updates import SampleUpdate, by_token, call_advantages, of_span, trained_tokens
+from astuner.schema import Split
 
 __all__ = [
     "EpisodeEntry",

@@ -6,10 +6,10 @@ Going by the annotations means that a field added to the schema is recorded with
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from astuner.errors import RecordError
 from astuner.run_record.plain import Redact, to_plain
@@ -42,7 +42,7 @@ def decode(cls: type[T], row: object) -> T:
         if name in row:
             try:
                 values[name] = decoder(row[name])
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise RecordError(f"{cls.__name__}.{name} cannot be {str(row[name])[:60]!r}: {error}") from error
     try:
         return cls(**values)
@@ -80,14 +80,35 @@ def _decoder(hint: Any) -> Decode:
         return lambda value: decode(hint, value)
     if hint in (int, float):
         return hint  # type: ignore[no-any-return]  # `hint` is the class itself: float("Infinity") is infinite
+    if hint is str or get_origin(hint) is Literal:
+        return _text
+    if get_origin(hint) is Mapping:
+        return _mapping
     item = _tuple_item(hint)
     if item is not None:
-        decode_item = _decoder(item)
+        # A message that could not be shown was written as a text.
+        decode_item = _as_it_is if get_origin(item) is Mapping else _decoder(item)
         return lambda value: tuple(map(decode_item, value))
     if get_origin(hint) in (Union, types.UnionType):
         inner = [_decoder(arm) for arm in get_args(hint) if arm is not type(None)]
         return lambda value: None if value is None else inner[0](value)
-    return lambda value: value
+    return _as_it_is
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | dict):
+        raise TypeError("expected a text")
+    return value if isinstance(value, str) else str(value)
+
+
+def _mapping(value: object) -> object:
+    if not isinstance(value, dict):
+        raise TypeError("expected an object")
+    return value
+
+
+def _as_it_is(value: object) -> object:
+    return value
 
 
 def _tuple_item(hint: Any) -> Any:

@@ -17,16 +17,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from astuner.errors import RecordError
 from astuner.run_record.codec import decode, encode
 from astuner.run_record.files import dump_json
 from astuner.run_record.plain import Redact, to_plain
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
-from astuner.schema import Episode, Fork, TokenCounts
-
-Split = Literal["train", "val"]
+from astuner.schema import Episode, Fork, Sample, Split, TokenCounts
 
 _FORMAT = 1
 # How many earlier calls are looked at for a shared beginning: enough for agents that take turns, and linear.
@@ -130,7 +128,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise RecordError(f"cannot read the episode {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is no JSON file: {error}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
         raise RecordError(f"{path} is no episode of a run record of format {_FORMAT}")
@@ -141,12 +139,20 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
             if sample["position_ids"] is None:
                 sample["position_ids"] = range(len(sample["token_ids"]))
         episode, labels = decode(Episode, row), decode(EpisodeLabels, document)
+        _check_spans(episode.samples)
         updates = tuple(map(decode_update, document.get("updates", ()), episode.samples))
         return RecordedEpisode(episode, labels, document.get("withheld"), updates)
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise RecordError(f"{path} holds no whole episode: {error!r}") from error
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
+
+
+def _check_spans(samples: Sequence[Sample]) -> None:
+    for sample in samples:
+        for span in sample.spans:
+            if any(not 0 <= node < len(sample.token_ids) for node in span.nodes or ()):
+                raise RecordError(f"a sample of {len(sample.token_ids)} tokens has a call that lies outside of it")
 
 
 def _without_ids(episode: Episode) -> Episode:

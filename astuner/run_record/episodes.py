@@ -11,22 +11,23 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from astuner.errors import RecordError
 from astuner.run_record.codec import decode, encode
-from astuner.run_record.episode_file import EpisodeLabels, Split, episode_to_json
+from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
 from astuner.run_record.files import Damaged, JsonLines, numbered_json_lines, storing, write_atomically
 from astuner.run_record.secrets import current_redactor
 from astuner.run_record.updates import SampleUpdate
-from astuner.schema import Episode, EpisodeStatus
+from astuner.schema import Episode, EpisodeStatus, Split
 
 _FOLDER = "episodes"
 _INDEX = "index.jsonl"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_TASK_NAME = 80
+_LONGEST_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class EpisodeEntry:
         path: the episode's file, relative to the run's folder, with forward slashes.
         forks: how many of its calls are forks, by cause; None in records that an older version wrote.
         agents, tags, finish_reasons: those that its calls have, each once; None likewise.
+        error: how its error begins; None likewise.
     """
 
     step: int
@@ -69,6 +71,7 @@ class EpisodeEntry:
     agents: tuple[str, ...] | None = None
     tags: tuple[str, ...] | None = None
     finish_reasons: tuple[str, ...] | None = None
+    error: str | None = None
 
 
 class EpisodeStore:
@@ -95,7 +98,9 @@ class EpisodeStore:
         name = _file_name(episode, redact(episode.task.task_id))
         path = self._folder / _FOLDER / labels.split / _step_name(labels.step) / name
         write_atomically(path, episode_to_json(episode, labels, redact, updates))
-        entry = _entry(episode, labels, path.relative_to(self._folder).as_posix())
+        # Redacted before it is cut: what is left of a secret would not be known for one.
+        error = None if episode.error is None else redact(episode.error)[:_LONGEST_ERROR]
+        entry = replace(_entry(episode, labels, path.relative_to(self._folder).as_posix()), error=error)
         self._index.append(encode(entry, redact))
         return path
 

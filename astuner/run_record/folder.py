@@ -77,7 +77,7 @@ def is_record(folder: Path) -> bool:
     """Return whether `folder` holds a run record."""
     try:
         content = json.loads((folder / _ENVIRONMENT).read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and "record_format" in content
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
+from contextlib import suppress
 from pathlib import Path
 
 from astuner.errors import RecordError
@@ -35,19 +36,26 @@ class FolderLock:
                 os.ftruncate(self._fd, 0)
                 os.write(self._fd, str(os.getpid()).encode())
         except RecordError:
-            self.release()
+            self._close()
             raise
         _held.add(self)
 
     def release(self) -> None:
         """Free the lock; does nothing where it is free."""
         if self._fd is not None:
+            # This process may live on, and no longer writes there.
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 def is_being_written(folder: Path) -> bool:
-    """Return whether the process that last wrote a run into `folder` lives on this machine.
+    """Return whether a run is being written into `folder` by a process that lives on this machine.
 
     The lock itself is not touched: a run that starts at this moment must not find it taken.
     """
@@ -81,7 +89,7 @@ _held: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 def _release_in_child() -> None:
     # A forked worker that outlives its killed parent would otherwise keep the next run out.
     for lock in _held:
-        lock.release()
+        lock._close()
 
 
 os.register_at_fork(after_in_child=_release_in_child)

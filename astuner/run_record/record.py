@@ -23,7 +23,7 @@ from typing import Self
 from loguru import logger
 
 from astuner.run_record.environment import describe_environment
-from astuner.run_record.episode_file import EpisodeLabels, Split
+from astuner.run_record.episode_file import EpisodeLabels
 from astuner.run_record.episodes import EpisodeStore
 from astuner.run_record.folder import prepare_folder, write_config, write_environment
 from astuner.run_record.lock import FolderLock
@@ -32,7 +32,7 @@ from astuner.run_record.metrics import MetricsFile
 from astuner.run_record.sinks import LoggerName, MetricSink, RunName, check_loggers, open_sinks
 from astuner.run_record.summary import RunSummary, write_summary
 from astuner.run_record.updates import SampleUpdate
-from astuner.schema import Episode, TokenCounts
+from astuner.schema import Episode, Split, TokenCounts
 
 DEFAULT_LOGGERS: tuple[LoggerName, ...] = ("console", "tensorboard")
 

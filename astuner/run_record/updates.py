@@ -58,9 +58,11 @@ def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
         advantages = tuple((int(tokens), float(advantage)) for tokens, advantage in row["advantages"])
         text = row["logprobs"]
         logprobs = None if text is None else tuple(_swapped(array("f", base64.b64decode(text, validate=True))))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordError(f"no update of a sample: {error!r}") from error
     trained = trained_tokens(sample)
+    if any(tokens < 0 for tokens, _ in advantages):
+        raise RecordError("an update has an advantage of fewer than no tokens")
     if sum(tokens for tokens, _ in advantages) != trained or (logprobs is not None and len(logprobs) != trained):
         raise RecordError(f"an update is of another number of tokens than its sample trains ({trained})")
     return SampleUpdate(advantages, logprobs)

@@ -7,19 +7,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from loguru import logger
 
 from astuner.model_tuner import CallSettings, ModelTuner
-from astuner.schema import Episode, LlmCall, Task, WorkflowTask
+from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.stacks import shown
 from astuner.task_rollout.main_thread import MainThread
 from astuner.task_rollout.pool import EpisodePool, Stuck
 from astuner.task_rollout.running import RunningEpisodes, last_call
 from astuner.task_runner import TaskRunner, own_frame
-
-Split = Literal["train", "val"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,43 +15,17 @@ from astuner.viewer import queries
 from astuner.viewer.advantages import advantages_of_calls, by_agent
 from astuner.viewer.episode_view import episode_view, read_episode_at
 from astuner.viewer.guard import Guard
-from astuner.viewer.index import RunIndex
+from astuner.viewer.indexes import Indexes
 from astuner.viewer.queries import EpisodeFilter, Order
-from astuner.viewer.runs import Runs, config_difference, config_of, run_state, summary_of
+from astuner.viewer.run_list import RunList
+from astuner.viewer.runs import config_difference, config_of, run_state, summary_of
 from astuner.viewer.static_files import add_static_files
 from astuner.viewer.token_texts import find_token_texts
 from astuner.viewer.transcript import transcript
 
 _MOST_BESIDE = 64
-
-
-class Indexes:
-    """The index of each run that was looked at, opened once."""
-
-    def __init__(self, runs: Runs, cache: Path | None = None) -> None:
-        self.runs = runs
-        self._cache = cache
-        self._open: dict[Path, RunIndex] = {}
-        self._lock = threading.Lock()
-
-    def of(self, name: str) -> RunIndex:
-        """Return the index of a run.
-
-        Raises:
-            RecordError: there is no such run.
-        """
-        folder = self.runs.folder(name)
-        with self._lock:
-            if folder not in self._open:
-                self._open[folder] = RunIndex(folder, self._cache)
-            return self._open[folder]
-
-    def close(self) -> None:
-        """Close them."""
-        with self._lock:
-            for index in self._open.values():
-                index.close()
-            self._open.clear()
+# What the database and a browser hold exactly.
+Whole = Annotated[int, Query(ge=-(2**53), le=2**53)]
 
 
 def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
@@ -77,22 +50,23 @@ def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
 
 
 def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
+    listed = RunList(indexes)
+
     @app.get("/api/runs")
     def runs() -> Response:
-        return _answer([_run(indexes, name, folder) for name, folder in indexes.runs.all().items()])
+        return _answer(listed.rows())
 
     @app.get("/api/run")
     def run(run: str) -> Response:
-        folder = indexes.runs.folder(run)
         index = indexes.of(run)
         with index.reading() as db:
             found = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
-        return _answer({"name": run, "state": run_state(folder), "summary": summary_of(folder), **found})
+        return _answer({"name": run, "state": run_state(index.folder), "summary": summary_of(index.folder), **found})
 
     @app.get("/api/metrics")
-    def metrics(run: str, after: int = 0) -> Response:
+    def metrics(run: str, after: Whole = 0, generation: str | None = None) -> Response:
         with indexes.of(run).reading() as db:
-            return _answer(queries.metrics(db, after))
+            return _answer(queries.metrics(db, after, generation or None))
 
     @app.get("/api/config")
     def config(run: Annotated[list[str], Query()]) -> Response:
@@ -102,7 +76,7 @@ def _add_run_answers(app: FastAPI, indexes: Indexes) -> None:
 
 def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
     @app.get("/api/groups")
-    def groups(run: str, step: int, split: str = "train") -> Response:
+    def groups(run: str, step: Whole, split: str = "train") -> Response:
         with indexes.of(run).reading() as db:
             return _answer(queries.groups(db, step, split))
 
@@ -111,14 +85,14 @@ def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
         request: Request,
         run: str,
         order: Order = "latest",
-        offset: Annotated[int, Query(ge=0)] = 0,
+        offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
         with indexes.of(run).reading() as db:
             return _answer(queries.episodes(db, _filter(request), order, offset, limit))
 
     @app.get("/api/group")
-    def group(run: str, step: int, task: str, split: str = "train") -> Response:
+    def group(run: str, step: Whole, task: str, split: str = "train") -> Response:
         index = indexes.of(run)
         wanted = EpisodeFilter(split=split, step=step, task=task)
         with index.reading() as db:
@@ -142,10 +116,11 @@ def _beside(folder: Path, path: str) -> dict[str, Any]:
     """Return what the group's page shows of an episode beside its row."""
     try:
         recorded = read_episode_at(folder, path)
-    except RecordError as error:
+        agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))
+        return {"transcript": transcript(recorded.episode), "agents": agents}
+    # The second: a message too deeply nested to be written out.
+    except (RecordError, RecursionError) as error:
         return {"transcript": [], "agents": [], "unreadable": str(error)}
-    agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))
-    return {"transcript": transcript(recorded.episode), "agents": agents}
 
 
 def _filter(request: Request) -> EpisodeFilter:
@@ -174,26 +149,10 @@ def _real(text: str | None) -> float | None:
     return number if abs(number) < 1e18 else None
 
 
-def _run(indexes: Indexes, name: str, folder: Path) -> dict[str, Any]:
-    summary, config = summary_of(folder), config_of(folder)
-    with indexes.of(name).reading() as db:
-        found = {"counts": queries.counts(db), "rewards": queries.latest(db, "reward/mean")}
-    return {
-        "name": name,
-        "state": run_state(folder),
-        "started": (folder / "environment.json").stat().st_mtime,
-        "algorithm": config.get("astuner.trainer_common.algorithm.adv_estimator"),
-        "model": config.get("astuner.model.path"),
-        "validation": (summary or {}).get("validation"),
-        "seconds": (summary or {}).get("seconds"),
-        **found,
-    }
-
-
 def _answer(value: object, status: int = 200) -> Response:
     try:
         data = dump_json(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         # A record holds what JSON has not, such as NaN or a date of a YAML file.
         data = dump_json(to_plain(value, lambda text: text))
     return Response(data, status, media_type="application/json")

@@ -2,66 +2,77 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import sqlite3
 import tempfile
+from functools import cache
 from pathlib import Path
 
-_VERSION = 2
-_SCHEMA = f"""
-create table episodes (
+_VERSION = 4
+_SCHEMA = """
+create table if not exists episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text,
     episode text, repeat_index integer, status text, reward real, is_success integer, advantage real,
     calls integer, samples integer, dropped_samples integer, tokens_raw integer, tokens_distinct integer,
     tokens_trained integer, seconds real, error_kind text, forks integer, words text
 );
-create index episodes_key on episodes (key);
-create index episodes_group on episodes (split, step, task_key);
-create index episodes_reward on episodes (reward, id);
-create index episodes_step on episodes (step, id);
-create index episodes_error on episodes (error_kind) where error_kind is not null;
-create table labels (id integer primary key, kind text, value text, unique (kind, value));
-create table episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
-create index labels_of_episode on episode_labels (episode);
-create table metrics (id integer primary key, step integer, time real, name text, value real);
-create table places (file text primary key, start integer, tail text, bad integer);
-pragma user_version = {_VERSION};
+create index if not exists episodes_key on episodes (key);
+create index if not exists episodes_group on episodes (split, step, task_key);
+create index if not exists episodes_reward on episodes (reward, id);
+create index if not exists episodes_step on episodes (step, id);
+create index if not exists episodes_error on episodes (error_kind) where error_kind is not null;
+create table if not exists labels (id integer primary key, kind text, value text, unique (kind, value));
+create table if not exists episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
+create index if not exists labels_of_episode on episode_labels (episode);
+create table if not exists metrics (id integer primary key, step integer, time real, name text, value real);
+create table if not exists places (file text primary key, start integer, tail text, bad integer, generation text);
 """
 
 
 def open_database(folder: Path, cache: Path | None = None) -> sqlite3.Connection:
-    """Open the index of the run in `folder`, a new one where there is none that this version can read.
+    """Open the index of the run in `folder`, a new one where there is none.
+
+    Where its file cannot be opened, locked or for want of space or files, one in memory serves.
 
     Args:
         folder: the run's.
         cache: where indexes lie; by default `astuner/viewer` in the user's cache, or a temporary folder where that
             cannot be written.
     """
-    identity = str(folder.resolve())
-    name = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:24] + ".sqlite3"
-    path = (cache or _cache_folder()) / name
+    identity = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    # Viewers of several versions may run beside each other.
+    path = (cache or _cache_folder()) / f"{identity}.v{_VERSION}.sqlite3"
     for _ in range(2):
         try:
-            connection = _open(path)
+            return _open(path)
+        except sqlite3.OperationalError:  # nothing that says that the file is bad: others may have it open
+            break
         except sqlite3.DatabaseError:
-            path.unlink(missing_ok=True)
-        else:
-            return connection
+            _remove(path)
     return _open(Path(":memory:"))
 
 
 def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
-    connection.row_factory = sqlite3.Row
-    version = connection.execute("pragma user_version").fetchone()[0]
-    if version == _VERSION:
-        return connection
-    if version != 0 or connection.execute("select count(*) from sqlite_master").fetchone()[0]:
+    try:
+        connection.row_factory = sqlite3.Row
+        if connection.execute("pragma user_version").fetchone()[0] != _VERSION:
+            connection.executescript(
+                f"pragma journal_mode = wal; begin immediate; {_SCHEMA} pragma user_version = {_VERSION}; commit;"
+            )
+    except BaseException:
         connection.close()
-        raise sqlite3.DatabaseError("an index of another version")
-    connection.executescript(f"pragma journal_mode = wal; begin immediate; {_SCHEMA} commit;")
+        raise
     return connection
+
+
+def _remove(path: Path) -> None:
+    # With what SQLite keeps beside it, which would be taken for the new one's.
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _cache_folder() -> Path:
@@ -74,4 +85,11 @@ def _cache_folder() -> Path:
     else:
         if os.access(folder, os.W_OK):
             return folder
-    return Path(tempfile.mkdtemp(prefix="astuner-viewer-"))
+    return _temporary_folder()
+
+
+@cache
+def _temporary_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="astuner-viewer-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

@@ -21,7 +21,10 @@ def read_episode_at(folder: Path, path: str) -> RecordedEpisode:
     Raises:
         RecordError: it cannot be read, or lies outside the run's folder.
     """
-    file = (folder / path).resolve()
+    try:
+        file = (folder / path).resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RecordError(f"the index names a file that cannot be: {path[:80]!r} ({error})") from error
     if not file.is_relative_to(folder.resolve()):
         raise RecordError("the index names a file outside of the run's folder, which is not opened")
     return read_recorded_episode(file)

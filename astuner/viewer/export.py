@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError
 from astuner.run_record import EpisodeEntry, RecordedEpisode, by_token, find_episode, find_run, read_index
-from astuner.run_record.files import Damaged, dump_json, storing
+from astuner.run_record.files import Damaged, dump_json
 from astuner.run_record.plain import to_plain
 from astuner.viewer.episode_view import episode_view, read_episode_at
 from astuner.viewer.single_file import single_file
@@ -52,10 +53,12 @@ def export_run(
     elif to == "html":
         raise RecordError("an HTML file shows one episode: name it with --episode (astuner view and explain list them)")
     path = out or Path(f"{folder.resolve().name if episode is None else Path(entries[0].path).stem}.{to}")
+    if path.is_dir():
+        raise RecordError(f"{path} is a folder: give --out the file to write, such as {path / f'episodes.{to}'}")
     if path.exists():
         raise RecordError(f"{path} is there already, and is not written over; remove it, or give another --out")
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with storing(path):
+    with _writing(path):
         try:
             written = _WRITERS[to](folder, entries, partial, skip)
             if left_out and not written:
@@ -64,6 +67,17 @@ def export_run(
         finally:
             partial.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RecordError(
+            f"cannot write the export {path}: {reason}; make its folder, or give another --out"
+        ) from error
 
 
 def _readable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,10 +24,14 @@ _COLUMNS = (
     "advantage", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct", "tokens_trained", "seconds",
     "error_kind", "forks", "words",
 )  # fmt: skip
-_NUMBERS = (
-    "repeat_index", "reward", "is_success", "advantage", "calls", "samples", "dropped_samples", "tokens_raw",
-    "tokens_distinct", "tokens_trained", "seconds",
+_COUNTS = (
+    "repeat_index", "is_success", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct",
+    "tokens_trained",
 )  # fmt: skip
+_REALS = ("reward", "advantage", "seconds")
+# SQLite fails where a sum leaves 64 bits: those of a million episodes stay within.
+_LARGEST_COUNT = 2**40
+_LARGEST_REAL = 1e300
 
 
 class RunIndex:
@@ -34,7 +39,9 @@ class RunIndex:
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder = folder
-        self._connection = open_database(folder, cache)
+        self._cache = cache
+        self._connection: sqlite3.Connection | None = None
+        self._closed = False
         self._lock = threading.Lock()
         self._steps: tuple[object, list[dict[str, Any]]] = (None, [])
 
@@ -46,9 +53,15 @@ class RunIndex:
             RecordError: the record cannot be read.
         """
         with self._lock:
-            self._follow(_EPISODES, _Episodes)
-            self._follow("metrics.jsonl", _Metrics)
-            yield self._connection
+            db = self._connection = self._connection or open_database(self.folder, self._cache)
+            try:
+                self._follow(db, _EPISODES, _Episodes)
+                self._follow(db, "metrics.jsonl", _Metrics)
+                yield db
+            finally:
+                # One who had the index before it was closed may still read it.
+                if self._closed:
+                    self._let_go()
 
     def steps(self, db: sqlite3.Connection) -> list[dict[str, Any]]:
         """Return `queries.steps`, summed anew only where episodes came: a page that follows a run asks often."""
@@ -59,18 +72,24 @@ class RunIndex:
         return self._steps[1]
 
     def close(self) -> None:
-        """Close the database."""
+        """Close the database, also after each later `reading`."""
         with self._lock:
-            self._connection.close()
+            self._closed = True
+            self._let_go()
 
-    def _follow(self, file: str, make: type[_Episodes] | type[_Metrics]) -> None:
-        db = self._connection
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _follow(self, db: sqlite3.Connection, file: str, make: type[_Episodes] | type[_Metrics]) -> None:
         # One transaction, with the place in it: two viewers of one run cannot read a line twice.
         db.execute("begin immediate")
         try:
-            row = db.execute("select start, tail, bad from places where file = ?", (file,)).fetchone()
+            row = db.execute("select * from places where file = ?", (file,)).fetchone()
             place, bad = (Place(row["start"], row["tail"]), row["bad"]) if row else (Place(), 0)
             lines, new, anew = read_lines_after(self.folder / file, place)
+            generation = row["generation"] if row and not anew else secrets.token_hex(8)
             if anew:
                 bad = 0
                 for table in make.tables:
@@ -85,10 +104,15 @@ class RunIndex:
                         bad += 1
                 rows.write()
             if new != place or anew:
-                db.execute("insert or replace into places values (?, ?, ?, ?)", (file, new.offset, new.tail, bad))
+                db.execute(
+                    "insert or replace into places values (?, ?, ?, ?, ?)",
+                    (file, new.offset, new.tail, bad, generation),
+                )
             db.execute("commit")
         except BaseException:
-            db.execute("rollback")
+            # An error of the disk has ended it already.
+            if db.in_transaction:
+                db.execute("rollback")
             raise
 
 
@@ -100,8 +124,12 @@ def key_of(text: str) -> str:
 def shown(text: object) -> str:
     """Return a text short enough for a list, and such as UTF-8 can hold."""
     full = text if isinstance(text, str) else str(text)
-    clean = full[: _LONGEST_TEXT + 1].encode("utf-8", "replace").decode()
+    clean = _utf8(full[: _LONGEST_TEXT + 1])
     return clean if len(full) <= _LONGEST_TEXT else clean[:_LONGEST_TEXT] + "…"
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 class _Episodes:
@@ -126,7 +154,7 @@ class _Episodes:
         labels = {("fork", shown(cause)) for cause in forks}
         for kind, field in (("agent", "agents"), ("tag", "tags"), ("finish", "finish_reasons")):
             labels |= {(kind, shown(value)) for value in row.get(field) or ()}
-        values = _values(row) | {"id": self._last + 1, "forks": sum(forks.values())}
+        values = _values(row) | {"id": self._last + 1, "forks": _whole(sum(forks.values()))}
         self._rows.append([values[name] for name in _COLUMNS])
         self._last += 1
         for label in labels:
@@ -146,24 +174,43 @@ class _Episodes:
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     task, episode = str(row["task_id"]), str(row["episode_id"])
     error = None if row.get("error_kind") is None else shown(row["error_kind"])
-    values: dict[str, Any] = {name: _number(row.get(name)) for name in _NUMBERS}
+    values: dict[str, Any] = {name: _count(row.get(name)) for name in _COUNTS}
+    values |= {name: _real(row.get(name)) for name in _REALS}
     return values | {
-        "path": str(row["path"]).encode("utf-8", "replace").decode(),
+        "path": _utf8(str(row["path"])),
         "key": key_of(episode),
-        "step": int(row["step"]),
+        "step": _whole(row["step"]),
         "split": "val" if row["split"] == "val" else "train",
         "task_key": key_of(task),
         "task": shown(task),
         "episode": shown(episode),
         "status": shown(row["status"]),
         "error_kind": error,
-        "words": f"{shown(task)}\n{shown(episode)}\n{error or ''}".lower(),
+        "words": "\n".join(
+            (shown(task), shown(episode), error or "", _utf8(str(row.get("error") or "")[:500]))
+        ).lower(),
     }
 
 
-def _number(value: object) -> float | int | None:
+def _whole(value: Any) -> int:
+    """Return a number without which its line means nothing.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is none, or larger than any of a run.
+    """
+    number = int(value)
+    if abs(number) > _LARGEST_COUNT:
+        raise ValueError(f"{number:.3g} is no number of a run")
+    return number
+
+
+def _count(value: object) -> float | int | None:
     """Return a number as it is, None for what is none: texts in the place of numbers must not reach the page."""
-    return value if isinstance(value, int | float) and abs(value) < 2**63 else None
+    return value if isinstance(value, int | float) and abs(value) <= _LARGEST_COUNT else None
+
+
+def _real(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST_REAL else None
 
 
 class _Metrics:
@@ -173,12 +220,14 @@ class _Metrics:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._rows: list[tuple[int, float, str, float | int | None]] = []
+        self._rows: list[tuple[int, float, str, float | None]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take a line."""
-        step, time = int(row["step"]), float(row["time"])
-        self._rows += [(step, time, shown(name), _number(value)) for name, value in row["metrics"].items()]
+        step, time = _whole(row["step"]), float(row["time"])
+        if not abs(time) < _LARGEST_REAL:
+            raise ValueError("the time is no number")
+        self._rows += [(step, time, shown(name), _real(value)) for name, value in row["metrics"].items()]
 
     def write(self) -> None:
         """Write what was taken."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, groupby, zip_longest
+from dataclasses import dataclass
+from itertools import accumulate, groupby, takewhile, zip_longest
 from typing import Any
 
 from astuner.run_record import SampleUpdate, by_token, of_span
@@ -68,36 +70,62 @@ def template_runs(trie: Trie, calls: Sequence[LlmCall], texts: Mapping[int, str]
     """
     is_template: dict[int, bytearray] = {}
     longest = {trie.end(number): number for number in range(len(calls))}
+    path: list[int] = []
+    read = _Read((), [(0, 0)])
     for leaf in trie.leaves():
         number = longest[leaf]
-        call = calls[number]
-        inside = _inside_messages(call, texts)
-        for segment, start, end in _pieces(trie, number, 0, len(call.prompt_ids)):
+        earlier, path = path, trie.path(number)
+        # Neighbours share the longest beginning; what an earlier leaf said of it holds.
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(earlier, path, strict=False)))
+        shared = trie.segments[path[common]].start if common < len(path) else len(calls[number].prompt_ids)
+        first, inside, read = _inside_messages(calls[number], texts, read, shared)
+        for segment, start, end in _pieces(trie, number, shared, len(calls[number].prompt_ids)):
             known = is_template.setdefault(segment, bytearray(len(trie.segments[segment].ids)))
-            first = trie.segments[segment].start + start
-            known[start:end] = bytes(0 if flag else 1 for flag in inside[first : first + end - start])
+            at = trie.segments[segment].start + start - first
+            known[start:end] = bytes(0 if flag else 1 for flag in inside[at : at + end - start])
     return {segment: _runs(flags) for segment, flags in is_template.items()}
 
 
-def _inside_messages(call: LlmCall, texts: Mapping[int, str]) -> bytearray:
-    """Return for each token of a call's prompt 1 where it lies in a message's text."""
-    pieces = [texts.get(number, "") for number in call.prompt_ids]
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Where a call's messages were found: `ends[k]` is where the first k end, as a token and a place in its text."""
+
+    messages: Sequence[object]
+    ends: list[tuple[int, int]]
+
+
+def _inside_messages(
+    call: LlmCall, texts: Mapping[int, str], earlier: _Read, shared: int
+) -> tuple[int, bytearray, _Read]:
+    """Return for each token of a call's prompt from a first one on 1 where it lies in a message's text.
+
+    The prompt's first `shared` tokens are the earlier call's too: messages that end there are not looked for again.
+    """
+    same = 0
+    for one, other in zip(call.messages, earlier.messages, strict=False):
+        if one is not other or earlier.ends[same + 1][0] >= shared:
+            break
+        same += 1
+    first, place = earlier.ends[same]
+    pieces = [texts.get(number, "") for number in call.prompt_ids[first:]]
     ends = list(accumulate(map(len, pieces)))
     text = "".join(pieces)
     covered = bytearray(len(text) + 1)
-    place = 0
-    for message in call.messages:
+    found_ends = earlier.ends[: same + 1]
+    for message in call.messages[same:]:
         content = message.get("content") if isinstance(message, Mapping) else None
         for part in _texts(content):
             found = text.find(part, place) if part else -1
             if found >= 0:
                 place = found + len(part)
                 covered[found:place] = b"\x01" * len(part)
+        token = bisect_left(ends, place)
+        found_ends.append((first + token, place - (ends[token - 1] if token else 0)))
     inside = bytearray(len(pieces))
     for index, end in enumerate(ends):
         # A token that is partly the message's, such as a line end and its first word, is the message's.
         inside[index] = covered.find(1, end - len(pieces[index]), end) >= 0
-    return inside
+    return first, inside, _Read(call.messages, found_ends)
 
 
 def _texts(content: object) -> list[str]:

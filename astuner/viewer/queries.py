@@ -29,7 +29,7 @@ class EpisodeFilter:
         agent, tag, finish, fork: episodes that have a call with it.
         error: the kind of the error; `any` for every kind.
         least, most: bounds of the reward, both inclusive.
-        text: part of the task's id, the episode's id or the error's kind.
+        text: part of the task's id, the episode's id, the error's kind, or the first 500 characters of the error.
     """
 
     split: str | None = None
@@ -119,18 +119,27 @@ def groups(db: sqlite3.Connection, step: int, split: str) -> list[dict[str, Any]
     return [dict(row) for row in db.execute(f"{sql} group by task_key order by min(id)", (step, split))]
 
 
-def metrics(db: sqlite3.Connection, after: int) -> dict[str, Any]:
-    """Return the metrics logged after row `after`: step, time and value by name, and the last row's number."""
+def metrics(db: sqlite3.Connection, after: int, generation: str | None) -> dict[str, Any]:
+    """Return the metrics logged after row `after`: step, time and value by name, and the last row's number.
+
+    Rows are numbered anew when the run is resumed at an earlier step, or started again: where `generation`, that of the
+    answer that `after` is from, is no longer the present one, all rows are returned, and `anew` is true.
+    """
+    place = db.execute("select generation from places where file = 'metrics.jsonl'").fetchone()
+    present = place["generation"] if place else None
+    anew = _was_cut(db, after) if generation is None else generation != present
+    if generation is not None and anew:
+        after = 0
     series: dict[str, list[list[float | None]]] = {}
     last = after
     for row in db.execute("select * from metrics where id > ? order by id", (after,)):
         series.setdefault(row["name"], []).append([row["step"], row["time"], row["value"]])
         last = row["id"]
-    return {"last": last, "anew": _was_cut(db, after), "series": series}
+    return {"last": last, "generation": present, "anew": anew, "series": series}
 
 
 def _was_cut(db: sqlite3.Connection, after: int) -> bool:
-    """Whether the run was resumed at an earlier step, so that rows up to `after` hold no more."""
+    """Whether rows up to `after` hold no more, so far as that can be known without their generation."""
     return after > 0 and (db.execute("select max(id) from metrics").fetchone()[0] or 0) < after
 
 

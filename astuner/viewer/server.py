@@ -8,7 +8,8 @@ from pathlib import Path
 import uvicorn
 
 from astuner.loopback import ADDRESS, listening, own_hosts
-from astuner.viewer.app import Indexes, create_app
+from astuner.viewer.app import create_app
+from astuner.viewer.indexes import Indexes
 from astuner.viewer.runs import Runs
 
 
@@ -21,7 +22,7 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
         ready: told the page's address once it can be asked.
 
     Raises:
-        RecordError: the folder holds no run.
+        RecordError: there is no such folder.
         ServiceError: the port is taken.
     """
     indexes = Indexes(Runs(folder))

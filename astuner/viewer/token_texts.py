@@ -30,7 +30,8 @@ class TokenTexts:
         return {number: self._text(number) for number in set(ids)}
 
     def _text(self, number: int) -> str:
-        piece = self._tokenizer.id_to_token(number)
+        # What the tokenizer takes for an id; an unsigned number of 32 bits.
+        piece = self._tokenizer.id_to_token(number) if 0 <= number < 2**32 else None
         if piece is None:
             return ""
         text: str = self._tokenizer.decode([number], skip_special_tokens=False)

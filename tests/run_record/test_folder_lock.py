@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astuner.errors import RecordError
-from astuner.run_record.lock import FolderLock
+from astuner.run_record.lock import FolderLock, is_being_written
 
 HOLDER = """
 import os, sys, time
@@ -59,9 +59,22 @@ def test_second_lock_in_one_process_is_refused_until_release(tmp_path: Path) -> 
     FolderLock(tmp_path / "exp").release()
 
 
+def test_a_folder_is_being_written_until_its_lock_is_released(tmp_path: Path) -> None:
+    folder = tmp_path / "exp"
+    assert not is_being_written(folder)
+    lock = FolderLock(folder)
+    assert is_being_written(folder)
+    with pytest.raises(RecordError):
+        FolderLock(folder)
+    assert is_being_written(folder), "one who was refused made it seem free"
+    lock.release()
+    assert not is_being_written(folder)
+
+
 def test_forked_worker_that_outlives_its_killed_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
     holder, worker = start_holder(tmp_path / "exp", "fork")
     try:
+        assert is_being_written(tmp_path / "exp")
         end(holder)
         os.kill(worker, 0)  # still alive
         FolderLock(tmp_path / "exp").release()

@@ -14,7 +14,8 @@ import uvicorn
 from fastapi.testclient import TestClient
 
 from astuner.loopback import listening, own_hosts
-from astuner.viewer.app import Indexes, create_app
+from astuner.viewer.app import create_app
+from astuner.viewer.indexes import Indexes
 from astuner.viewer.runs import Runs
 from tests.viewer.records import Agents, open_record, write_step
 

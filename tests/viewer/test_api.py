@@ -12,8 +12,9 @@ import pytest
 
 from astuner.errors import RecordError
 from astuner.run_record import read_episode, read_index, read_metrics, read_recorded_episode
+from astuner.viewer.guard import own_hosts
 from astuner.viewer.index import RunIndex, key_of
-from astuner.viewer.runs import Runs
+from astuner.viewer.runs import Runs, config_difference
 from tests.viewer.conftest import Ask, client
 from tests.viewer.records import Agents, open_record, write_step
 
@@ -29,6 +30,20 @@ def test_stretchesand_metrics_are_those_of_the_record(ask: Ask, runs: Path):
 def test_config_difference(ask: Ask):
     differs = ask("config", run=["first", "second"])["differs"]
     assert differs == [{"key": "astuner.trainer_common.optim.lr", "values": [1e-06, 3e-06]}]
+
+
+def test_values_that_python_calls_equal_differ_in_a_configuration(tmp_path: Path):
+    for name, config in (
+        ("one", "a: 1\nb: {}\nc: .nan\nd: [1, {e: 0}]\nf: 2\n"),
+        ("two", "a: true\nc: .nan\nd: [1, {e: 0.0}]\nf: 2\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(config)
+    differs = {
+        row["key"]: row["values"] for row in config_difference({name: tmp_path / name for name in ("one", "two")})
+    }
+    assert differs.keys() == {"a", "b", "d"}
+    assert differs["b"] == [{}, None]
 
 
 def test_steps_and_groups_add_up(ask: Ask, runs: Path):
@@ -57,6 +72,7 @@ def test_steps_and_groups_add_up(ask: Ask, runs: Path):
         ({"least": "0.5"}, lambda entry: entry.reward is not None and entry.reward >= 0.5),
         ({"most": "0.5", "step": "2"}, lambda entry: entry.reward == 0 and entry.step == 2),
         ({"text": "SUM/1-2"}, lambda entry: entry.episode_id.endswith("sum/1-2")),
+        ({"text": "the TOOL was not"}, lambda entry: entry.error_kind == "workflow"),
         ({"text": "' or 1 --"}, lambda entry: False),
         ({"agent": "nobody"}, lambda entry: False),
     ],
@@ -124,6 +140,37 @@ def test_a_growing_record_is_followed_and_a_resumed_one_read_anew(agents: Agents
         assert after["anew"]
         write_step(record, agents, 2, repeats=1)
         assert episodes() == 8
+        record.close()
+        assert asked.get("/api/run?run=live").json()["state"] == "stopped"
+
+
+def test_metrics_of_a_run_that_began_again_are_told_from_the_earlier_ones(agents: Agents, tmp_path: Path):
+    def write(steps: range, lag: float) -> None:
+        with open_record(tmp_path / "run") as record:
+            for step in steps:
+                write_step(record, agents, step, tasks=0, lag=lag)
+
+    def rewards(answer: dict[str, Any]) -> list[float]:
+        return [value for _, _, value in answer["series"].get("reward/mean", [])]
+
+    with client(tmp_path, tmp_path) as asked:
+
+        def ask(seen: dict[str, Any] | None = None) -> Any:
+            known = {"after": seen["last"], "generation": seen["generation"]} if seen else {}
+            return asked.get("/api/metrics", params={"run": "run", **known}).json()
+
+        write(range(3), lag=0.0)
+        seen = ask()
+        assert not ask(seen)["anew"]
+        assert rewards(ask(seen)) == []
+        # Another run under the same name, with as many rows and more before the page asks again.
+        write(range(5), lag=9.0)
+        now = ask(seen)
+        assert now["anew"]
+        assert rewards(now) == [row.metrics["reward/mean"] for row in read_metrics(tmp_path / "run")]
+        assert len(rewards(now)) == 5
+        assert now["generation"] != seen["generation"]
+        assert not ask(now)["anew"]
 
 
 def test_damaged_lines_are_counted(agents: Agents, tmp_path: Path):
@@ -157,6 +204,19 @@ def test_without_a_place_for_the_index_a_temporary_one_serves(runs: Path, tmp_pa
 def test_a_wrong_folder_is_explained(tmp_path: Path):
     with pytest.raises(RecordError, match="expected a run's folder, or a folder of runs"):
         Runs(tmp_path / "nothing")
+
+
+def test_a_folder_without_a_run_may_get_one(agents: Agents, tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("of mine")
+    runs = Runs(tmp_path)
+    assert runs.all() == {}
+    open_record(tmp_path / "run").close()
+    assert list(runs.all()) == ["run"]
+
+
+def test_at_the_default_port_browsers_send_none():
+    assert set(own_hosts(80)) == {"127.0.0.1", "localhost", "127.0.0.1:80", "localhost:80"}
+    assert set(own_hosts(8765)) == {"127.0.0.1:8765", "localhost:8765"}
 
 
 @pytest.mark.parametrize(

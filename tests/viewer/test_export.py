@@ -82,6 +82,13 @@ def test_what_is_damaged_is_named_and_left_out(runs: Path, tmp_path: Path, capsy
     assert not (tmp_path / "none.jsonl").exists()
 
 
+def test_a_place_that_cannot_be_written_is_explained(runs: Path, tmp_path: Path):
+    with pytest.raises(RecordError, match=r"cannot write the export .*none.*make its folder, or give another --out"):
+        export(runs / "first", "--out", tmp_path / "none" / "all.jsonl")
+    with pytest.raises(RecordError, match=r"is a folder: give --out the file to write"):
+        export(runs / "first", "--out", tmp_path)
+
+
 def test_html_needs_an_episode(runs: Path):
     with pytest.raises(RecordError, match="--episode"):
         export(runs / "first", "--format", "html")
