@@ -15,8 +15,8 @@ from loguru import logger
 
 from astuner.config.services import HealthConfig, ServiceConfig
 from astuner.errors import ServiceError
-from astuner.launcher.guarded_process import GuardedProcess
-from astuner.launcher.service_log import ServiceLog
+from astuner.processes.guarded_process import GuardedProcess
+from astuner.processes.log import ProcessLog
 from astuner.run_record import redact_argv
 
 _POLL_SECONDS = 0.1
@@ -31,7 +31,7 @@ class Service:
     def __init__(self, name: str, config: ServiceConfig, cwd: Path) -> None:
         self.name = name
         self.config = config
-        self.log = ServiceLog(name)
+        self.log = ProcessLog(name)
         self._cwd = cwd
         self._stopping = threading.Event()
         self._process: GuardedProcess | None = None

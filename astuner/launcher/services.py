@@ -9,17 +9,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
-from astuner.launcher.ports import check_ports
 from astuner.launcher.service import Service
+from astuner.processes.ports import holder, is_taken
 from astuner.run_record import learn_secrets
 
 _RAY = ["ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--disable-usage-stats"]
 
 _VIEW_PORT = 8765
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Services:
             yield
             return
         for service in self._services:
-            check_ports(service.name, service.config)
+            _check_ports(service.name, service.config)
         self._running = True
         try:
             for service in self._services:
@@ -154,3 +156,28 @@ def _folder(name: str, service: ServiceConfig, config_dir: Path) -> Path:
         f"astuner.services.{name}.cwd is {service.cwd!r}, and there is no such folder in {Path.cwd()} or {config_dir}; "
         "correct it or make the folder"
     )
+
+
+def _check_ports(name: str, config: ServiceConfig) -> None:
+    """Check that the ports of service `name` are free: a health check would be answered by whoever holds one.
+
+    Raises:
+        ServiceError: one is in use; names the process that holds it.
+    """
+    for port in _ports_of(config):
+        if is_taken(port):
+            raise ServiceError(
+                f"service {name}: port {port} is in use by {holder(port)}; end that process, or give the service "
+                "another port"
+            )
+
+
+def _ports_of(config: ServiceConfig) -> list[int]:
+    ports = list(config.ports)
+    if config.health.port is not None:
+        ports.append(config.health.port)
+    if config.health.http is not None:
+        url = urlsplit(config.health.http)
+        if url.hostname in _THIS_MACHINE:
+            ports.append(url.port or (443 if url.scheme == "https" else 80))
+    return list(dict.fromkeys(ports))

@@ -3,7 +3,7 @@
 environment.json    revision, versions, machine, command line
 config.yaml         the resolved configuration
 run.log             the log
-services/           what the run's services printed (see `astuner.launcher.service_log`)
+services/           what the run's services printed (see `astuner.processes.log`)
 metrics.jsonl       metrics, one line a call of `log_metrics`
 tensorboard/        the same for TensorBoard
 episodes/           one file an episode, and index.jsonl

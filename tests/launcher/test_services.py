@@ -223,7 +223,7 @@ def test_services_do_not_outlive_a_launcher_that_is_killed(hanging: subprocess.P
 FORKS_AND_IS_KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from astuner.launcher.guarded_process import GuardedProcess
+from astuner.processes.guarded_process import GuardedProcess
 service = GuardedProcess(["sleep", "600"], Path.cwd(), os.environ)
 child = os.fork()
 if child == 0:
@@ -324,7 +324,7 @@ def test_a_service_whose_guard_is_killed_is_ended(service: Callable[..., Service
     leader = psutil.Process(processes()[0])
     guard = leader.parent()
     assert guard is not None
-    assert "service_guard" in " ".join(guard.cmdline())
+    assert "astuner.processes.guard" in " ".join(guard.cmdline())
     assert os.getpgid(leader.pid) == leader.pid == os.getpgid(processes()[1])
     guard.kill()
     wait_for(lambda: "is not started again" in log[-1])

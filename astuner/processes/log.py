@@ -1,4 +1,4 @@
-"""What a service prints, without secrets: in the run record, and its last lines in errors."""
+"""What a process prints, without secrets: in the run record, and its last lines in errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _KEPT_LINES = 10_000
 _LONGEST_LINE = 2**20
 
 
-class ServiceLog:
-    """The log of one service, over all its starts.
+class ProcessLog:
+    """The log of one process, over all its starts.
 
     Services start before the run has a record, since tasks may come from one. Until `open`, lines are kept (the last
     10,000 of them).

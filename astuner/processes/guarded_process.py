@@ -17,11 +17,11 @@ from astuner.errors import ServiceError
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
-_GUARD = (sys.executable, "-P", "-m", "astuner.launcher.service_guard")
+_GUARD = (sys.executable, "-P", "-m", "astuner.processes.guard")
 
 
 class GuardedProcess:
-    """A process under a guard (`service_guard`) that ends its group when told to, or when this process dies."""
+    """A process under a guard (`guard`) that ends its group when told to, or when this process dies."""
 
     def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         """Start it.

@@ -1,6 +1,6 @@
 """Runs one service and ends it, with all of its process group, when the launcher closes the pipe or dies.
 
-`python -m astuner.launcher.service_guard` is started by `GuardedProcess`. Its stdin is the pipe: a line of JSON with
+`python -m astuner.processes.guard` is started by `GuardedProcess`. Its stdin is the pipe: a line of JSON with
 `argv`, `cwd`, `env` and `grace`, then nothing until the end of input, which is the sign to stop. The service's output
 goes to the guard's stdout; stderr has one line of JSON, `pid` or `error`. The exit code is that of the service, 128 + n
 where signal n ended it.

@@ -1,0 +1,1 @@
+"""Processes that astuner starts beside itself: their end, their output, their ports."""
