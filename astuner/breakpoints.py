@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bdb
+import os
 import sys
+from types import FrameType
 
 from astuner.errors import ConfigError
 
@@ -12,10 +15,11 @@ _chosen: frozenset[str] = frozenset()
 def bp(tag: str) -> None:
     """Stop in the debugger, as `breakpoint()` does, if `--db` names `tag`; otherwise do nothing.
 
-    The debugger stops at the end of this function: the next step, or `up`, leads to the line that called it.
+    pdb, and editors that use debugpy, stop at the line after, in the caller. Another debugger that `PYTHONBREAKPOINT`
+    names stops at the end of this function, from which the next step leads there.
     """
     if tag in _chosen:
-        sys.breakpointhook()
+        _stop(sys._getframe(1))
 
 
 def choose_tags(text: str) -> None:
@@ -34,3 +38,29 @@ def choose_tags(text: str) -> None:
 def any_chosen() -> bool:
     """Whether the run is to stop anywhere."""
     return bool(_chosen)
+
+
+def is_debugged() -> bool:
+    """Whether somebody may stop this process at any line: by `--db`, from an editor, or as it is run under pdb.
+
+    Then time passes that is not the episode's own, so that no deadline holds.
+    """
+    tracer = getattr(sys.gettrace(), "__self__", None)
+    return any_chosen() or "pydevd" in sys.modules or isinstance(tracer, bdb.Bdb)
+
+
+def _stop(frame: FrameType) -> None:
+    # A debugger's own hook would stop in the frame that calls it: ours.
+    pydevd = sys.modules.get("pydevd")
+    if pydevd is not None:
+        pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
+    elif sys.breakpointhook is sys.__breakpointhook__ and _python_would_take_pdb():
+        import pdb
+
+        pdb.Pdb().set_trace(frame)
+    else:
+        sys.breakpointhook()
+
+
+def _python_would_take_pdb() -> bool:
+    return os.environ.get("PYTHONBREAKPOINT", "") in ("", "pdb.set_trace")

@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+
+
+def answer_usr1() -> None:
+    """Have SIGUSR1 say from now on where the main thread is, instead of ending the process.
+
+    For a command as it starts; once a run does, `report_on_usr1` says more.
+    """
+
+    def answer(_number: int, frame: FrameType | None) -> None:
+        import traceback  # not before it is wanted: the command starts with this
+
+        stack = "".join(traceback.format_stack(frame))
+        # Not through `sys.stderr`, which the main thread may be in the midst of writing to.
+        os.write(2, f"no episode runs; the main thread is at\n{stack}".encode())
+
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, answer)
 
 
 def report_on_usr1(report: Callable[[], None]) -> contextlib.AbstractContextManager[None]:

@@ -61,6 +61,7 @@ class Ingredients:
             targets=_targets(config),
             merge="none" if config.update.pack == "none" else "leaf",
             madness_reward=config.rollout.agent_madness_reward,
+            judges_in_place=one_at_a_time(config),
         )
         debugs = config.backbone == "debug"
         return TaskRollout(

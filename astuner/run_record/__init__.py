@@ -21,6 +21,7 @@ from astuner.run_record.summary import (
     read_summary,
     write_summary,
 )
+from astuner.run_record.updates import SampleUpdate, by_token, call_advantages, of_span, trained_tokens
 
 __all__ = [
     "EpisodeEntry",
@@ -33,16 +34,20 @@ __all__ = [
     "RedactingStream",
     "RunRecord",
     "RunSummary",
+    "SampleUpdate",
     "Split",
     "TokensSummary",
     "ValidationSummary",
     "ValidationsSummary",
+    "by_token",
+    "call_advantages",
     "check_loggers",
     "find_episode",
     "find_run",
     "is_being_written",
     "is_record",
     "learn_secrets",
+    "of_span",
     "plot_run",
     "read_episode",
     "read_index",
@@ -53,5 +58,6 @@ __all__ = [
     "redact",
     "redact_argv",
     "shared_ids",
+    "trained_tokens",
     "write_summary",
 ]

@@ -7,7 +7,8 @@ of the file, and the rest:
     "shared": {"call": 3, "ids": 812, "messages": 5}
 
 means that the prompt begins with the first 812 ids of call 3's prompt + completion, and its messages with the first 5
-of call 3's. A sample's `position_ids` are null where they are 0, 1, 2, …
+of call 3's. A sample's `position_ids` are null where they are 0, 1, 2, …, and `updates` is left out where the episode
+was not trained.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from astuner.errors import RecordError
 from astuner.run_record.codec import decode, encode
 from astuner.run_record.files import dump_json
 from astuner.run_record.plain import Redact, to_plain
+from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
 from astuner.schema import Episode, Fork, TokenCounts
 
 Split = Literal["train", "val"]
@@ -56,11 +58,13 @@ class RecordedEpisode:
         episode: the episode.
         labels: what the run knew of it.
         withheld: why token ids and samples are not there; None where they are.
+        updates: how each of the episode's samples was trained; empty where that is not known.
     """
 
     episode: Episode
     labels: EpisodeLabels
     withheld: str | None = None
+    updates: tuple[SampleUpdate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,9 @@ class _Stream:
     messages: Sequence[object]
 
 
-def episode_to_json(episode: Episode, labels: EpisodeLabels, redact: Redact) -> bytes:
+def episode_to_json(
+    episode: Episode, labels: EpisodeLabels, redact: Redact, updates: Sequence[SampleUpdate] = ()
+) -> bytes:
     """Return the content of an episode's file, every text redacted.
 
     Token ids are exact. Where a text had to be redacted they are left out, with a note, as they spell it too.
@@ -94,6 +100,8 @@ def episode_to_json(episode: Episode, labels: EpisodeLabels, redact: Redact) -> 
         if tuple(sample["position_ids"]) == tuple(range(len(sample["token_ids"]))):
             sample["position_ids"] = None
     document = {"format": _FORMAT, **notes, **encode(labels, redact), "episode": row}
+    if updates and episode.samples:
+        document["updates"] = [encode_update(update) for update in updates]
     try:
         return dump_json(document)
     except (TypeError, ValueError):
@@ -132,7 +140,9 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
         for sample in row["samples"]:
             if sample["position_ids"] is None:
                 sample["position_ids"] = range(len(sample["token_ids"]))
-        return RecordedEpisode(decode(Episode, row), decode(EpisodeLabels, document), document.get("withheld"))
+        episode, labels = decode(Episode, row), decode(EpisodeLabels, document)
+        updates = tuple(map(decode_update, document.get("updates", ()), episode.samples))
+        return RecordedEpisode(episode, labels, document.get("withheld"), updates)
     except (KeyError, IndexError, TypeError) as error:
         raise RecordError(f"{path} holds no whole episode: {error!r}") from error
     except RecordError as error:

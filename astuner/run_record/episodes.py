@@ -10,7 +10,7 @@ import hashlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from astuner.run_record.codec import decode, encode
 from astuner.run_record.episode_file import EpisodeLabels, Split, episode_to_json
 from astuner.run_record.files import JsonLines, read_json_lines, storing, write_atomically
 from astuner.run_record.secrets import current_redactor
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, EpisodeStatus
 
 _FOLDER = "episodes"
@@ -37,7 +38,7 @@ class EpisodeEntry:
         step: the training step; 0 is before the first update.
         split: `train` or `val`.
         task_id, episode_id, repeat_index, status, reward, is_success, error_kind, dropped_samples: as in `Episode`.
-        advantage: what the trainer gave it, else None.
+        advantage: what the trainer gave it as a whole, else None.
         calls, samples: how many.
         tokens_raw, tokens_distinct, tokens_trained: as in `TokenCounts`; `tokens_distinct` is None where the writer
             was not told.
@@ -83,8 +84,8 @@ class EpisodeStore:
         self._folder = folder
         self._index = JsonLines(folder / _FOLDER / _INDEX)
 
-    def write(self, episode: Episode, labels: EpisodeLabels) -> Path:
-        """Write an episode and its line of the index; return the file.
+    def write(self, episode: Episode, labels: EpisodeLabels, updates: Sequence[SampleUpdate] = ()) -> Path:
+        """Write an episode, how its samples were trained, and its line of the index; return the file.
 
         The same episode of the same step written again replaces its file.
 
@@ -94,7 +95,7 @@ class EpisodeStore:
         redact = cache(current_redactor())
         name = _file_name(episode, redact(episode.task.task_id))
         path = self._folder / _FOLDER / labels.split / _step_name(labels.step) / name
-        write_atomically(path, episode_to_json(episode, labels, redact))
+        write_atomically(path, episode_to_json(episode, labels, redact, updates))
         entry = _entry(episode, labels, path.relative_to(self._folder).as_posix())
         self._index.append(encode(entry, redact))
         return path

@@ -31,6 +31,7 @@ from astuner.run_record.log_file import LogFile
 from astuner.run_record.metrics import MetricsFile
 from astuner.run_record.sinks import LoggerName, MetricSink, RunName, check_loggers, open_sinks
 from astuner.run_record.summary import RunSummary, write_summary
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, TokenCounts
 
 DEFAULT_LOGGERS: tuple[LoggerName, ...] = ("console", "tensorboard")
@@ -139,20 +140,24 @@ class RunRecord:
         episode: Episode,
         advantage: float | None = None,
         tokens: TokenCounts | None = None,
+        updates: Sequence[SampleUpdate] = (),
     ) -> Path:
         """Record an episode in a file of its own and in the index; return the file.
+
+        A trainer writes an episode once, after the update that it took part in.
 
         Args:
             step: the training step; 0 is before the first update.
             split: `train` or `val`.
             episode: the episode, finished.
-            advantage: what the trainer gave it.
+            advantage: what the trainer gave it as a whole.
             tokens: its tokens; without them `distinct` is unknown in the index.
+            updates: how each of its samples was trained; empty where it was not, or that is not known.
 
         Raises:
             RecordError: it cannot be written.
         """
-        return self._episodes.write(episode, EpisodeLabels(step, split, advantage, tokens))
+        return self._episodes.write(episode, EpisodeLabels(step, split, advantage, tokens), updates)
 
     def write_summary(self, summary: RunSummary) -> Path:
         """Write `summary.json` and return its path.

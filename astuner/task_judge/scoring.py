@@ -6,7 +6,8 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable
+from bdb import BdbQuit
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
 from astuner.stacks import shown, task_stack, thread_stack
 from astuner.task_judge.judge_base import BaseJudge
 
+_Caller = Callable[..., Awaitable[object]]
+
 
 async def score(
-    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, timeout: float
+    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, timeout: float | None
 ) -> tuple[float, bool]:
     """Have `judge` score one episode.
 
@@ -32,7 +35,7 @@ async def score(
         judge: the judge.
         workflow_task: what the episode was given.
         workflow_output: what its workflow returned.
-        timeout: seconds that the judge may take.
+        timeout: seconds that the judge may take; None for as long as it wants.
 
     Returns:
         The reward and whether the task was solved. A judge that returns a number alone means "solved if above 0".
@@ -41,8 +44,7 @@ async def score(
         JudgeError: the judge raised, or returned something else.
         EpisodeTimeout: it took longer than `timeout`.
     """
-    asked = asyncio.ensure_future(_ask(judge, workflow_task, workflow_output))
-    slow = f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
+    asked = asyncio.ensure_future(_ask(judge, workflow_task, workflow_output, _in_daemon_thread))
     try:
         # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
         await asyncio.wait({asked}, timeout=timeout)
@@ -50,13 +52,48 @@ async def score(
         in_time = asked.done()
         asked.cancel()
     if not in_time:
+        slow = _too_slow(judge, workflow_task, timeout)
         # The cancellation comes to it later: it still stands where it was.
         logger.debug("{}; it stood at\n{}", slow, shown(task_stack(asked, threading.current_thread())))
         asked.add_done_callback(_forget)
         raise EpisodeTimeout(f"{slow}; mend it, or raise astuner.task_judge.timeout.")
     if asked.cancelled():
-        raise JudgeError(f"judge {_name(judge)} raised CancelledError although nobody cancelled it.")
+        raise _cancelled_itself(judge)
     return _checked(asked.result(), judge)
+
+
+async def score_in_place(
+    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, timeout: float | None
+) -> tuple[float, bool]:
+    """Be `score`, with a plain `compute_reward` in this thread, too: a debugger stops in it as in the workflow.
+
+    While it blocks, nothing can end it but Ctrl-C.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            answer = await _ask(judge, workflow_task, workflow_output, _here)
+    except TimeoutError as error:
+        raise EpisodeTimeout(
+            f"{_too_slow(judge, workflow_task, timeout)}; mend it, or raise astuner.task_judge.timeout."
+        ) from error
+    except asyncio.CancelledError:
+        if _is_cancelled():
+            raise
+        raise _cancelled_itself(judge) from None
+    return _checked(answer, judge)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _cancelled_itself(judge: BaseJudge) -> JudgeError:
+    return JudgeError(f"judge {_name(judge)} raised CancelledError although nobody cancelled it.")
+
+
+def _too_slow(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None) -> str:
+    return f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
 
 
 def _forget(asked: asyncio.Future[object]) -> None:
@@ -65,17 +102,29 @@ def _forget(asked: asyncio.Future[object]) -> None:
         asked.exception()
 
 
-async def _ask(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> object:
+async def _ask(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, call: _Caller) -> object:
     try:
         if inspect.iscoroutinefunction(judge.compute_reward):
             return await judge.compute_reward(workflow_task, workflow_output)
-        answer = await _in_daemon_thread(judge.compute_reward, workflow_task, workflow_output)
+        answer = await call(judge.compute_reward, workflow_task, workflow_output)
         return await answer if inspect.isawaitable(answer) else answer
     except EpisodeError:
         raise
+    except BdbQuit as error:  # whoever leaves the debugger means the run
+        raise KeyboardInterrupt from error
     except (Exception, SystemExit) as error:
         place = raised_at(error, _folder(judge))
         raise JudgeError(f"judge {_name(judge)} raised {type(error).__name__}: {error} (at {place}).") from error
+
+
+async def _here(function: Callable[..., object], *args: Any) -> object:
+    """Call a plain function where, as in a thread of its own, no event loop runs, so that it may run one."""
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return function(*args)
+    finally:
+        asyncio._set_running_loop(loop)
 
 
 async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> object:

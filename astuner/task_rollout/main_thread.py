@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Generic, TypeVar
 
+from astuner.breakpoints import is_debugged
 from astuner.signals import signals_handled
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class MainThread(Generic[T]):
     Nothing can end one that blocks, but Ctrl-C.
 
     Attributes:
-        deadline: seconds after which a job that still runs is told of.
+        deadline: seconds after which a job that still runs is told of, unless the process is debugged.
         overdue: called then, in another thread.
     """
 
@@ -40,7 +41,7 @@ class MainThread(Generic[T]):
         """
         with asyncio.Runner() as runner:
             for index, make in enumerate(makers):
-                watch = threading.Timer(self.deadline, self.overdue)
+                watch = threading.Timer(self.deadline, self._tell)
                 watch.daemon = True
                 watch.start()
                 try:
@@ -50,6 +51,10 @@ class MainThread(Generic[T]):
                     watch.cancel()
                     watch.join()
                 yield index, result
+
+    def _tell(self) -> None:
+        if not is_debugged():
+            self.overdue()
 
     def close(self) -> None:
         """Do nothing: there is no thread to end."""

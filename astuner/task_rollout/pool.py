@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from astuner.breakpoints import is_debugged
 from astuner.stacks import Stack, thread_stack
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ class EpisodePool(Generic[T]):
 
     Attributes:
         workers: the most jobs at the same time.
-        deadline: seconds after which a job that blocks its thread is given up.
+        deadline: seconds after which a job that blocks its thread is given up, unless the process is debugged.
     """
 
     workers: int
@@ -121,6 +122,8 @@ class EpisodePool(Generic[T]):
                     return
 
     def _stuck(self, pending: set[_Job[T]]) -> list[tuple[_Job[T], Stuck]]:
+        if is_debugged():
+            return []
         now = time.monotonic()
         found = []
         for job in pending:

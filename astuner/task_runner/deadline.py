@@ -13,11 +13,11 @@ from astuner.stacks import shown, task_stack
 
 
 @contextlib.asynccontextmanager
-async def deadline(seconds: float, overdue: Callable[[], str]) -> AsyncIterator[asyncio.Timeout]:
+async def deadline(seconds: float | None, overdue: Callable[[], str]) -> AsyncIterator[asyncio.Timeout]:
     """Be `asyncio.timeout`, and leave the stack of the task in the log before the task is cancelled.
 
     Args:
-        seconds: what the block may take.
+        seconds: what the block may take; None for as long as it wants.
         overdue: what to say above the stack.
     """
     task, thread = asyncio.current_task(), threading.current_thread()
@@ -27,9 +27,10 @@ async def deadline(seconds: float, overdue: Callable[[], str]) -> AsyncIterator[
         logger.debug("{}; it stood at\n{}", overdue(), shown(task_stack(task, thread)))
 
     # Due a moment before the timeout, so that nothing has been unwound yet.
-    told = asyncio.get_running_loop().call_later(seconds, say)
+    told = None if seconds is None else asyncio.get_running_loop().call_later(seconds, say)
     try:
         async with asyncio.timeout(seconds) as timeout:
             yield timeout
     finally:
-        told.cancel()
+        if told is not None:
+            told.cancel()

@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from astuner.breakpoints import is_debugged
 from astuner.context_tracker import MergeMode, build_samples, limit_samples
 from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score
+from astuner.task_judge.scoring import score, score_in_place
 from astuner.task_runner.deadline import deadline
 from astuner.task_runner.rewards import mean_reward, share_out
 from astuner.workflow import Workflow
@@ -32,11 +33,12 @@ class TaskRunner:
         workflow: makes a fresh workflow for each episode.
         judge: scores episodes whose workflow returned no reward; None where the workflow always does.
         engine, codec: the model.
-        episode_timeout, judge_timeout: seconds.
+        episode_timeout, judge_timeout: seconds; they do not hold in a process that is debugged.
         max_samples: the most timelines that are trained of one episode.
         merge: how calls become samples.
         targets: which of the workflow's agents are trained.
         madness_reward: the reward of an episode whose model lost control.
+        judges_in_place: ask the judge in the episode's own thread, where breakpoints stop as in the workflow.
     """
 
     workflow: Callable[[], Workflow]
@@ -49,6 +51,7 @@ class TaskRunner:
     merge: MergeMode = "leaf"
     targets: Targets = field(default_factory=Targets)
     madness_reward: float = -1.0
+    judges_in_place: bool = False
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
         """Return the model for one episode, which records its calls."""
@@ -111,7 +114,9 @@ class TaskRunner:
                     "the workflow returned no reward and no judge is configured: return "
                     "WorkflowOutput(reward=…) or set task_judge.judge_protocol"
                 )
-            reward, success = await score(self.judge, workflow_task, output, self.judge_timeout)
+            ask = score_in_place if self.judges_in_place else score
+            limit = None if is_debugged() else self.judge_timeout
+            reward, success = await ask(self.judge, workflow_task, output, limit)
             return replace(output, reward=reward, is_success=success)
         if output.is_success is None:
             return replace(output, is_success=mean_reward(output.reward) > 0)
@@ -120,7 +125,8 @@ class TaskRunner:
     async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         try:
             slow = f"episode {workflow_task.episode_id}: "
-            async with deadline(self.episode_timeout, lambda: slow + _too_slow(self.episode_timeout, tuner)) as timeout:
+            limit = None if is_debugged() else self.episode_timeout
+            async with deadline(limit, lambda: slow + _too_slow(self.episode_timeout, tuner)) as timeout:
                 output = _checked(await _awaitable(self.workflow().execute(workflow_task, tuner)))
         # Of the thread's own loop nothing but the deadline cancels, so that whatever comes out of the workflow,
         # a KeyboardInterrupt of its own included, ends this episode and no other.

@@ -14,6 +14,7 @@ from astuner.errors import RecordError
 from astuner.run_record.files import dump_json
 from astuner.run_record.plain import to_plain
 from astuner.viewer import queries
+from astuner.viewer.advantages import advantages_of_calls, by_agent
 from astuner.viewer.episode_view import episode_view, read_episode_at
 from astuner.viewer.guard import Guard
 from astuner.viewer.index import RunIndex
@@ -124,10 +125,7 @@ def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
         with index.reading() as db:
             found = queries.episodes(db, wanted, "reward", 0, _MOST_BESIDE)
         for row in found["rows"]:
-            try:
-                row["transcript"] = transcript(read_episode_at(index.folder, row["path"]).episode)
-            except RecordError as error:
-                row["transcript"], row["unreadable"] = [], str(error)
+            row.update(_beside(index.folder, row["path"]))
         return _answer(found)
 
     @app.get("/api/episode")
@@ -139,6 +137,16 @@ def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
             raise RecordError("the run has no such episode; it may have been removed as the run was resumed")
         recorded = read_episode_at(index.folder, row["path"])
         return _answer({"row": row, **episode_view(recorded, find_token_texts(index.folder))})
+
+
+def _beside(folder: Path, path: str) -> dict[str, Any]:
+    """Return what the group's page shows of an episode beside its row."""
+    try:
+        recorded = read_episode_at(folder, path)
+    except RecordError as error:
+        return {"transcript": [], "agents": [], "unreadable": str(error)}
+    agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))
+    return {"transcript": transcript(recorded.episode), "agents": agents}
 
 
 def _filter(request: Request) -> EpisodeFilter:

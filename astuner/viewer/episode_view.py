@@ -9,6 +9,7 @@ from typing import Any
 from astuner.errors import RecordError
 from astuner.run_record import RecordedEpisode, read_recorded_episode
 from astuner.schema import Episode, LlmCall
+from astuner.viewer.advantages import advantages_of_calls, by_agent
 from astuner.viewer.marks import sampled_runs, template_runs, trained_runs
 from astuner.viewer.token_texts import TokenTexts
 from astuner.viewer.trie import Trie
@@ -32,11 +33,17 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
     trie = Trie(episode.calls)
     vocabulary = texts.of(number for segment in trie.segments for number in segment.ids) if texts else {}
     messages, uses = _messages(episode.calls)
+    advantages = advantages_of_calls(recorded)
     return {
         "episode": _facts(episode),
         "step": labels.step,
         "split": labels.split,
         "advantage": labels.advantage,
+        "has_updates": bool(recorded.updates),
+        "agents": [
+            {**agent, "reward": episode.agent_rewards.get(agent["agent"])}
+            for agent in by_agent(episode.calls, advantages)
+        ],
         "tokens": {
             "raw": sum(len(call.prompt_ids) + len(call.completion_ids) for call in episode.calls),
             "distinct": sum(len(segment.ids) for segment in trie.segments),
@@ -47,7 +54,10 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
         "vocabulary": {str(number): text for number, text in vocabulary.items()},
         "special": sorted(texts.special & vocabulary.keys()) if texts else [],
         "messages": messages,
-        "calls": [_call(call, uses[number], trie.path(number)) for number, call in enumerate(episode.calls)],
+        "calls": [
+            {**_call(call, uses[number], trie.path(number)), "advantage": advantages.get(call.call_id)}
+            for number, call in enumerate(episode.calls)
+        ],
         "samples": [
             {
                 "tokens": len(sample.token_ids), "trained": sum(sample.loss_mask), "weight": sample.weight,
@@ -55,8 +65,8 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
             }
             for sample in episode.samples
         ],
-        "segments": _segments(trie, episode, vocabulary),
-        "timelines": [_timeline(trie, leaf, episode.calls) for leaf in trie.leaves()],
+        "segments": _segments(trie, recorded, vocabulary),
+        "timelines": [_timeline(trie, leaf, episode.calls, advantages) for leaf in trie.leaves()],
     }  # fmt: skip
 
 
@@ -79,10 +89,11 @@ def _facts(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _segments(trie: Trie, episode: Episode, vocabulary: Mapping[int, str]) -> list[dict[str, Any]]:
+def _segments(trie: Trie, recorded: RecordedEpisode, vocabulary: Mapping[int, str]) -> list[dict[str, Any]]:
     """Return the trie: each distinct token once, so that the answer grows with them and not with the raw ones."""
+    episode = recorded.episode
     sampled = sampled_runs(trie, episode.calls)
-    trained = trained_runs(trie, episode.calls, episode.samples)
+    trained = trained_runs(trie, episode.calls, episode.samples, recorded.updates)
     template = template_runs(trie, episode.calls, vocabulary) if vocabulary else {}
     return [
         {
@@ -94,7 +105,7 @@ def _segments(trie: Trie, episode: Episode, vocabulary: Mapping[int, str]) -> li
     ]  # fmt: skip
 
 
-def _timeline(trie: Trie, leaf: int, calls: Sequence[LlmCall]) -> dict[str, Any]:
+def _timeline(trie: Trie, leaf: int, calls: Sequence[LlmCall], advantages: Mapping[str, float]) -> dict[str, Any]:
     path = trie.path_to(leaf)
     passed = set(path)
     on_it = [number for number in range(len(calls)) if trie.end(number) in passed]
@@ -102,6 +113,7 @@ def _timeline(trie: Trie, leaf: int, calls: Sequence[LlmCall]) -> dict[str, Any]
         "segments": path,
         "calls": on_it,
         "tokens": trie.segments[leaf].start + len(trie.segments[leaf].ids),
+        "agents": by_agent((calls[number] for number in on_it), advantages),
     }
 
 

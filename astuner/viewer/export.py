@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError
-from astuner.run_record import EpisodeEntry, find_episode, find_run, read_index
+from astuner.run_record import EpisodeEntry, by_token, find_episode, find_run, read_index
 from astuner.run_record.files import dump_json, storing
 from astuner.run_record.plain import to_plain
 from astuner.viewer.episode_view import episode_view, read_episode_at
@@ -68,6 +68,7 @@ def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path) -> Non
         ("repeat_index", pa.int64()), ("reward", pa.float64()), ("advantage", pa.float64()),
         ("sample", pa.int64()), ("weight", pa.float64()), ("token_ids", pa.list_(pa.int64())),
         ("loss_mask", pa.list_(pa.int64())), ("logprobs", pa.list_(pa.float64())),
+        ("advantages", pa.list_(pa.float64())), ("current_logprobs", pa.list_(pa.float64())),
         ("position_ids", pa.list_(pa.int64())), ("parents", pa.list_(pa.int64())), ("calls", pa.list_(pa.string())),
     ])  # fmt: skip
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
@@ -87,6 +88,9 @@ def _sample_rows(folder: Path, entries: list[EpisodeEntry]) -> Iterator[dict[str
             continue
         recorded = read_episode_at(folder, entry.path)
         for number, sample in enumerate(recorded.episode.samples):
+            # Null for context; the whole list where the record does not have it.
+            update = recorded.updates[number] if number < len(recorded.updates) else None
+            advantages, current = by_token(sample, update) if update else (None, None)
             yield {
                 "step": entry.step,
                 "split": entry.split,
@@ -100,6 +104,8 @@ def _sample_rows(folder: Path, entries: list[EpisodeEntry]) -> Iterator[dict[str
                 "token_ids": sample.token_ids,
                 "loss_mask": sample.loss_mask,
                 "logprobs": sample.logprobs,
+                "advantages": advantages,
+                "current_logprobs": None if update is None or update.logprobs is None else current,
                 "position_ids": sample.position_ids,
                 "parents": sample.parents,
                 "calls": [_utf8(span.call_id) for span in sample.spans],

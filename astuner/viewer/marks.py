@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, groupby, zip_longest
 from typing import Any
 
-from astuner.schema import CallSpan, LlmCall, Sample
+from astuner.run_record import SampleUpdate, by_token, of_span
+from astuner.schema import LlmCall, Sample
 from astuner.viewer.trie import Trie
 
 
@@ -22,26 +23,41 @@ def sampled_runs(trie: Trie, calls: Sequence[LlmCall]) -> dict[int, list[dict[st
     return found
 
 
-def trained_runs(trie: Trie, calls: Sequence[LlmCall], samples: Sequence[Sample]) -> dict[int, list[list[int]]]:
-    """Return by segment the stretches that samples train: [sample's index, from, to (exclusive), loss mask]."""
+def trained_runs(
+    trie: Trie, calls: Sequence[LlmCall], samples: Sequence[Sample], updates: Sequence[SampleUpdate]
+) -> dict[int, list[dict[str, Any]]]:
+    """Return by segment the stretches that samples train, each of one loss mask and advantage.
+
+    `sample` is the sample's index, `from` and `to` (exclusive) are relative to the segment. `advantage` and `logprobs`,
+    one a token by the trainer, are None where the record does not have them.
+    """
     numbers = {call.call_id: number for number, call in enumerate(calls)}
-    found: dict[int, list[list[int]]] = {}
-    for index, sample in enumerate(samples):
+    found: dict[int, list[dict[str, Any]]] = {}
+    for index, (sample, update) in enumerate(zip_longest(samples, updates[: len(samples)])):
+        nothing: list[float | None] = [None] * len(sample.loss_mask)
+        advantages, logprobs = by_token(sample, update) if update else (nothing, nothing)
         for span in sample.spans:
             if span.call_id not in numbers:
                 continue
-            mask = _mask(sample, span)
+            columns = [of_span(values, span) for values in (sample.loss_mask, advantages, logprobs)]
             for segment, start, end in _pieces(trie, numbers[span.call_id], span.start, span.end):
                 first = trie.segments[segment].start + start - span.start
-                place = start
-                for value, run in groupby(mask[first : first + end - start]):
-                    length = len(list(run))
-                    entry = [index, place, place + length, value]
+                piece = zip(*(column[first : first + end - start] for column in columns), strict=False)
+                for entry in _stretches(index, start, piece):
                     # Two calls that sampled the same tokens lie on one stretch, whose mask counts both.
                     if entry not in found.setdefault(segment, []):
                         found[segment].append(entry)
-                    place += length
     return found
+
+
+def _stretches(sample: int, place: int, tokens: Iterable[tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    """Yield the stretches of (loss mask, advantage, logprob) from `place` on."""
+    for (mask, advantage), run in groupby(tokens, key=lambda token: token[:2]):
+        logprobs = [token[2] for token in run]
+        known = None if None in logprobs else [round(logprob, 4) for logprob in logprobs]
+        end = place + len(logprobs)
+        yield {"sample": sample, "from": place, "to": end, "mask": mask, "advantage": advantage, "logprobs": known}
+        place = end
 
 
 def template_runs(trie: Trie, calls: Sequence[LlmCall], texts: Mapping[int, str]) -> dict[int, list[list[int]]]:
@@ -101,12 +117,6 @@ def _pieces(trie: Trie, call: int, begin: int, end: int) -> list[tuple[int, int,
         if start < stop:
             found.append((number, start, stop))
     return found
-
-
-def _mask(sample: Sample, span: CallSpan) -> Sequence[int]:
-    if span.nodes is not None:
-        return [sample.loss_mask[node] for node in span.nodes]
-    return sample.loss_mask[span.start : span.end]
 
 
 def _runs(flags: bytearray) -> list[list[int]]:

@@ -262,6 +262,15 @@ class AlwaysWrong(BaseJudge):
         return 1 / 0
 
 
+class StopsAtATag(BaseJudge):
+    """Plain, so that it would run in a thread of its own; it runs an event loop, as it may there."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        repeat = workflow_output.metadata["repeat"]
+        bp("HERE")
+        return asyncio.run(asyncio.sleep(0, result=repeat))
+
+
 class JudgeCannotBeMade(_Judge):
     def __init__(self, config: Any) -> None:
         raise RuntimeError("the grader's address is not set")

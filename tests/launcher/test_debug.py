@@ -21,6 +21,7 @@ from tests.launcher.conftest import Command, Ended
 from tests.llm_engine.completions_server import listening, serving
 
 RUN = Path("launcher_record/run-debug")
+JUDGED = ["rollout.agentscope_workflow='agents->Unscored'", "task_judge.judge_protocol='agents->StopsAtATag'"]
 
 
 @pytest.fixture
@@ -206,26 +207,56 @@ def test_only_the_named_breakpoint_stops(folder: Path, backbone: str):
     settings = ("rollout.agentscope_workflow='agents->StopsAtTags'", "rollout.num_repeat=2", "data.train_batch_size=1")
     command += [f"astuner.{setting}" for setting in (*settings, "debug.debug_first_n_tasks=1")]
     command += ["astuner.trainer_common.total_training_steps=1"]
-    reads = "up\np 'the answer is', answer\ncontinue\n"
-    typed = reads * 2 + ("up\np 'the answer is', answer\ncontinue\n" if backbone == "local" else "")  # and validation
+    typed = "p 'the answer is', answer\ncontinue\n" * (3 if backbone == "local" else 2)  # and validation
     ended = subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert (
-        ended.stdout.count('bp("HERE")')
-        == ended.stdout.count("('the answer is', 4")
-        == (3 if backbone == "local" else 2)
-    )
+    # In the workflow's own frame, at the line after.
+    stops = 3 if backbone == "local" else 2
+    assert ended.stdout.count("-> return await super().execute(workflow_task, model_tuner)") == stops
+    assert ended.stdout.count("agents.py(") == ended.stdout.count("execute()") == stops
+    assert ended.stdout.count("('the answer is', 4") == stops
     assert "('the answer is', 42)" in ended.stdout
     assert "('the answer is', 43)" in ended.stdout
 
 
-def test_leaving_the_debugger_ends_the_run(folder: Path):
+@pytest.mark.parametrize("settings", [["rollout.agentscope_workflow='agents->StopsAtTags'"], JUDGED])
+def test_leaving_the_debugger_ends_the_run(folder: Path, settings: list[str]):
     command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug", "--db=HERE"]
-    command += ["astuner.rollout.agentscope_workflow='agents->StopsAtTags'"]
+    command += [f"astuner.{setting}" for setting in settings]
     ended = subprocess.run(command, cwd=folder, input="q\n", capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 130, ended.stderr
     assert ended.stdout.count("(Pdb)") == 1
     assert ended.stderr.splitlines()[-1] == "interrupted"
+
+
+def test_no_deadline_passes_while_somebody_is_at_the_prompt(folder: Path):
+    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug", "--db=HERE"]
+    settings = [*JUDGED, "rollout.num_repeat=2", "debug.debug_first_n_tasks=1"]
+    settings += ["rollout.episode_timeout=0.5", "task_judge.timeout=0.5"]
+    command += [f"astuner.{setting}" for setting in settings]
+    typed = "import time; time.sleep(1.5)\ncontinue\n" * 2
+    ended = subprocess.run(command, cwd=folder, input=typed, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "beyond its deadline" not in ended.stderr
+    entries = read_index(folder / RUN)
+    assert [entry.status for entry in entries] == ["ok", "ok"]
+    assert all(entry.seconds > 1.5 for entry in entries)
+
+
+def test_sigusr1_is_answered_from_the_first_import_on(folder: Path):
+    code = (
+        "import os, runpy, signal, sys\n"
+        "class Sends:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name in ('click', 'astuner.launcher'): os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "sys.meta_path.insert(0, Sends())\n"
+        "sys.argv = ['astuner', 'check', '--conf', 'run.yaml']\n"
+        "runpy.run_module('astuner', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("no episode runs; the main thread is at") == 2
 
 
 @pytest.mark.parametrize("backbone", ["debug", "local"])

@@ -17,7 +17,7 @@ from astuner.context_tracker import build_samples, limit_samples
 from astuner.launcher.explain.advice import fix_for
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-from astuner.run_record import RunRecord
+from astuner.run_record import RunRecord, SampleUpdate, trained_tokens
 from astuner.schema import Episode, EpisodeStatus, ForkCause, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 from tests.launcher.conftest import Command
@@ -310,3 +310,21 @@ def test_who_is_trained_and_for_which_reward(agents: Agents, folder: Path, astun
     assert "not trained" in shown
     assert "reward 1 (the mean of solver 1)" in shown
     assert "reward" in shown.partition("call ")[2].partition("\n")[0]
+
+
+def test_each_call_has_the_advantage_that_it_was_trained_with(folder: Path, agents: Agents, astuner: Command):
+    calls = tuple(replace(call, reward=float(n)) for n, call in enumerate(agents.uses_a_tool("train-1-apart-0")))
+    episode = an_episode("train-1-apart-0", calls)
+    (sample,) = episode.samples
+    first = sample.spans[0].end - sample.spans[0].start
+    updates = [SampleUpdate(((first, -0.25), (trained_tokens(sample) - first, 0.75)))]
+    with RunRecord.open(
+        Path("launcher_record/apart"), backbone="local", config_yaml="", resume=False, loggers=()
+    ) as record:
+        record.write_episode(1, "train", episode, 0.5, updates=updates)
+    said = json.loads(astuner("explain", "apart", "train-1-apart-0", "--json").out)
+    assert [call["advantage"] for call in said["calls"]] == [-0.25, 0.75]
+    lines = astuner("explain", "apart", "train-1-apart-0").out.splitlines()
+    head = next(number for number, line in enumerate(lines) if line.lstrip().startswith("call "))
+    place = lines[head].split().index("advantage")
+    assert [line.split()[place] for line in lines[head + 1 : head + 3]] == ["-0.25", "+0.75"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from bdb import BdbQuit
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import EpisodeTimeout, JudgeError
 from astuner.schema import Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score
+from astuner.task_judge.scoring import score, score_in_place
 
 TASK = WorkflowTask(Task("t", "1+1?", metadata={"answer": "2"}), episode_id="e-1")
 OUTPUT = WorkflowOutput(metadata={"final_answer": "2"})
@@ -206,7 +207,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import EpisodeTimeout
 from astuner.schema import Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score
+from astuner.task_judge.scoring import score, score_in_place
 
 class Hangs(BaseJudge):
     def compute_reward(self, workflow_task, workflow_output):
@@ -235,3 +236,48 @@ def test_a_late_sync_judge_finds_the_loop_closed(recwarn: pytest.WarningsRecorde
         thread.join(10)
     assert late
     assert not recwarn.list
+
+
+async def test_in_place_a_plain_judge_has_the_callers_thread_and_may_run_a_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    def judges() -> float:
+        threads.append(threading.current_thread())
+        return asyncio.run(asyncio.sleep(0, result=0.5))
+
+    assert await score_in_place(sync_judge(judges), TASK, OUTPUT, timeout=10) == (0.5, True)
+    assert threads == [threading.current_thread()]
+    await asyncio.sleep(0)  # the outer loop still is the running one
+
+
+@both
+async def test_in_place_errors_and_deadlines_are_as_elsewhere(make: Make) -> None:
+    def fails() -> None:
+        raise KeyError("answer")
+
+    with pytest.raises(JudgeError, match=r"raised KeyError: .*test_scoring\.py:"):
+        await score_in_place(make(fails), TASK, OUTPUT, timeout=10)
+    with pytest.raises(JudgeError, match="expected"):
+        await score_in_place(make(lambda: None), TASK, OUTPUT, timeout=None)
+
+
+async def test_in_place_an_async_judge_has_a_deadline() -> None:
+    async def waits() -> None:
+        await asyncio.sleep(60)
+
+    async def cancels() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(EpisodeTimeout, match=r"took longer than 0\.05 s for episode"):
+        await score_in_place(async_judge(waits), TASK, OUTPUT, timeout=0.05)
+    with pytest.raises(JudgeError, match="raised CancelledError"):
+        await score_in_place(async_judge(cancels), TASK, OUTPUT, timeout=10)
+
+
+@pytest.mark.parametrize("ask", [score, score_in_place])
+def test_who_leaves_the_debugger_in_a_judge_ends_the_run(ask: Any) -> None:
+    def leaves() -> None:
+        raise BdbQuit
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(ask(sync_judge(leaves), TASK, OUTPUT, 10))

@@ -12,7 +12,7 @@ from typing import Any
 from astuner.context_tracker import build_samples
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-from astuner.run_record import RunRecord
+from astuner.run_record import RunRecord, SampleUpdate
 from astuner.schema import Episode, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 
@@ -67,6 +67,21 @@ def an_episode(name: str, task: str, repeat: int, calls: tuple[LlmCall, ...], **
     )  # fmt: skip
 
 
+def updates_of(episode: Episode, advantage: float, *, by_call: bool) -> tuple[SampleUpdate, ...]:
+    """What an update of one mini-batch could have done: each next call of a sample is half as good, if `by_call`."""
+    updates = []
+    for sample in episode.samples:
+        trained = [place for place, mask in enumerate(sample.loss_mask) if mask]
+        share = {
+            place: advantage / 2**number if by_call else advantage
+            for number, span in enumerate(sample.spans)
+            for place in range(span.start, span.end)
+        }
+        runs = tuple((1, share[place]) for place in trained)
+        updates.append(SampleUpdate(runs, tuple(sample.logprobs[place] - 0.25 for place in trained)))
+    return tuple(updates)
+
+
 def step_metrics(step: int, lag: float = 0.0) -> dict[str, float]:
     """Metrics such as a run logs, of a run that learns."""
     done = 1 - math.exp(-(step + 1) / (12 + lag))
@@ -99,7 +114,8 @@ def write_step(
                 else an_episode(name, task_id, repeat, calls, reward=float(right), is_success=right)
             )  # fmt: skip
             advantage = None if fails else 0.58 if right else -1.15
-            record.write_episode(step, "train", episode, advantage, tokens_of([episode]))
+            updates = updates_of(episode, advantage or 0.0, by_call=repeat == 2)
+            record.write_episode(step, "train", episode, advantage, tokens_of([episode]), updates)
     record.log_metrics(step, step_metrics(step, lag))
 
 

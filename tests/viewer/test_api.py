@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from astuner.errors import RecordError
-from astuner.run_record import read_episode, read_index, read_metrics
+from astuner.run_record import read_episode, read_index, read_metrics, read_recorded_episode
 from astuner.viewer.index import RunIndex, key_of
 from astuner.viewer.runs import Runs
 from tests.viewer.conftest import Ask, client
 from tests.viewer.records import Agents, open_record, write_step
 
 
-def test_runs_and_metrics_are_those_of_the_record(ask: Ask, runs: Path):
+def test_stretchesand_metrics_are_those_of_the_record(ask: Ask, runs: Path):
     assert {run["name"] for run in ask("runs")} == {"first", "second"}
     series = ask("metrics", run="first")["series"]
     rows = read_metrics(runs / "first")
@@ -77,8 +77,14 @@ def test_an_episode_has_every_call_and_every_mask(ask: Ask, runs: Path):
         ids = [number for part in shown["path"] for number in segments[part]["ids"]]
         assert tuple(ids) == call.prompt_ids + call.completion_ids
         assert tuple(view["messages"][number] for number in shown["messages"]) == call.messages
-    trained = sum((end - start) * mask for part in segments for _, start, end, mask in part["trained"])
+    stretches = [run for part in segments for run in part["trained"]]
+    trained = sum((run["to"] - run["from"]) * run["mask"] for run in stretches)
     assert trained == view["tokens"]["trained"] == sum(sum(sample.loss_mask) for sample in episode.samples)
+    recorded = read_recorded_episode(runs / "first" / entry.path)
+    current = [value for update in recorded.updates for value in update.logprobs or ()]
+    told = [value for run in stretches if run["mask"] for value in run["logprobs"]]
+    assert sorted(told) == pytest.approx(sorted(current), abs=1e-4)
+    assert {run["advantage"] for run in stretches if run["mask"]} == {entry.advantage}
     sampled = sum(len(run["logprobs"]) for part in segments for run in part["sampled"])
     assert sampled == sum(len(call.completion_ids) for call in episode.calls)
     assert {call["fork"]["cause"] for call in view["calls"] if call["fork"]} == set(entry.forks or ())

@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.support.ui import Select
 
-from astuner.run_record import read_index, read_metrics, read_recorded_episode
+from astuner.run_record import call_advantages, read_index, read_metrics, read_recorded_episode
 from astuner.viewer.index import key_of
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.conftest import served
@@ -124,8 +124,33 @@ def test_a_token_says_all_that_is_known_of_it(page: Page, runs: Path, tokenizer:
     assert said["kind"] == "generated, trained"
     assert said["mask"] == "1"
     assert said["logprob, call 1"].startswith("-0.05 ")
+    assert said["current logprob"].startswith("-0.3 ")
+    assert said["current logprob"].endswith("-0.25")
     assert said["advantage"] == f"{recorded.labels.advantage}"
     assert said["policy version"] == "3"
+
+
+def test_each_calls_own_advantage_is_shown(page: Page, runs: Path):
+    """On the pages of the group and of the episode, by agent and by timeline, and at the token."""
+    entry = next(e for e in read_index(runs / "first") if (e.step, e.task_id, e.repeat_index) == (2, "sum/0", 2))
+    recorded = read_recorded_episode(runs / "first" / entry.path)
+    own = call_advantages(recorded.episode.samples, recorded.updates)
+    calls = recorded.episode.calls
+    second = next(call for call in calls if own.get(call.call_id) not in (None, entry.advantage))
+    assert len(set(own.values())) > 1
+    between = f"{round(min(own.values()), 3):g} … {round(max(own.values()), 3):g}"
+    page.open("step?run=first&step=2&split=train")
+    page.driver.find_element("link text", "sum/0").click()
+    assert any(f"solver {between}" in text for text in page.texts(".side article p"))
+    page.open(f"episode?run=first&episode={key_of(entry.episode_id)}&timeline=1")
+    assert between in page.text()
+    place = next(n for n, head in enumerate(page.texts(".list:has(th:nth-child(10)) th")) if head == "advantage")
+    cells = page.texts(f".list:has(th:nth-child(10)) td:nth-child({place + 1})")
+    assert cells == [f"{round(own[c.call_id], 3):g}" if c.call_id in own else "–" for c in calls]
+    ActionChains(page.driver).move_to_element(page.one(f"[data-at='{len(second.prompt_ids)}']")).perform()
+    page.wait(lambda: page.all(".tip:not([hidden])"))
+    said = dict(zip(page.texts(".tip dt"), page.texts(".tip dd"), strict=True))
+    assert said["advantage"] == f"{round(own[second.call_id], 4):g}"
 
 
 def test_the_tree_opens_timelines_and_names_causes(page: Page):

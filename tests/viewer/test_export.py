@@ -11,7 +11,7 @@ import pytest
 
 from astuner.cli import astuner
 from astuner.errors import RecordError
-from astuner.run_record import read_episode, read_index
+from astuner.run_record import by_token, read_index, read_recorded_episode
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.test_hostile import HOSTILE, NAME, assert_harmless, hostile
 
@@ -36,13 +36,13 @@ def test_parquet_has_a_row_a_sample(runs: Path, tmp_path: Path):
     out = tmp_path / "samples.parquet"
     export(runs / "first", "--format", "parquet", "--out", out)
     rows = pq.read_table(out).to_pylist()
-    expected = [
-        (entry, sample)
-        for entry in read_index(runs / "first")
-        for sample in read_episode(runs / "first" / entry.path).samples
-    ]
+    expected = []
+    for entry in read_index(runs / "first"):
+        recorded = read_recorded_episode(runs / "first" / entry.path)
+        expected += [(entry, *pair) for pair in zip(recorded.episode.samples, recorded.updates, strict=True)]
     assert len(rows) == len(expected) > 0
-    for row, (entry, sample) in zip(rows, expected, strict=True):
+    for row, (entry, sample, update) in zip(rows, expected, strict=True):
+        assert (row["advantages"], row["current_logprobs"]) == by_token(sample, update)
         assert (row["episode_id"], row["advantage"], row["weight"]) == (
             entry.episode_id,
             entry.advantage,

@@ -85,10 +85,13 @@ class ReinforcementLoop(TrainingLoop):
         return result
 
     def _record(self, step: int, episodes: list[Episode], usable: list[Episode], result: UpdateResult) -> None:
-        advantages = {episode.episode_id: value for episode, value in zip(usable, result.advantages, strict=False)}
+        names = [episode.episode_id for episode in usable]
+        advantages = dict(zip(names, result.advantages, strict=False))
+        updates = dict(zip(names, result.samples, strict=False))
         for episode in episodes:
+            name = episode.episode_id
             self.session.context.record.write_episode(
-                step, "train", episode, advantages.get(episode.episode_id), tokens_of([episode])
+                step, "train", episode, advantages.get(name), tokens_of([episode]), updates.get(name, ())
             )
 
     def _watch_signal(self, signal: bool, *, any_usable: bool) -> None:

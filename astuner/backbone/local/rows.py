@@ -31,6 +31,7 @@ class Row:
         call_ids: the ids of those calls.
         advantages: the advantages of those calls, once they are known.
         episode: index of the row's episode in its batch.
+        sample: index of the sample, within its episode, that the row was made of.
     """
 
     token_ids: Sequence[int] | NDArray[np.int32]
@@ -41,14 +42,21 @@ class Row:
     call_ids: Sequence[str] = ()
     advantages: Sequence[float] = ()
     episode: int = 0
+    sample: int = 0
 
     @staticmethod
-    def of_sample(sample: Sample, episode: int) -> Row:
-        """Make a row of a tracker's sample, which must be no tree."""
+    def of_sample(sample: Sample, episode: int, number: int = 0) -> Row:
+        """Make a row of a tracker's sample, which must be no tree: the `number`-th of its episode."""
         assert sample.parents is None
-        calls = [(span.start, span.end) for span in sample.spans]
-        names = [span.call_id for span in sample.spans]
-        return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls=calls, call_ids=names, episode=episode)
+        return Row(
+            sample.token_ids,
+            sample.loss_mask,
+            sample.logprobs,
+            calls=[(span.start, span.end) for span in sample.spans],
+            call_ids=[span.call_id for span in sample.spans],
+            episode=episode,
+            sample=number,
+        )
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.rows import MicroBatch, Row
+from astuner.backbone.local.trained import SeenLogprobs, sample_updates
 from astuner.config.consistency import GROUP_ALGORITHMS
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
+from astuner.run_record import SampleUpdate
 from astuner.schema import Episode
 
 # Engine and trainer hold the same weights when a step begins, so their logprobs agree but for rounding
@@ -45,6 +47,7 @@ class _Sums:
 
     values: dict[str, Tensor] = field(default_factory=dict)
     loss: LossMetrics | None = None
+    seen: SeenLogprobs = field(default_factory=SeenLogprobs)
 
     def add(self, name: str, value: Tensor) -> None:
         value = value.detach().double()
@@ -62,11 +65,13 @@ class UpdateResult:
         metrics: by name.
         advantages: one an episode, in the order given.
         signal: whether any rewards that are compared with each other differed.
+        samples: how the samples of each episode were trained.
     """
 
     metrics: dict[str, float]
     advantages: tuple[float, ...]
     signal: bool
+    samples: tuple[tuple[SampleUpdate, ...], ...] = ()
 
 
 @dataclass
@@ -95,7 +100,11 @@ class PolicyUpdate:
         Raises:
             BackboneError: the engine's logprobs do not belong to the policy's weights, or the gradient is not finite.
         """
-        rows = [Row.of_sample(sample, index) for index, episode in enumerate(episodes) for sample in episode.samples]
+        rows = [
+            Row.of_sample(sample, index, number)
+            for index, episode in enumerate(episodes)
+            for number, sample in enumerate(episode.samples)
+        ]
         if self._rounds_coarsely and (self._mini_batch_num(rows) > 1 or self._uses_kl_in_reward):
             rows = self._with_own_logprobs(rows)
         rewards, advantages, own, signal = self._advantages(episodes, rows)
@@ -106,9 +115,11 @@ class PolicyUpdate:
             "reward/shaped": float(rewards.mean()),
             "update/groups_without_variance": _groups_without(signal, episodes),
         }
+        sums = _Sums()
         if any(_has_advantage(row) for row in rows):
-            metrics |= self._move(rows, step)
-        return UpdateResult(metrics, tuple(advantages.tolist()), bool(signal.any()))
+            metrics |= self._move(rows, sums, step)
+        samples = sample_updates(episodes, rows, sums.seen)
+        return UpdateResult(metrics, tuple(advantages.tolist()), bool(signal.any()), samples)
 
     @property
     def _rounds_coarsely(self) -> bool:
@@ -118,8 +129,7 @@ class PolicyUpdate:
     def _uses_kl_in_reward(self) -> bool:
         return self.config.trainer_common.algorithm.use_kl_in_reward
 
-    def _move(self, rows: Sequence[Row], step: int) -> dict[str, float]:
-        sums = _Sums()
+    def _move(self, rows: Sequence[Row], sums: _Sums, step: int) -> dict[str, float]:
         norms: list[float] = []
         parts = _mini_batches(rows, self._mini_batch_num(rows), self._shuffle_seed(step))
         for part in parts:
@@ -210,11 +220,14 @@ class PolicyUpdate:
         for batch in self._micro_batches(chosen):
             place = list(batch.rows)
             place_scales = chosen_scales[place].to(self.policy.device)
-            loss = self._loss(batch, place_scales, sums, first=first, only=only)
+            loss, logprobs = self._loss(batch, place_scales, sums, first=first, only=only)
             loss.backward()  # type: ignore[no-untyped-call]
+            sums.seen.add(chosen, batch, logprobs)
 
-    def _loss(self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool) -> Tensor:
-        """Return this micro-batch's share of the mini-batch's loss."""
+    def _loss(
+        self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return this micro-batch's share of the mini-batch's loss, and [B, T] logprobs without gradient."""
         with self.policy.autocast():
             logprobs, entropy = token_logprobs(
                 self.policy.model,
@@ -247,7 +260,7 @@ class PolicyUpdate:
             sums.add("loss/kl", kl)
             loss = loss + common.kl_loss_coef * kl
         sums.add("loss/total", loss)
-        return loss
+        return loss, logprobs.detach()
 
     def _uses_kl_loss(self) -> bool:
         common = self.config.trainer_common

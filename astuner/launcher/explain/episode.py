@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from astuner.context_tracker import certificate, count_tokens, encode_ids, shared_prefix_length
 from astuner.launcher.explain.account import saving
 from astuner.launcher.explain.advice import fix_for, fixes_for
-from astuner.run_record import EpisodeEntry, RecordedEpisode
+from astuner.run_record import EpisodeEntry, RecordedEpisode, call_advantages
 from astuner.schema import Fork, LlmCall, Sample
 
 
@@ -39,6 +39,7 @@ class ExplainedCall:
         shared_tokens: how many tokens its prompt begins with that an earlier call had too; None where withheld.
         fork: why it does not extend a call that it should have extended.
         timeline: number of the sample that trains it; None where none does.
+        advantage: what its tokens were trained with, their mean where they differ; None where the record lacks it.
     """
 
     call: int
@@ -56,6 +57,7 @@ class ExplainedCall:
     shared_tokens: int | None
     fork: ExplainedFork | None
     timeline: int | None
+    advantage: float | None
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _calls(recorded: RecordedEpisode) -> tuple[ExplainedCall, ...]:
     timelines = {
         span.call_id: number for number, sample in enumerate(recorded.episode.samples, start=1) for span in sample.spans
     }
+    advantages = call_advantages(recorded.episode.samples, recorded.updates)
     streams: list[bytes] = []
     explained = []
     for number, call in enumerate(calls, start=1):
@@ -202,6 +205,7 @@ def _calls(recorded: RecordedEpisode) -> tuple[ExplainedCall, ...]:
                 shared_tokens=None if withheld else max((shared_prefix_length(prompt, s) for s in streams), default=0),
                 fork=None if call.fork is None else _fork(call.fork, numbers),
                 timeline=timelines.get(call.call_id),
+                advantage=advantages.get(call.call_id),
             )
         )
         streams.append(prompt + encode_ids(call.completion_ids))

@@ -45,7 +45,7 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
         said.append("success" if episode.is_success else "no success")
     if episode.advantage is not None:
         apart = bool(episode.agent_rewards) or any(call.reward is not None for call in episode.calls)
-        said.append(f"advantage {episode.advantage:+.2f}" + (" (of the mean; each has its own)" if apart else ""))
+        said.append(f"advantage {episode.advantage:+.2f}" + (" (of the mean; calls have their own)" if apart else ""))
     said.append(f"{episode.seconds:.1f} s")
     console.print(f"[bold]{escape(episode.episode_id)}[/]", soft_wrap=True)
     console.print(" · ".join(said))
@@ -64,6 +64,7 @@ def _calls_table(episode: EpisodeExplanation) -> Table:
     with_agents = any(call.agent_name for call in calls)
     with_targets = len({call.target_tag for call in calls}) > 1 or calls[0].target_tag != "default"
     with_rewards = any(call.reward is not None for call in calls)
+    with_advantages = any(call.advantage not in (None, episode.advantage) for call in calls)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("call", justify="right")
     if with_agents:
@@ -72,6 +73,8 @@ def _calls_table(episode: EpisodeExplanation) -> Table:
         table.add_column("target", overflow="fold")
     if with_rewards:
         table.add_column("reward", justify="right", no_wrap=True)
+    if with_advantages:
+        table.add_column("advantage", justify="right", no_wrap=True)
     for name in ("prompt", "answer", "ended", "version", "seconds"):
         table.add_column(name, justify="left" if name == "ended" else "right", no_wrap=True)
     table.add_column("goes on from")
@@ -81,6 +84,7 @@ def _calls_table(episode: EpisodeExplanation) -> Table:
             *([escape(call.agent_name)] if with_agents else []),
             *([escape(call.target_tag)] if with_targets else []),
             *(["–" if call.reward is None else f"{call.reward:g}"] if with_rewards else []),
+            *(["–" if call.advantage is None else f"{call.advantage:+.2f}"] if with_advantages else []),
             "–" if call.prompt_tokens is None else f"{call.prompt_tokens:,}",
             "–" if call.completion_tokens is None else f"{call.completion_tokens:,}",
             call.finish_reason if call.trained else "not trained",

@@ -81,6 +81,9 @@ export function real(number, digits = 3) {
   return String(Number(number.toFixed(digits)));
 }
 
+// The advantages of an agent's calls: one number, or from the least to the most.
+export const between = ({ least, most }) => (least === most ? real(least) : `${real(least)} … ${real(most)}`);
+
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return h("dl", { class: "facts" }, shown.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));

@@ -2,7 +2,7 @@
 
 import { ask, link, note } from "./address.js";
 import { chat } from "./chat.js";
-import { brief, count, facts, h, list, real, said, tile } from "./dom.js";
+import { between, brief, count, facts, h, list, real, said, tile } from "./dom.js";
 import { tokenView } from "./tokens.js";
 import { tree } from "./tree.js";
 
@@ -29,12 +29,13 @@ export function episodeContent(view, query) {
     const longest = calls.reduce((best, call) => (best === undefined || view.calls[call].messages.length >= view.calls[best].messages.length ? call : best), undefined);
     chatBox.replaceChildren(h("h2", {}, `Messages of timeline ${state.timeline + 1}`), chat(view, longest ?? 0));
     const tokens = tokenView(view, state.timeline, state.token, (token) => note({ token }));
-    tokenBox.replaceChildren(h("h2", {}, `Tokens of timeline ${state.timeline + 1}`), ...hints(view), ...tokens.content);
+    tokenBox.replaceChildren(h("h2", {}, `Tokens of timeline ${state.timeline + 1}`), advantages(view.timelines[state.timeline]),
+      ...hints(view), ...tokens.content);
   };
   draw();
   const forks = view.timelines.length > 1 ? "Timelines" : "Timeline";
   return [heading(view), problems(view), h("h2", {}, `${forks}: the tree of calls`), treeBox,
-    h("div", { class: "split" }, chatBox, tokenBox), calls(view), details(view)];
+    h("div", { class: "split" }, chatBox, tokenBox), agents(view), calls(view), details(view)];
 }
 
 function heading(view) {
@@ -45,6 +46,22 @@ function heading(view) {
       tile("status", brief(episode.error_kind ?? episode.status, 20)), tile("calls", count(view.calls.length)),
       tile("timelines", count(view.timelines.length)), tile("raw tokens", count(tokens.raw)), tile("distinct", count(tokens.distinct)),
       tile("trained", count(tokens.trained)), tile("seconds", real(episode.seconds, 1))));
+}
+
+// Only where there is more to say than the tile of the episode's one advantage.
+function agents({ agents: rows, advantage }) {
+  if (rows.length < 2 && rows.every(({ least, most, reward }) => reward === null && least === most && [null, advantage].includes(least))) return h("div");
+  return h("section", {}, h("h2", {}, "Agents"), list([
+    ["agent", (row) => brief(row.agent || "–", 40), true], ["calls", (row) => count(row.calls)],
+    ["reward", (row) => real(row.reward)], ["advantage", (row) => between(row)],
+  ], rows));
+}
+
+function advantages(timeline) {
+  const trained = (timeline?.agents ?? []).filter(({ least }) => least !== null);
+  if (!trained.length) return h("div");
+  const named = trained.length > 1 || timeline.agents.length > 1;
+  return h("p", { class: "soft" }, "advantage ", trained.map((row) => (named ? `${brief(row.agent || "–", 30)} ` : "") + between(row)).join(" · "));
 }
 
 function problems({ episode, withheld }) {
@@ -65,7 +82,7 @@ function calls(view) {
   const table = list([
     ["call", (call) => String(numbers.get(call.call_id))], ["agent", (call) => brief(call.agent || "–", 30), true], ["tag", (call) => brief(call.tag, 30), true],
     ["prompt", (call) => count(call.prompt)], ["answer", (call) => count(call.completion)], ["ended", (call) => brief(call.finish_reason, 12), true],
-    ["trained", (call) => (call.trained ? "yes" : "no")], ["version", (call) => count(call.policy_version)], ["temperature", (call) => real(call.temperature)],
+    ["trained", (call) => (call.trained ? "yes" : "no")], ["reward", (call) => real(call.reward)], ["advantage", (call) => real(call.advantage)], ["version", (call) => count(call.policy_version)], ["temperature", (call) => real(call.temperature)],
     ["seconds", (call) => real(call.seconds, 2)], ["fork", (call) => fork(call) ?? "–", true],
   ], view.calls);
   return h("section", {}, h("h2", {}, "Calls"), table);

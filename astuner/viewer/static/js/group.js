@@ -1,7 +1,7 @@
 // The groups of a step, and the episodes of one group side by side.
 
 import { ask, link } from "./address.js";
-import { brief, count, h, list, many, real, said, share } from "./dom.js";
+import { between, brief, count, h, list, many, real, said, share } from "./dom.js";
 
 export async function stepPage(query) {
   const run = query.get("run"), step = query.get("step"), split = query.get("split") ?? "train";
@@ -30,9 +30,13 @@ function column(run, row) {
   return h("article", { class: "card" },
     h("h2", {}, h("a", { href: link("episode", { run, episode: row.key }) }, brief(row.episode, 60))),
     h("p", {}, h("b", { class: shade }, row.reward === null ? brief(row.error_kind ?? row.status, 30) : `reward ${real(row.reward)}`), ` · advantage ${real(row.advantage)}`),
+    apart(row) ? h("p", { class: "soft" }, "advantage by agent: ", row.agents.map((agent) => `${brief(agent.agent || "–", 30)} ${between(agent)}`).join(" · ")) : null,
     h("p", { class: "soft" }, `${many(row.calls, "call")} · ${many(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
     row.unreadable ? h("p", { class: "bad" }, brief(row.unreadable, 300)) : null,
     row.transcript.map((message) => h("div", { class: "message", "data-role": brief(message.role, 20) },
       h("div", { class: "role" }, brief(message.role, 20)), message.text ? said(message.text, 1600) : null,
       message.calls.map((call) => h("details", {}, h("summary", {}, "tool call"), h("pre", {}, said(call)))))));
 }
+
+// Whether its calls were trained with other advantages than the episode's one.
+const apart = (row) => row.agents.some(({ least, most }) => least !== null && (least !== row.advantage || most !== row.advantage));

@@ -16,7 +16,7 @@ export function readTimeline(view, number) {
     for (const id of segment.ids) { ids.push(id); kinds.push(PROMPT); places.push(segmentNumber); }
     for (const [from, to] of segment.template) kinds.fill(TEMPLATE, first + from, first + to);
     for (const run of segment.sampled) kinds.fill(UNTRAINED, first + run.from, first + run.from + run.logprobs.length);
-    for (const [sample, from, to, mask] of segment.trained) {
+    for (const { sample, from, to, mask } of segment.trained) {
       if (mask && own.has(sample)) kinds.fill(TRAINED, first + from, first + to);
     }
   }
@@ -27,11 +27,13 @@ function describe(view, segment, index, kind, own, id) {
   const place = index - segment.start;
   const sampled = segment.sampled.filter((run) => place >= run.from && place < run.from + run.logprobs.length)
     .map((run) => ({ call: run.call, logprob: run.logprobs[place - run.from] }));
-  const trained = segment.trained.filter(([, from, to]) => place >= from && place < to);
+  const trained = segment.trained.filter(({ from, to, mask }) => mask && place >= from && place < to);
+  const here = trained.filter(({ sample }) => own.has(sample));
   return {
     index, id, kind, sampled,
-    mask: trained.filter(([sample]) => own.has(sample)).reduce((sum, [, , , mask]) => sum + mask, 0),
-    elsewhere: trained.filter(([sample, , , mask]) => mask && !own.has(sample)).map(([sample]) => sample + 1),
+    mask: here.reduce((sum, { mask }) => sum + mask, 0),
+    updates: here.map(({ advantage, logprobs, from }) => ({ advantage, logprob: logprobs?.[place - from] ?? null })),
+    elsewhere: trained.filter(({ sample }) => !own.has(sample)).map(({ sample }) => sample + 1),
     versions: [...new Set(sampled.map(({ call }) => view.calls[call].policy_version))],
   };
 }

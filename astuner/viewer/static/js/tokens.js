@@ -135,8 +135,9 @@ function point(tip, element, view, token) {
     ["token", `${count(token.index)}`], ["id", String(token.id)],
     ["text", view.has_texts ? visible(view.vocabulary[token.id] ?? "", 200) : "no tokenizer at hand"],
     ["kind", KINDS[token.kind]], ["mask", String(token.mask)],
-    ...token.sampled.map(({ call, logprob }) => [`logprob, call ${call + 1}`, `${real(logprob, 4)} (p ${real(Math.exp(logprob), 4)})`]),
-    ["advantage", token.mask ? real(view.advantage, 4) : "–"],
+    ...token.sampled.map(({ call, logprob }) => [`logprob, call ${call + 1}`, probability(logprob)]),
+    ...token.updates.flatMap(({ advantage, logprob }) => [["current logprob", current(view, logprob, token.sampled)],
+      ["advantage", real(advantage ?? view.advantage, 4)]]),
     ["policy version", token.versions.join(", ") || "–"],
   ];
   if (token.elsewhere.length) rows.push(["trained in", `sample ${token.elsewhere.join(", ")}`]);
@@ -146,6 +147,15 @@ function point(tip, element, view, token) {
   const below = place.bottom + 6 + tip.offsetHeight < innerHeight;
   tip.style.left = `${Math.max(6, Math.min(place.left, innerWidth - tip.offsetWidth - 8))}px`;
   tip.style.top = `${below ? place.bottom + 6 : Math.max(6, place.top - tip.offsetHeight - 6)}px`;
+}
+
+const probability = (logprob) => `${real(logprob, 4)} (p ${real(Math.exp(logprob), 4)})`;
+
+// The trainer's, when it trained the token; beside one sampled logprob, also how far it is from that.
+function current(view, logprob, sampled) {
+  if (logprob === null) return view.has_updates ? "not computed: no advantage" : "not recorded";
+  const moved = sampled.length === 1 ? logprob - sampled[0].logprob : 0;
+  return `${probability(logprob)}${moved ? `, ${moved > 0 ? "+" : ""}${real(moved, 4)}` : ""}`;
 }
 
 function legend({ kinds }) {

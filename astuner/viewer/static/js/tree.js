@@ -65,5 +65,5 @@ function bar(view, number, place, on, open) {
     onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); open(); } } },
   svg("title", {}, label), svg("rect", { class: "base", x: place.x, y: place.y, width: place.width, height: 14, rx: 4 }),
   ...segment.sampled.slice(0, 200).map((one) => run(one.from, one.from + one.logprobs.length, "said-run not")),
-  ...segment.trained.filter(([, , , mask]) => mask).slice(0, 200).map(([, from, to]) => run(from, to, "said-run")));
+  ...segment.trained.filter(({ mask }) => mask).slice(0, 200).map(({ from, to }) => run(from, to, "said-run")));
 }

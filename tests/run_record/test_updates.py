@@ -1,0 +1,85 @@
+"""How samples were trained, in an episode's file and back."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from astuner.errors import RecordError
+from astuner.run_record import SampleUpdate, by_token, call_advantages, read_recorded_episode
+from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
+from astuner.run_record.updates import decode_update, encode_update
+from astuner.schema import CallSpan, Episode, Sample, Task
+
+FLOAT32 = st.floats(allow_nan=False, width=32)
+SAMPLE = Sample(
+    (5, 6, 7, 8, 9), (0, 1, 2, 0, 1), (0.0, -1.0, -2.0, 0.0, -3.0), (0, 1, 2, 3, 4), 1.0,
+    (CallSpan("a", 1, 3), CallSpan("b", 4, 5)),
+)  # fmt: skip
+UPDATE = SampleUpdate(((2, 0.5), (1, -1.0)), (-1.5, -2.5, -3.5))
+
+
+@given(st.lists(FLOAT32, max_size=30), st.integers(0, 5))
+def test_what_is_written_is_what_is_read(logprobs: list[float], context: int):
+    mask = (0,) * context + (1,) * len(logprobs)
+    sample = replace(SAMPLE, token_ids=mask, loss_mask=mask, spans=())
+    update = SampleUpdate(((len(logprobs), 0.25),), tuple(logprobs))
+    assert decode_update(json.loads(json.dumps(encode_update(update))), sample) == update
+    bare = replace(update, logprobs=None)
+    assert decode_update(encode_update(bare), sample) == bare
+
+
+def test_tokens_and_calls_find_their_own():
+    assert by_token(SAMPLE, UPDATE) == ([None, 0.5, 0.5, None, -1.0], [None, -1.5, -2.5, None, -3.5])
+    assert by_token(SAMPLE, replace(UPDATE, logprobs=None))[1] == [None] * 5
+    assert call_advantages([SAMPLE], [UPDATE]) == {"a": 0.5, "b": -1.0}
+    apart = replace(UPDATE, advantages=((1, 0.0), (1, 1.0), (1, 2.0)))
+    assert call_advantages([SAMPLE], [apart]) == {"a": 0.5, "b": 2.0}
+    assert call_advantages([SAMPLE], []) == {}
+
+
+def test_a_tree_samples_calls_find_their_own():
+    tree = replace(SAMPLE, parents=(-1, 0, 0, 1, 2), spans=(CallSpan("a", 1, 2, (1,)), CallSpan("b", 1, 3, (2, 4))))
+    apart = replace(UPDATE, advantages=((1, 2.0), (2, 1.0)))
+    assert call_advantages([tree], [apart]) == {"a": 2.0, "b": 1.0}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    episode = Episode("e", Task("t", "?"), 0, "ok", 1.0, True, samples=(SAMPLE,))
+    path = tmp_path / "e.json"
+    path.write_bytes(episode_to_json(episode, EpisodeLabels(1, "train", 0.5), lambda text: text, [UPDATE]))
+    return path
+
+
+def test_an_episodes_file_holds_them(written: Path):
+    assert read_recorded_episode(written).updates == (UPDATE,)
+    numbers = json.loads(written.read_bytes())["updates"][0]["logprobs"]
+    assert len(numbers) == len(array("f", UPDATE.logprobs or ()).tobytes()) * 4 // 3
+
+
+def test_a_redacted_episode_has_none(tmp_path: Path):
+    episode = Episode("e", Task("t", "my secret"), 0, "ok", 1.0, True, samples=(SAMPLE,))
+    path = tmp_path / "e.json"
+    path.write_bytes(
+        episode_to_json(episode, EpisodeLabels(1, "train"), lambda text: text.replace("secret", "…"), [UPDATE])
+    )
+    assert read_recorded_episode(path).updates == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("logprobs", "AAAA"), ("logprobs", "no base64!"), ("logprobs", 5), ("advantages", [[1, 0.5]]), ("advantages", 7)],
+)
+def test_a_damaged_update_is_refused(written: Path, field: str, value: object):
+    document = json.loads(written.read_bytes())
+    document["updates"][0][field] = value
+    written.write_text(json.dumps(document))
+    with pytest.raises(RecordError, match="update"):
+        read_recorded_episode(written)
