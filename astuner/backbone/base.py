@@ -6,7 +6,7 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -30,6 +30,7 @@ class RunContext:
         progress: shows how far each phase is.
         started: when the process started, seconds since the epoch.
         running: knows the episodes that run, for whoever asks while they do.
+        on_episode: called on the main thread with each episode of a dry run as it ends.
     """
 
     config: RunConfig
@@ -38,6 +39,7 @@ class RunContext:
     progress: RunProgress
     started: float
     running: RunningEpisodes
+    on_episode: Callable[[Episode], None] = lambda _: None
 
 
 @dataclass(frozen=True)

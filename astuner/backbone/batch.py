@@ -43,7 +43,10 @@ def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, 
 
 
 def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) -> Batch:
-    """Run and record the episodes of the first `debug.debug_first_n_tasks` tasks, as a step or a validation would."""
+    """Run the episodes of the first `debug.debug_first_n_tasks` tasks, as a step or a validation would.
+
+    Each is recorded as soon as it has ended: the page follows, and an interrupted run keeps what it has.
+    """
     config, tasks = context.config.astuner, context.ingredients.tasks
     validation = split == "val"
     step = 0 if validation else 1
@@ -55,7 +58,10 @@ def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) 
         seed=seed,
         settings=call_settings(config, validation=validation),
     )
-    batch = run_batch(context, rollout, request, "dry run")
-    for episode in batch.episodes:
+
+    def keep(episode: Episode) -> None:
         context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
-    return batch
+        context.on_episode(episode)
+
+    rollout.on_attempt = keep
+    return run_batch(context, rollout, request, "dry run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -148,8 +149,13 @@ class Launch:
             return _first_validation_tasks(self._ingredients(), None) if split == "val" else self._ingredients()
 
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
-            episodes = backbone.dry_run(context, split)
-            _print_episodes(context, episodes)
+            ended: list[Episode] = []
+            try:
+                episodes = backbone.dry_run(replace(context, on_episode=ended.append), split)
+            except KeyboardInterrupt:
+                _print_episodes(context, ended, "episodes that had ended")
+                raise
+            _print_episodes(context, episodes, "episodes")
             refuse_unrewarded(episodes)
             return episodes
 
@@ -218,14 +224,15 @@ class Launch:
         )
 
 
-def _print_episodes(context: RunContext, episodes: Sequence[Episode]) -> None:
+def _print_episodes(context: RunContext, episodes: Sequence[Episode], title: str) -> None:
     console = context.progress.console
-    console.print(episode_table("episodes", episodes))
+    console.print(episode_table(title, episodes))
     for line in failure_lines(episodes):
         console.print(escape(redact(line)), style="yellow", soft_wrap=True)
     for line in training_lines(episodes):
         console.print(line, soft_wrap=True)
-    console.print(escape(f"record: {context.record.folder}"), soft_wrap=True)
+    folder = str(context.record.folder)
+    console.print(escape(f"record: {folder} (as a page: astuner view {shlex.quote(folder)})"), soft_wrap=True)
 
 
 def _report(running: RunningEpisodes) -> None:

@@ -54,6 +54,7 @@ class TaskRollout:
         in_main_thread: run them one after another in the caller's thread, for debuggers.
         running: knows the episodes that run.
         on_episode: called on the caller's thread with each finished episode, in order of completion.
+        on_attempt: called there before it, and with each failed attempt that is run again.
     """
 
     runner: TaskRunner
@@ -62,6 +63,7 @@ class TaskRollout:
     in_main_thread: bool = False
     running: RunningEpisodes = field(default_factory=RunningEpisodes)
     on_episode: Callable[[Episode], None] = lambda _: None
+    on_attempt: Callable[[Episode], None] = lambda _: None
     _pool: EpisodePool[Episode] | MainThread[Episode] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +83,7 @@ class TaskRollout:
             last = attempt == self.max_retries
             for place, episode in self._attempt([_again(planned[i], attempt) for i in to_run], request.settings):
                 attempts[to_run[place]].append(episode)
+                self.on_attempt(episode)
                 if last or episode.status != "failed":
                     self.on_episode(episode)
             to_run = [i for i in to_run if attempts[i][-1].status == "failed"]

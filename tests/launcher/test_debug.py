@@ -15,6 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from astuner import breakpoints
+from astuner.errors import RecordError
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.run_record import read_episode, read_index, read_summary
 from tests.launcher.conftest import Command, Ended
@@ -283,6 +284,37 @@ def test_sigusr1_says_what_runs(folder: Path, backbone: str):
     assert "await asyncio.sleep(0.05)" in report
     assert "the main thread, at" in report
     assert "8 episodes running" in (folder / "err.txt").read_text()
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_an_interrupted_run_keeps_and_shows_what_had_ended(folder: Path, parallel: int):
+    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug"]
+    command += ["astuner.debug.debug_first_n_tasks=1", f"astuner.debug.debug_max_parallel={parallel}"]
+    command += ["astuner.rollout.agentscope_workflow='agents->HangsAwaiting'"]
+    with (folder / "err.txt").open("w") as err:
+        process = subprocess.Popen(command, cwd=folder, stderr=err)
+    wanted = 1 if parallel == 1 else 3
+    try:
+        deadline = time.monotonic() + 60
+        while _recorded(folder / RUN) < wanted and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.2)
+        assert _recorded(folder / RUN) == wanted
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    said = (folder / "err.txt").read_text()
+    assert process.returncode == 130, said
+    assert "episodes that had ended" in said
+    assert sum(line.strip().startswith("question ") for line in said.splitlines()) == wanted
+    assert f"(as a page: astuner view {(folder / RUN).resolve()})" in said
+    assert len(read_index(folder / RUN)) == wanted
+
+
+def _recorded(record: Path) -> int:
+    try:
+        return len(read_index(record))
+    except RecordError:
+        return 0
 
 
 def _log(record: Path) -> str:
