@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from astuner.errors import BackboneError
 from astuner.schema import Episode
@@ -16,14 +16,14 @@ _SHOWN_FAILURES = 3
 
 
 def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
-    """Return a row an episode."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("task", no_wrap=True)
+    """Return a row an episode; where there is not room for all, the task's text is cut, and no number."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("task")
     for name in ("reward", "success", "calls", "tokens", "samples", "forks", "seconds"):
-        table.add_column(name, justify="right", min_width=len(name))
+        table.add_column(name, justify="right", no_wrap=True)
     for episode in episodes:
         table.add_row(
-            escape(episode.task.main_query[:40]),
+            Text(episode.task.main_query[:40], no_wrap=True, overflow="ellipsis"),
             "-" if episode.reward is None else f"{episode.reward:.2f}",
             "-" if episode.is_success is None else ("yes" if episode.is_success else "no"),
             str(len(episode.calls)),
