@@ -1,4 +1,4 @@
-"""The table of a debug run: nothing of it is lost in a narrow terminal, and no text of a task or an error acts on it."""
+"""The table of a debug run: a narrow terminal loses no number, and no text of a task or an error acts on it."""
 
 from __future__ import annotations
 
