@@ -15,6 +15,8 @@ from astuner.schema import Completion, FinishReason, SamplingParams
 
 _CONNECT_SECONDS = 10.0
 _MOST_OF_AN_ANSWER = 300
+# Said although they do nothing: a server takes what is left out from the model's generation_config.json.
+_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _WHAT_SERVES = (
     "astuner records token by token what the model was given and what it said, so the server has to return token ids "
     "and logprobs: vLLM 0.10.2 and newer do; or leave debug.base_url out to sample in this process"
@@ -97,12 +99,12 @@ class CompletionsEngine:
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
             "top_p": params.top_p,
+            "top_k": params.top_k,
+            **_NEUTRAL,
             "stop_token_ids": list(params.stop_token_ids),
             "logprobs": 0,
             "return_token_ids": True,
         }
-        if params.top_k != -1:
-            body["top_k"] = params.top_k
         if params.seed is not None:
             body["seed"] = params.seed
         answer = await self._request("POST", "/completions", body)
