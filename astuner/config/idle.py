@@ -99,7 +99,7 @@ _TABLE = (
         lambda run: run.backbone == "debug" and bool(run.debug.base_url),
     ),
     _Idle(
-        ("debug.api_key_env", "debug.served_model"),
+        ("debug.api_key_env", "debug.base_url_timeout", "debug.served_model"),
         "without a debug.base_url",
         lambda run: run.backbone == "debug" and not run.debug.base_url,
     ),

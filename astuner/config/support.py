@@ -46,6 +46,7 @@ SCOPES = (
         (
             "astuner.debug.api_key_env",
             "astuner.debug.base_url",
+            "astuner.debug.base_url_timeout",
             "astuner.debug.debug_max_parallel",
             "astuner.debug.debug_vllm_seed",
             "astuner.debug.served_model",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
@@ -47,7 +48,16 @@ class CompletionsEngine:
     _tls: ssl.SSLContext = field(default_factory=httpx.create_ssl_context, repr=False)
 
     @classmethod
-    def connect(cls, base_url: str, *, model: str | None, wanted: str, max_model_len: int, api_key: str | None) -> Self:
+    def connect(
+        cls,
+        base_url: str,
+        *,
+        model: str | None,
+        wanted: str,
+        max_model_len: int,
+        api_key: str | None,
+        timeout: float = 60.0,
+    ) -> Self:
         """Find the model on the server, and sample one token to see that all that is needed comes back.
 
         Args:
@@ -56,15 +66,17 @@ class CompletionsEngine:
             wanted: the model's path or name in the configuration.
             max_model_len: the most tokens that a request may have; lowered to what the server says.
             api_key: sent as a bearer token where there is one.
+            timeout: seconds that each of the two answers may take.
 
         Raises:
-            ModelError: the server cannot be reached, refuses the key, or lacks something.
+            ModelError: the server cannot be reached, does not answer in time, refuses the key, or lacks something.
         """
         engine = cls(base_url.rstrip("/"), model or wanted, max_model_len, api_key)
-        return asyncio.run(engine._connected(named=model is not None))
+        return asyncio.run(engine._connected(timeout, named=model is not None))
 
-    async def _connected(self, *, named: bool) -> Self:
-        listed = await self._request("GET", "/models")
+    async def _connected(self, timeout: float, *, named: bool) -> Self:
+        async with self._answering(timeout, "GET /models"):
+            listed = await self._request("GET", "/models")
         models = {str(entry.get("id")): entry for entry in listed.get("data") or [] if isinstance(entry, Mapping)}
         name = self.model
         if name not in models:
@@ -77,8 +89,21 @@ class CompletionsEngine:
         longest = models[name].get("max_model_len")
         length = min(self.max_model_len, longest) if isinstance(longest, int) else self.max_model_len
         engine = type(self)(self.base_url, name, length, self.api_key, _tls=self._tls)
-        await engine.generate((0,), SamplingParams(max_tokens=1))
+        async with self._answering(timeout, "POST /completions"):
+            await engine.generate((0,), SamplingParams(max_tokens=1))
         return engine
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, timeout: float, request: str) -> AsyncIterator[None]:
+        """Bound what no episode's deadline does: a server that accepts a connection may never answer."""
+        try:
+            async with asyncio.timeout(timeout):
+                yield
+        except TimeoutError as error:
+            raise ModelError(
+                f"the server at debug.base_url {self.base_url} did not answer {request} within {timeout:g} s; look at "
+                "what it is at, or raise debug.base_url_timeout"
+            ) from error
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Sample one completion.

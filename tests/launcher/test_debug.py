@@ -200,6 +200,8 @@ def test_a_server_samples_in_place_of_the_embedded_engine(
     with listening() as place:
         url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
         debug(f"debug.base_url={url}").says("cannot be reached", url)
+        place.listen()
+        debug(f"debug.base_url={url}", "debug.base_url_timeout=0.5").says("did not answer GET /models within 0.5 s")
 
 
 @pytest.mark.parametrize("backbone", ["debug", "local"])

@@ -68,6 +68,7 @@ def _engine(config: AstunerConfig, model_path: str) -> LlmEngine:
             wanted=config.model.path,
             max_model_len=config.rollout.max_model_len,
             api_key=api_key("debug.api_key_env", config.debug.api_key_env),
+            timeout=config.debug.base_url_timeout,
         )
     device = choose_device(config.trainer_common.device)
     model = load_causal_lm(model_path, compute_dtype(config.model.dtype, device)).to(device)
