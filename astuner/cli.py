@@ -248,10 +248,13 @@ def view(folder: str, port: int) -> None:
 def export(
     run: str, to: Literal["jsonl", "parquet", "html"], episode: str | None, out: Path | None, exp_dir: str
 ) -> None:
-    """Write the episodes of RUN as JSON lines, its samples as Parquet, or an episode as one HTML file."""
+    """Write the episodes of RUN as JSON lines, its samples as Parquet, or an episode as one HTML file.
+
+    What is damaged in the record is left out and named; only if nothing is left, it is an error.
+    """
     from astuner.viewer.export import export_run
 
-    click.echo(export_run(run, Path(exp_dir), to, out, episode))
+    click.echo(export_run(run, Path(exp_dir), to, out, episode, lambda text: click.echo(text, err=True)))
 
 
 _SECONDS_OF_IMPATIENCE = 3.0

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from astuner.errors import RecordError
 from astuner.run_record.codec import decode, encode
 from astuner.run_record.episode_file import EpisodeLabels, Split, episode_to_json
-from astuner.run_record.files import JsonLines, read_json_lines, storing, write_atomically
+from astuner.run_record.files import Damaged, JsonLines, numbered_json_lines, storing, write_atomically
 from astuner.run_record.secrets import current_redactor
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, EpisodeStatus
@@ -119,19 +118,29 @@ class EpisodeStore:
         self._index.close()
 
 
-def read_index(folder: Path) -> list[EpisodeEntry]:
+def read_index(folder: Path, damaged: Damaged | None = None) -> list[EpisodeEntry]:
     """Return what the run in `folder` recorded, one entry an episode, in the order in which they were first written.
+
+    Args:
+        folder: the run's.
+        damaged: told of lines that are no entries, instead of raising; they are left out.
 
     Raises:
         RecordError: there is no index, or it cannot be read.
     """
     path = folder / _FOLDER / _INDEX
     # An episode that was written again has two lines; the later one holds.
-    rows: dict[Any, Mapping[str, Any]] = {row.get("path"): row for row in read_json_lines(path)}
-    try:
-        return [decode(EpisodeEntry, row) for row in rows.values()]
-    except RecordError as error:
-        raise RecordError(f"{path}: {error}") from error
+    rows = {str(row.get("path")): (number, row) for number, row in numbered_json_lines(path, damaged)}
+    entries = []
+    for number, row in rows.values():
+        try:
+            entries.append(decode(EpisodeEntry, row))
+        except RecordError as error:
+            refused = RecordError(f"{path}, line {number}: {error}")
+            if damaged is None:
+                raise refused from error
+            damaged(refused)
+    return entries
 
 
 def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:

@@ -151,17 +151,37 @@ class JsonLines:
             os.ftruncate(self._fd, whole)
 
 
+Damaged = Callable[[RecordError], None]
+"""Told of a line that cannot be read, and is left out."""
+
+
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the rows of a file of JSON lines; a last line without its newline is still being written and left out.
 
     Raises:
         RecordError: the file cannot be read, or a line is no JSON object (names the line).
     """
+    for _, row in numbered_json_lines(path):
+        yield row
+
+
+def numbered_json_lines(path: Path, damaged: Damaged | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Be `read_json_lines`, with the number of each line from 1.
+
+    Args:
+        path: the file.
+        damaged: told of lines that are no JSON objects, instead of raising.
+    """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.endswith(b"\n"):
-                    yield _parsed_row(line, path, number)
+                    try:
+                        yield number, _parsed_row(line, path, number)
+                    except RecordError as error:
+                        if damaged is None:
+                            raise
+                        damaged(error)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
 
@@ -169,7 +189,7 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _parsed_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path}, line {number}: expected a JSON object, got {line[:60]!r} ({error})") from error
     if not isinstance(row, dict):
         raise RecordError(f"{path}, line {number}: expected a JSON object, got {line[:60]!r}")

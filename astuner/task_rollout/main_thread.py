@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from astuner.breakpoints import is_debugged
 from astuner.signals import signals_handled
+from astuner.task_rollout.leftovers import without_leftovers
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ class MainThread(Generic[T]):
                 watch.start()
                 try:
                     with _interrupting():
-                        result = runner.run(make())
+                        result = runner.run(without_leftovers(make()))
                 finally:
                     watch.cancel()
                     watch.join()

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 from astuner.breakpoints import is_debugged
 from astuner.stacks import Stack, thread_stack
+from astuner.task_rollout.leftovers import without_leftovers
 
 T = TypeVar("T")
 
@@ -114,7 +115,7 @@ class EpisodePool(Generic[T]):
                 job.started = time.monotonic()
                 result: T | BaseException
                 try:
-                    result = runner.run(job.make())
+                    result = runner.run(without_leftovers(job.make()))
                 except BaseException as error:
                     result = error
                 self._done.put((job, result))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
-from fastapi.staticfiles import StaticFiles
 
 from astuner.errors import RecordError
 from astuner.run_record.files import dump_json
@@ -20,10 +19,10 @@ from astuner.viewer.guard import Guard
 from astuner.viewer.index import RunIndex
 from astuner.viewer.queries import EpisodeFilter, Order
 from astuner.viewer.runs import Runs, config_difference, config_of, run_state, summary_of
+from astuner.viewer.static_files import add_static_files
 from astuner.viewer.token_texts import find_token_texts
 from astuner.viewer.transcript import transcript
 
-STATIC = Path(__file__).parent / "static"
 _MOST_BESIDE = 64
 
 
@@ -73,7 +72,7 @@ def create_app(indexes: Indexes, hosts: Collection[str]) -> FastAPI:
 
     _add_run_answers(app, indexes)
     _add_episode_answers(app, indexes)
-    app.mount("/", StaticFiles(directory=STATIC, html=True))
+    add_static_files(app)
     return app
 
 

@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = f"""
 create table episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text,
@@ -20,6 +20,7 @@ create index episodes_key on episodes (key);
 create index episodes_group on episodes (split, step, task_key);
 create index episodes_reward on episodes (reward, id);
 create index episodes_step on episodes (step, id);
+create index episodes_error on episodes (error_kind) where error_kind is not null;
 create table labels (id integer primary key, kind text, value text, unique (kind, value));
 create table episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
 create index labels_of_episode on episode_labels (episode);

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError
-from astuner.run_record import EpisodeEntry, by_token, find_episode, find_run, read_index
-from astuner.run_record.files import dump_json, storing
+from astuner.run_record import EpisodeEntry, RecordedEpisode, by_token, find_episode, find_run, read_index
+from astuner.run_record.files import Damaged, dump_json, storing
 from astuner.run_record.plain import to_plain
 from astuner.viewer.episode_view import episode_view, read_episode_at
 from astuner.viewer.single_file import single_file
@@ -19,7 +20,9 @@ Format = Literal["jsonl", "parquet", "html"]
 _ROWS_AT_ONCE = 256
 
 
-def export_run(run: str, exp_dir: Path, to: Format, out: Path | None, episode: str | None) -> Path:
+def export_run(
+    run: str, exp_dir: Path, to: Format, out: Path | None, episode: str | None, say: Callable[[str], None]
+) -> Path:
     """Write a run's episodes, or one of them, into a file and return its path.
 
     Args:
@@ -29,12 +32,21 @@ def export_run(run: str, exp_dir: Path, to: Format, out: Path | None, episode: s
             needs nothing else.
         out: the file; by default the run's or the episode's name in the present folder.
         episode: an episode's id, or how it alone begins; `html` needs one.
+        say: told of each line of the index, and each episode, that is damaged and left out.
 
     Raises:
-        RecordError: there is no such run or episode, the file is there already, or it cannot be written.
+        RecordError: there is no such run or episode, the file is there already or cannot be written, or all that
+            should be in it is damaged.
     """
     folder = find_run(run, exp_dir)
-    entries = read_index(folder)
+    left_out = 0
+
+    def skip(error: RecordError) -> None:
+        nonlocal left_out
+        left_out += 1
+        say(f"left out: {error}")
+
+    entries = read_index(folder, skip)
     if episode is not None:
         entries = [find_episode(episode, entries)]
     elif to == "html":
@@ -45,21 +57,38 @@ def export_run(run: str, exp_dir: Path, to: Format, out: Path | None, episode: s
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with storing(path):
         try:
-            _WRITERS[to](folder, entries, partial)
+            written = _WRITERS[to](folder, entries, partial, skip)
+            if left_out and not written:
+                raise RecordError(f"{folder}: nothing could be exported; see above for what is damaged")
             os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
     return path
 
 
-def _write_lines(folder: Path, entries: list[EpisodeEntry], path: Path) -> None:
+def _readable(
+    folder: Path, entries: Iterable[EpisodeEntry], skip: Damaged
+) -> Iterator[tuple[EpisodeEntry, RecordedEpisode]]:
+    """Yield the episodes; leave out what is no episode, or lies elsewhere."""
+    for entry in entries:
+        try:
+            recorded = read_episode_at(folder, entry.path)
+        except RecordError as error:
+            skip(error)
+        else:
+            yield entry, recorded
+
+
+def _write_lines(folder: Path, entries: list[EpisodeEntry], path: Path, skip: Damaged) -> int:
+    written = 0
     with path.open("xb") as file:
-        for entry in entries:
-            read_episode_at(folder, entry.path)  # refuses what is no episode, or lies elsewhere
+        for entry, _ in _readable(folder, entries, skip):
             file.write((folder / entry.path).read_bytes().strip() + b"\n")
+            written += 1
+    return written
 
 
-def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path) -> None:
+def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path, skip: Damaged) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -71,22 +100,17 @@ def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path) -> Non
         ("advantages", pa.list_(pa.float64())), ("current_logprobs", pa.list_(pa.float64())),
         ("position_ids", pa.list_(pa.int64())), ("parents", pa.list_(pa.int64())), ("calls", pa.list_(pa.string())),
     ])  # fmt: skip
+    rows = _sample_rows(_readable(folder, (entry for entry in entries if entry.samples), skip))
+    written = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        batch: list[dict[str, Any]] = []
-        for row in _sample_rows(folder, entries):
-            batch.append(row)
-            if len(batch) == _ROWS_AT_ONCE:
-                writer.write_table(pa.Table.from_pylist(batch, schema))
-                batch.clear()
-        if batch:
+        while batch := list(islice(rows, _ROWS_AT_ONCE)):
             writer.write_table(pa.Table.from_pylist(batch, schema))
+            written += len(batch)
+    return written
 
 
-def _sample_rows(folder: Path, entries: list[EpisodeEntry]) -> Iterator[dict[str, Any]]:
-    for entry in entries:
-        if not entry.samples:
-            continue
-        recorded = read_episode_at(folder, entry.path)
+def _sample_rows(episodes: Iterable[tuple[EpisodeEntry, RecordedEpisode]]) -> Iterator[dict[str, Any]]:
+    for entry, recorded in episodes:
         for number, sample in enumerate(recorded.episode.samples):
             # Null for context; the whole list where the record does not have it.
             update = recorded.updates[number] if number < len(recorded.updates) else None
@@ -112,17 +136,18 @@ def _sample_rows(folder: Path, entries: list[EpisodeEntry]) -> Iterator[dict[str
             }
 
 
-def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path) -> None:
+def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path, _skip: Damaged) -> int:
     (entry,) = entries
     view = to_plain(episode_view(read_episode_at(folder, entry.path), find_token_texts(folder)), lambda text: text)
     path.write_bytes(single_file(dump_json(view)))
+    return 1
 
 
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-_WRITERS: dict[Format, Callable[[Path, list[EpisodeEntry], Path], None]] = {
+_WRITERS: dict[Format, Callable[[Path, list[EpisodeEntry], Path, Damaged], int]] = {
     "jsonl": _write_lines,
     "parquet": _write_samples,
     "html": _write_page,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -195,3 +196,18 @@ def test_an_index_cannot_name_a_file_outside(agents: Agents, tmp_path: Path):
         answer = asked.get("/api/episode", params={"run": "run", "episode": key_of(row["episode_id"])})
         assert answer.status_code == 404
         assert "outside" in answer.json()["error"]
+
+
+def test_the_pages_own_files_are_kept_by_the_browser_and_nothing_else_is(runs: Path, tmp_path: Path):
+    with client(runs, tmp_path) as asked:
+        page = asked.get("/")
+        assert page.headers["cache-control"] == "no-cache"
+        files = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
+        assert {Path(file).suffix for file in files} == {".js", ".css", ".svg"}
+        for file in files:
+            response = asked.get(f"/{file}")
+            assert response.status_code == 200, file
+            assert "immutable" in response.headers["cache-control"]
+            assert response.headers["x-content-type-options"] == "nosniff"
+        assert asked.get("/api/runs").headers["cache-control"] == "no-cache"
+        assert asked.get("/js/app.js").status_code == 404

@@ -141,6 +141,7 @@ def test_each_calls_own_advantage_is_shown(page: Page, runs: Path):
     between = f"{round(min(own.values()), 3):g} … {round(max(own.values()), 3):g}"
     page.open("step?run=first&step=2&split=train")
     page.driver.find_element("link text", "sum/0").click()
+    page.wait(lambda: page.all(".side article"))
     assert any(f"solver {between}" in text for text in page.texts(".side article p"))
     page.open(f"episode?run=first&episode={key_of(entry.episode_id)}&timeline=1")
     assert between in page.text()

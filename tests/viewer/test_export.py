@@ -53,6 +53,35 @@ def test_parquet_has_a_row_a_sample(runs: Path, tmp_path: Path):
         assert tuple(row["logprobs"]) == sample.logprobs
 
 
+def test_what_is_damaged_is_named_and_left_out(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(runs / "first", damaged)
+    index = damaged / "episodes/index.jsonl"
+    lines = index.read_bytes().splitlines(keepends=True)
+    lines[2:3] = [b"\xff\xfe\n", b'{"step": "x"}\n', b"[" * 100_000 + b"\n"]
+    index.write_bytes(b"".join(lines))
+    entries = read_index(runs / "first")
+    (damaged / entries[4].path).write_text("{")
+    (damaged / entries[5].path).unlink()
+    kept = [entry for place, entry in enumerate(entries) if place not in (2, 4, 5)]
+    export(damaged, "--out", tmp_path / "all.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_bytes().splitlines()]
+    assert [row["episode"]["episode_id"] for row in rows] == [entry.episode_id for entry in kept]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 5
+    for number in (3, 4, 5):
+        assert any(line.startswith("left out: ") and f"index.jsonl, line {number}: " in line for line in said)
+    for entry in entries[4:6]:
+        assert any(entry.path in line for line in said)
+    export(damaged, "--format", "parquet", "--out", tmp_path / "all.parquet")
+    names = pq.read_table(tmp_path / "all.parquet").column("episode_id").to_pylist()
+    assert set(names) == {entry.episode_id for entry in kept if entry.samples}
+    index.write_bytes(b"".join(lines[2:5]))
+    with pytest.raises(RecordError, match="nothing could be exported"):
+        export(damaged, "--out", tmp_path / "none.jsonl")
+    assert not (tmp_path / "none.jsonl").exists()
+
+
 def test_html_needs_an_episode(runs: Path):
     with pytest.raises(RecordError, match="--episode"):
         export(runs / "first", "--format", "html")
@@ -62,12 +91,7 @@ def test_html_needs_an_episode(runs: Path):
 def test_an_html_file_shows_an_episode_by_itself(runs: Path, hostile: Path, tmp_path: Path):
     plain, bad = tmp_path / "episode.html", tmp_path / "hostile.html"
     export(runs / "first", "--format", "html", "--episode", "train-000002-sum/0-1", "--out", plain)
-    whole = tmp_path / "whole"
-    shutil.copytree(hostile / NAME, whole)
-    index = whole / "episodes/index.jsonl"
-    # The damaged lines, which an export refuses, stand at its end.
-    index.write_bytes(b"".join(index.read_bytes().splitlines(keepends=True)[: len(HOSTILE)]))
-    export(whole, "--format", "html", "--episode", HOSTILE["script"], "--out", bad)
+    export(hostile / NAME, "--format", "html", "--episode", HOSTILE["script"], "--out", bad)
     with chromium() as driver:
         page = Page(driver, plain.as_uri())
         page.open("?timeline=2")

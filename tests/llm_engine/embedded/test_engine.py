@@ -304,6 +304,7 @@ def test_a_loop_that_is_gone_does_not_disturb_others(start):
     while engine.stats.sampled_tokens < 303:
         time.sleep(0.001)
     assert not abandoned.done()
+    abandoned._log_destroy_pending = False  # or asyncio complains of it, whenever it is collected
     assert asyncio.run(engine.generate([2], SamplingParams(max_tokens=3))).token_ids
 
 

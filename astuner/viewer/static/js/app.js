@@ -2,13 +2,16 @@
 
 import { here, link } from "./address.js";
 import { brief, h } from "./dom.js";
-import { episodePage } from "./episode.js";
-import { episodesPage } from "./episodes.js";
-import { groupPage, stepPage } from "./group.js";
-import { runPage } from "./run.js";
-import { runsPage } from "./runs.js";
 
-const PAGES = { runs: runsPage, run: runPage, episodes: episodesPage, step: stepPage, group: groupPage, episode: episodePage };
+// A page's modules are loaded when it is first opened: a list need not wait for what draws charts.
+const PAGES = {
+  runs: async () => (await import("./runs.js")).runsPage,
+  run: async () => (await import("./run.js")).runPage,
+  episodes: async () => (await import("./episodes.js")).episodesPage,
+  step: async () => (await import("./group.js")).stepPage,
+  group: async () => (await import("./group.js")).groupPage,
+  episode: async () => (await import("./episode.js")).episodePage,
+};
 const SECONDS = 2;
 const main = document.getElementById("main");
 const live = document.getElementById("live");
@@ -19,7 +22,8 @@ async function draw() {
   const mine = ++drawing;
   const { page, query } = here();
   try {
-    const drawn = await (PAGES[page] ?? runsPage)(query);
+    const make = await (PAGES[page] ?? PAGES.runs)();
+    const drawn = await make(query);
     if (mine !== drawing) return;
     current?.leave?.();
     current = drawn;

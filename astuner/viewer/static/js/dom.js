@@ -70,7 +70,8 @@ export function brief(value, limit = 120) {
   return [...cut].map((character) => (ODD.test(character) || character === "\n" ? named(character) : character)).join("");
 }
 
-export const count = (number) => (number === null || number === undefined ? "–" : Math.round(number).toLocaleString("en"));
+const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+export const count = (number) => (number === null || number === undefined ? "–" : WHOLE.format(number));
 export const share = (number) => (number === null || number === undefined ? "–" : `${(100 * number).toFixed(1)} %`);
 
 export const many = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;

@@ -11,19 +11,22 @@ const FIELDS = ["split", "step", "status", "agent", "tag", "finish", "fork", "er
 export async function episodesPage(query) {
   const run = query.get("run");
   const asked = Object.fromEntries(FIELDS.map((name) => [name, query.get(name) ?? ""]));
-  const about = await ask("run", { run });
+  const find = () => ask("episodes", { run, limit: PAGE, ...asked });
   const table = h("div");
   const offset = Number(asked.offset) || 0;
   let seen = -1;
-  const draw = async () => {
-    const found = await ask("episodes", { run, limit: PAGE, ...asked });
-    if (found.total === seen) return about.state === "running" ? "● following" : "";
+  const draw = (found) => {
+    if (found.total === seen) return;
     seen = found.total;
     table.replaceChildren(pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset));
+  };
+  const [about, first] = await Promise.all([ask("run", { run }), find()]);
+  draw(first);
+  const refresh = async () => {
+    draw(await find());
     return about.state === "running" ? "● following" : "";
   };
-  await draw();
-  return { content: [h("h1", {}, "Episodes"), filters(run, asked, about.labels), table], refresh: draw };
+  return { content: [h("h1", {}, "Episodes"), filters(run, asked, about.labels), table], refresh };
 }
 
 export function episodeColumns(run) {
