@@ -16,8 +16,8 @@ from astuner.schema import Episode, LlmCall, Task, WorkflowTask
 from astuner.stacks import shown
 from astuner.task_rollout.main_thread import MainThread
 from astuner.task_rollout.pool import EpisodePool, Stuck
-from astuner.task_rollout.running import RunningEpisodes, last_call
-from astuner.task_runner import TaskRunner, own_frame
+from astuner.task_rollout.running import RunningEpisodes
+from astuner.task_runner import TaskRunner, last_call, own_frame
 
 Split = Literal["train", "val"]
 
@@ -69,7 +69,7 @@ class TaskRollout:
     def __post_init__(self) -> None:
         # The runner bounds workflow and judge itself; the pool only catches what blocks its thread.
         deadline = self.runner.episode_timeout + self.runner.judge_timeout
-        self._pool = MainThread(deadline, self._overdue) if self.in_main_thread else EpisodePool(self.workers, deadline)
+        self._pool = MainThread() if self.in_main_thread else EpisodePool(self.workers, deadline)
 
     def run(self, request: BatchRequest) -> list[Episode]:
         """Return the episodes, by task and then repeat; failed ones are among them, with their reason.
@@ -120,11 +120,6 @@ class TaskRollout:
     async def _run(self, task: WorkflowTask, tuner: ModelTuner) -> Episode:
         with self.running.entered(task.episode_id, tuner):
             return await self.runner.run(task, tuner)
-
-    def _overdue(self) -> None:
-        logger.warning(
-            "an episode holds the main thread beyond its deadline, and only Ctrl-C ends it: {}", self.running.report()
-        )
 
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from astuner.model_tuner import ModelTuner
 from astuner.stacks import Stack, shown, task_stack
+from astuner.task_runner import last_call
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +59,3 @@ class RunningEpisodes:
         running = list(self._running)
         title = f"{len(running)} episode{'' if len(running) == 1 else 's'} running"
         return "\n".join([title, *(line for episode in running for line in episode.lines())])
-
-
-def last_call(tuner: ModelTuner) -> str:
-    """Say which call of an episode ended last, and when."""
-    calls = tuner.calls
-    if not calls:
-        return "no LLM call finished"
-    return f"last finished LLM call {calls[-1].call_id} ({time.time() - calls[-1].end_time:.1f} s ago)"
