@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -57,10 +58,12 @@ class _Clock:
         with self._changed:
             next_one = min((alarm.due for alarm in self._alarms), default=None)
             self._changed.wait(None if next_one is None else max(0.0, next_one - time.monotonic()))
-            due = [alarm for alarm in self._alarms if alarm.due <= time.monotonic()]
+            now = time.monotonic()
+            due = [alarm for alarm in self._alarms if alarm.due <= now]
             for alarm in due:
                 if alarm.again:
-                    alarm.due += alarm.seconds
+                    # Multiples that went by meanwhile are one.
+                    alarm.due += alarm.seconds * math.ceil((now - alarm.due + 1e-9) / alarm.seconds)
                 else:
                     self._alarms.remove(alarm)
             return due

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from astuner.backbone.ingredients import Ingredients
+from astuner.backbone.phases import PhaseName, watched
 from astuner.backbone.progress import RunProgress
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError
@@ -40,6 +41,10 @@ class RunContext:
     started: float
     running: RunningEpisodes
     on_episode: Callable[[Episode], None] = lambda _: None
+
+    def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
+        """Have the log say where things stand if the block, a phase of the run, passes its deadline."""
+        return watched(name, self.config.astuner.deadlines, self.running)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,10 @@ def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, 
     """Run the episodes of `request` behind a bar named `name`, which shows their mean reward."""
     rewards: list[float] = []
     first: float | None = None
-    with context.progress.phase(name, len(request.tasks) * request.repeats) as phase:
+    with (
+        context.phase("validation" if request.split == "val" else "rollout"),
+        context.progress.phase(name, len(request.tasks) * request.repeats) as phase,
+    ):
 
         def finished(episode: Episode) -> None:
             nonlocal first

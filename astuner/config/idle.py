@@ -48,6 +48,8 @@ _TABLE = (
             "trainer_common.val_before_train",
             "trainer_common.val_pass_n",
             "data.max_prompt_length",
+            "deadlines.rollout",
+            "deadlines.sync_weights",
         ),
         "for sft",
         _is_sft,

@@ -52,6 +52,14 @@ SCOPES = (
             "astuner.debug.served_model",
         ),
     ),
+    Scope(
+        _IN_PROCESS,
+        ("astuner.deadlines.load_model", "astuner.deadlines.rollout", "astuner.deadlines.validation"),
+    ),
+    Scope(
+        ("local",),
+        ("astuner.deadlines.save_checkpoint", "astuner.deadlines.sync_weights", "astuner.deadlines.update"),
+    ),
     # `astuner check --dry-run` takes it for every backbone that it can roll out on.
     Scope(_IN_PROCESS, ("astuner.debug.debug_first_n_tasks",)),
     # No backbone starts a vLLM server yet.

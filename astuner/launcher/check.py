@@ -10,6 +10,7 @@ from rich.table import Table
 
 from astuner.backbone.base import MemoryEstimate, load_backbone
 from astuner.backbone.ingredients import Ingredients, gather, validation_repeats
+from astuner.backbone.phases import watched
 from astuner.backbone.task_order import TaskOrder
 from astuner.config.root import AstunerConfig
 from astuner.launcher.console import make_console
@@ -17,6 +18,7 @@ from astuner.launcher.episode_table import episode_table, refuse_unrewarded
 from astuner.launcher.launch import Launch
 from astuner.launcher.output import tidy_output
 from astuner.run_record import check_loggers
+from astuner.task_rollout import RunningEpisodes
 
 _SHOWN_TASKS = 2
 
@@ -37,7 +39,8 @@ def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
     config = launch.config.astuner
     backbone = load_backbone(config.backbone)
     check_loggers(config.trainer_common.logger)
-    ingredients = gather(config, launch.config_dir)
+    with watched("read_tasks", config.deadlines, RunningEpisodes()):
+        ingredients = gather(config, launch.config_dir)
     _print_ingredients(console, config, ingredients)
     _print_arithmetic(console, config, ingredients)
     _print_memory(console, backbone.estimate(config, ingredients.model_path))

@@ -23,6 +23,7 @@ from astuner.backbone.base import (
     load_training_backbone,
 )
 from astuner.backbone.ingredients import Ingredients, gather, one_at_a_time
+from astuner.backbone.phases import watched
 from astuner.backbone.progress import RunProgress
 from astuner.config.dumping import to_yaml
 from astuner.config.loading import load_config, resolve_names
@@ -186,7 +187,8 @@ class Launch:
                 FolderLock(folder).release()
                 # Before the tasks are read: they may come from a service.
                 stack.enter_context(self.services.running())
-                brought = ingredients()
+                with watched("read_tasks", config.deadlines, running):
+                    brought = ingredients()
             record = stack.enter_context(self._record(folder, resume=resume))
             stack.enter_context(self.services.recorded_in(record.folder))
             stack.enter_context(_failure_logged(record))

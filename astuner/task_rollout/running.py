@@ -54,6 +54,10 @@ class RunningEpisodes:
         finally:
             del self._running[running]
 
+    def __bool__(self) -> bool:
+        """Whether any runs."""
+        return bool(self._running)
+
     def report(self) -> str:
         """Say of each running episode: its id, since when it runs, its last finished call, and its Python stack."""
         running = list(self._running)

@@ -272,7 +272,11 @@ def test_sigusr1_says_what_runs(folder: Path, backbone: str):
         process = subprocess.Popen(command, cwd=folder, stderr=err)
     try:
         deadline = time.monotonic() + 60
-        while "8 episodes running" not in _log(record) and time.monotonic() < deadline and process.poll() is None:
+        while (
+            _log(record).count("await asyncio.sleep(0.05)") < 8
+            and time.monotonic() < deadline
+            and process.poll() is None
+        ):
             time.sleep(0.5)
             if (record / "run.log").exists():  # from then on the signal is heard
                 os.kill(process.pid, signal.SIGUSR1)

@@ -30,7 +30,8 @@ class DebugBackbone:
         """Roll out a few tasks."""
         config = context.config.astuner
         with contextlib.ExitStack() as stack:
-            engine = _engine(config, context.ingredients.model_path)
+            with context.phase("load_model"):
+                engine = _engine(config, context.ingredients.model_path)
             stack.callback(engine.close)
             rollout = context.ingredients.rollout(config, engine, context.running)
             stack.callback(rollout.close)
