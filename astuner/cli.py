@@ -111,6 +111,11 @@ def astuner() -> None:
 @_CONF
 @_BACKBONE
 @click.option("--validation", is_flag=True, help="With --backbone=debug: roll out validation tasks.")
+@click.option(
+    "--keep-engine",
+    is_flag=True,
+    help="With --backbone=debug and rollout.name vllm: leave the vLLM server warm for the next run.",
+)
 @_DB
 @_SERVICES
 @_EXP_DIR
@@ -119,6 +124,7 @@ def train(
     conf: Path,
     backbone: str | None,
     validation: bool,
+    keep_engine: bool,
     services: tuple[str, ...],
     exp_dir: str,
     overrides: tuple[str, ...],
@@ -128,7 +134,9 @@ def train(
 
     launch = Launch.from_yaml(conf, overrides, backbone, exp_dir, services)
     if launch.config.astuner.backbone == "debug":
-        launch.debug("val" if validation else "train")
+        launch.debug("val" if validation else "train", keep_engine=keep_engine)
+    elif keep_engine:
+        raise click.UsageError("--keep-engine is for --backbone=debug, where rollout.name is vllm")
     elif validation:
         raise click.UsageError("--validation is for --backbone=debug; `astuner eval` measures on the validation tasks")
     else:
@@ -227,6 +235,18 @@ def init(folder: Path) -> None:
     if started.written:
         enter = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
         click.echo(f"now: {enter}astuner --conf agent.yaml --backbone=debug")
+
+
+@astuner.command(name="stop-engine")
+def stop_engine() -> None:
+    """End the vLLM servers that --keep-engine has left warm."""
+    from astuner.backbone.vllm_server.kept import stop_kept_servers
+
+    stopped = stop_kept_servers()
+    for kept in stopped:
+        click.echo(f"stopped the vLLM server on port {kept.settings.port} (process {kept.server.pid})")
+    if not stopped:
+        click.echo("no vLLM server is kept")
 
 
 @astuner.command()

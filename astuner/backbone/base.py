@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from astuner.backbone.ingredients import Ingredients
 from astuner.backbone.phases import PhaseName, watched
 from astuner.backbone.progress import RunProgress
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
 from astuner.errors import BackboneError
 from astuner.run_record import RunRecord, RunSummary
 from astuner.schema import Episode
@@ -31,6 +31,7 @@ class RunContext:
         progress: shows how far each phase is.
         started: when the process started, seconds since the epoch.
         running: knows the episodes that run, for whoever asks while they do.
+        keep_engine: leave a server that the run starts for its engine warm.
         on_episode: called on the main thread with each episode of a dry run as it ends.
     """
 
@@ -40,6 +41,7 @@ class RunContext:
     progress: RunProgress
     started: float
     running: RunningEpisodes
+    keep_engine: bool = False
     on_episode: Callable[[Episode], None] = lambda _: None
 
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
@@ -160,6 +162,19 @@ def collector_at_rest() -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
+
+
+def check_engine(config: AstunerConfig) -> None:
+    """Check, before anything is loaded, that the engine's packages are installed and get along.
+
+    Raises:
+        BackboneError: they are not; says what to run.
+    """
+    from astuner.backbone.vllm_server.installed import installed_vllm, refuse_strangers
+
+    refuse_strangers()
+    if starts_vllm(config):
+        installed_vllm()
 
 
 def _is_installed(package: str) -> bool:

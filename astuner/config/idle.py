@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from astuner.config.keys import dotted, is_changed, parts, schema
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,16 @@ _TABLE = (
         ("model.dtype", "rollout.max_num_seqs", "trainer_common.device"),
         "while debug.base_url names a server that samples",
         lambda run: run.backbone == "debug" and bool(run.debug.base_url),
+    ),
+    _Idle(
+        (
+            "debug.debug_tensor_parallel_size",
+            "debug.debug_vllm_port",
+            "debug.debug_vllm_timeout",
+            "rollout.gpu_memory_utilization",
+        ),
+        "unless rollout.name is vllm, and no debug.base_url names a server that runs",
+        lambda run: run.backbone == "debug" and not starts_vllm(run),
     ),
     _Idle(
         ("debug.api_key_env", "debug.base_url_timeout", "debug.served_model"),

@@ -130,8 +130,10 @@ class RolloutConfig(Section):
     """Number of inference engines (trinity)."""
     max_num_seqs: PositiveInt = 64
     """Requests that one engine computes at the same time."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    """The share of a GPU's memory that an inference engine takes; null is 0.85 for debug, 0.5 beside a trainer."""
     name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
-    """The inference engine; auto is embedded for local and debug, vllm for verl and trinity."""
+    """The inference engine; auto is embedded for local and debug, vllm for verl and trinity. Debug starts vllm."""
     num_repeat: PositiveInt = 4
     """Episodes per task in training (GRPO's group size)."""
     temperature: NonNegativeFloat = 0.9
@@ -173,8 +175,10 @@ class DebugConfig(Section):
     served_model: str | None = None
     """The model's name on that server; by default model.path, or the only model that it serves."""
     debug_vllm_port: Annotated[int, Field(ge=1024, le=65535)] = 18000
-    """Port of the vLLM server that astuner starts."""
+    """Port, on this machine only, of the vLLM server that astuner starts where rollout.name is vllm."""
     debug_vllm_seed: NonNegativeInt = 12345
     """Seed of the sampling."""
     debug_tensor_parallel_size: PositiveInt = 4
-    """GPUs of the vLLM server."""
+    """GPUs of the vLLM server, as far as there are so many; on a CPU it means nothing."""
+    debug_vllm_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds within which the vLLM server has to be ready."""

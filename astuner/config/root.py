@@ -73,3 +73,8 @@ class RunConfig(Section):
     """Passed through to verl."""
     trinity: dict[str, Any] = Field(default_factory=dict)
     """Passed through to Trinity."""
+
+
+def starts_vllm(run: AstunerConfig) -> bool:
+    """Whether the run starts a vLLM server of its own, or finds one that an earlier run has kept."""
+    return run.backbone == "debug" and run.rollout.name == "vllm" and not run.debug.base_url

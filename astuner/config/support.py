@@ -48,7 +48,10 @@ SCOPES = (
             "astuner.debug.base_url",
             "astuner.debug.base_url_timeout",
             "astuner.debug.debug_max_parallel",
+            "astuner.debug.debug_tensor_parallel_size",
+            "astuner.debug.debug_vllm_port",
             "astuner.debug.debug_vllm_seed",
+            "astuner.debug.debug_vllm_timeout",
             "astuner.debug.served_model",
         ),
     ),
@@ -62,8 +65,8 @@ SCOPES = (
     ),
     # `astuner check --dry-run` takes it for every backbone that it can roll out on.
     Scope(_IN_PROCESS, ("astuner.debug.debug_first_n_tasks",)),
-    # No backbone starts a vLLM server yet.
-    Scope((), ("astuner.debug.debug_vllm_port", "astuner.debug.debug_tensor_parallel_size")),
+    # Local has its engine in process.
+    Scope(("debug", "trinity", "verl"), ("astuner.rollout.gpu_memory_utilization",)),
     # Debug rolls out and does not train.
     Scope(
         _TRAINING,
@@ -116,7 +119,13 @@ class Refusal:
 REFUSALS = (
     Refusal(
         "astuner.rollout.name",
-        _IN_PROCESS,
+        ("debug",),
+        ("sglang",),
+        "this backbone samples in process or from a vLLM server; write auto, embedded or vllm",
+    ),
+    Refusal(
+        "astuner.rollout.name",
+        ("local",),
         ("vllm", "sglang"),
         "this backbone has its engine in process; write auto or embedded",
     ),

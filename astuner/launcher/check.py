@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from astuner.backbone.base import MemoryEstimate, load_backbone
+from astuner.backbone.base import MemoryEstimate, check_engine, load_backbone
 from astuner.backbone.ingredients import Ingredients, gather, validation_repeats
 from astuner.backbone.phases import watched
 from astuner.backbone.task_order import TaskOrder
@@ -38,6 +38,7 @@ def check_launch(launch: Launch, *, dry_run: bool) -> None:
 def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
     config = launch.config.astuner
     backbone = load_backbone(config.backbone)
+    check_engine(config)
     check_loggers(config.trainer_common.logger)
     with watched("read_tasks", config.deadlines, RunningEpisodes()):
         ingredients = gather(config, launch.config_dir)

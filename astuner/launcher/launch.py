@@ -18,6 +18,7 @@ from astuner.backbone.base import (
     Backbone,
     RunContext,
     TrainingBackbone,
+    check_engine,
     collector_at_rest,
     load_backbone,
     load_training_backbone,
@@ -27,7 +28,7 @@ from astuner.backbone.phases import watched
 from astuner.backbone.progress import RunProgress
 from astuner.config.dumping import to_yaml
 from astuner.config.loading import load_config, resolve_names
-from astuner.config.root import RunConfig
+from astuner.config.root import RunConfig, starts_vllm
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
 from astuner.launcher.episode_table import episode_table, failure_lines, refuse_unrewarded, training_lines
@@ -132,11 +133,15 @@ class Launch:
 
         return self._run("-check", load_backbone, lambda: ingredients, roll_out)
 
-    def debug(self, split: Split) -> list[Episode]:
+    def debug(self, split: Split, *, keep_engine: bool = False) -> list[Episode]:
         """Roll out a few episodes and print what became of them, in a record of their own (`{experiment}-debug`).
 
+        Args:
+            split: of the tasks.
+            keep_engine: leave the vLLM server that it starts warm for later runs.
+
         Raises:
-            ConfigError: there is no agent to run, or no task.
+            ConfigError: there is no agent to run, or no task, or no server to keep.
             BackboneError: no episode got a reward.
         """
         self.announce()
@@ -146,13 +151,20 @@ class Launch:
                 "astuner.trainer_common.algorithm.adv_estimator=grpo, or look at the data with `astuner check`"
             )
 
+        if keep_engine and not starts_vllm(self.config.astuner):
+            raise ConfigError(
+                "--keep-engine is for a vLLM server that astuner starts: with --backbone=debug, rollout.name: vllm and "
+                "no debug.base_url; leave it out, or set those"
+            )
+
         def ingredients() -> Ingredients:
             return _first_validation_tasks(self._ingredients(), None) if split == "val" else self._ingredients()
 
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
             ended: list[Episode] = []
+            context = replace(context, keep_engine=keep_engine, on_episode=ended.append)
             try:
-                episodes = backbone.dry_run(replace(context, on_episode=ended.append), split)
+                episodes = backbone.dry_run(context, split)
             except KeyboardInterrupt:
                 _print_episodes(context, ended, "episodes that had ended")
                 raise
@@ -182,6 +194,7 @@ class Launch:
             # Mistakes are found before an earlier record is moved aside, and the cheap ones first.
             with collector_at_rest():
                 backbone = load(config.backbone)
+                check_engine(config)
                 folder = Path(config.experiment_dir + suffix)
                 check_loggers(self._loggers)
                 FolderLock(folder).release()

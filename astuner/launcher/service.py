@@ -77,6 +77,7 @@ class Service:
             self._process = GuardedProcess(self.config.argv, self._cwd, env)
         except ServiceError as error:
             raise ServiceError(f"service {self.name} cannot be started: {error}") from error
+        assert self._process.output
         self._reader = self.log.follow(self._process.output)
         try:
             self._await_health(self._process, began)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 import httpx
@@ -38,6 +38,7 @@ class CompletionsEngine:
         max_model_len: the most tokens, prompt and completion together, that a request may have.
         api_key: sent as a bearer token where there is one.
         policy_version: of the weights that it serves.
+        launched: astuner started it on this machine, so that no proxy is on the way and no setting is to be mended.
     """
 
     base_url: str
@@ -45,6 +46,7 @@ class CompletionsEngine:
     max_model_len: int
     api_key: str | None = field(default=None, repr=False)
     policy_version: int = 0
+    launched: bool = False
     _tls: ssl.SSLContext = field(default_factory=httpx.create_ssl_context, repr=False)
 
     @classmethod
@@ -56,6 +58,7 @@ class CompletionsEngine:
         wanted: str,
         max_model_len: int,
         api_key: str | None,
+        launched: bool = False,
         timeout: float = 60.0,
     ) -> Self:
         """Find the model on the server, and sample one token to see that all that is needed comes back.
@@ -66,12 +69,13 @@ class CompletionsEngine:
             wanted: the model's path or name in the configuration.
             max_model_len: the most tokens that a request may have; lowered to what the server says.
             api_key: sent as a bearer token where there is one.
+            launched: astuner started it on this machine.
             timeout: seconds that each of the two answers may take.
 
         Raises:
             ModelError: the server cannot be reached, does not answer in time, refuses the key, or lacks something.
         """
-        engine = cls(base_url.rstrip("/"), model or wanted, max_model_len, api_key)
+        engine = cls(base_url.rstrip("/"), model or wanted, max_model_len, api_key, launched=launched)
         return asyncio.run(engine._connected(timeout, named=model is not None))
 
     async def _connected(self, timeout: float, *, named: bool) -> Self:
@@ -88,7 +92,7 @@ class CompletionsEngine:
             (name,) = models
         longest = models[name].get("max_model_len")
         length = min(self.max_model_len, longest) if isinstance(longest, int) else self.max_model_len
-        engine = type(self)(self.base_url, name, length, self.api_key, _tls=self._tls)
+        engine = replace(self, model=name, max_model_len=length)
         async with self._answering(timeout, "POST /completions"):
             await engine.generate((0,), SamplingParams(max_tokens=1))
         return engine
@@ -100,9 +104,14 @@ class CompletionsEngine:
             async with asyncio.timeout(timeout):
                 yield
         except TimeoutError as error:
+            which, key = (
+                ("that astuner started", "debug.debug_vllm_timeout")
+                if self.launched
+                else ("of debug.base_url", "debug.base_url_timeout")
+            )
             raise ModelError(
-                f"the server at debug.base_url {self.base_url} did not answer {request} within {timeout:g} s; look at "
-                "what it is at, or raise debug.base_url_timeout"
+                f"the server {which}, {self.base_url}, did not answer {request} within {timeout:g} s; look at what it "
+                f"is at, or raise {key}"
             ) from error
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
@@ -143,11 +152,18 @@ class CompletionsEngine:
         # The episode's own deadline bounds the answer. A client belongs to one event loop, and episodes have many.
         timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
         try:
-            async with httpx.AsyncClient(headers=headers, timeout=timeout, verify=self._tls) as client:
+            async with httpx.AsyncClient(
+                headers=headers, timeout=timeout, verify=self._tls, trust_env=not self.launched
+            ) as client:
                 response = await client.request(method, self.base_url + path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = f"cannot be reached: {type(error).__name__}: {error}"
+            if self.launched:
+                raise ModelError(
+                    f"the server that astuner started at {self.base_url} {reason}; its log says why"
+                ) from error
             raise ModelError(
-                f"the server at debug.base_url {self.base_url} cannot be reached: {type(error).__name__}: {error}; "
+                f"the server at debug.base_url {self.base_url} {reason}; "
                 "start it, or mend the address (with its version, as in http://127.0.0.1:8000/v1)"
             ) from error
         return _content(response, f"{method} {self.base_url}{path}", has_key=self.api_key is not None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,42 @@ from typing import IO
 
 import astuner
 from astuner.errors import ServiceError
+from astuner.processes.group import end_group
+from astuner.processes.guard import KEEP
 
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
+_GUARDS_OWN_SECONDS = 15.0
 _GUARD = (sys.executable, "-P", "-m", "astuner.processes.guard")
 
 
 class GuardedProcess:
     """A process under a guard (`guard`) that ends its group when told to, or when this process dies."""
 
-    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        cwd: Path,
+        env: Mapping[str, str],
+        *,
+        output: IO[bytes] | None = None,
+        own_tmp: bool = False,
+        grace: float = GRACE_SECONDS,
+    ) -> None:
         """Start it.
+
+        Args:
+            argv: the command line.
+            cwd: its working directory.
+            env: its environment.
+            output: a file for what it writes to stdout and stderr; None for the pipe `self.output`.
+            own_tmp: give it a folder for temporary files (TMPDIR) of its own, which is removed at its end.
+            grace: seconds between SIGTERM and SIGKILL.
 
         Raises:
             ServiceError: it cannot be started.
         """
+        self._grace = grace
         # The guard is found where this package was, whatever led Python there.
         package = str(Path(astuner.__file__).parents[1])
         here = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
@@ -36,19 +57,18 @@ class GuardedProcess:
             _GUARD,
             env=here,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.PIPE if output is None else output,
             stderr=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal is for the launcher, which ends services last
         )
         assert self._guard.stdin
-        assert self._guard.stdout
         assert self._guard.stderr
-        order = {"argv": list(argv), "cwd": str(cwd), "env": dict(env), "grace": GRACE_SECONDS}
+        order = {"argv": list(argv), "cwd": str(cwd), "env": dict(env), "grace": grace, "own_tmp": own_tmp}
         with contextlib.suppress(BrokenPipeError):  # a guard that has died says why
             self._guard.stdin.write(json.dumps(order).encode() + b"\n")
             self._guard.stdin.flush()
-        self.output: IO[bytes] = self._guard.stdout
-        """What the process writes to stdout and stderr."""
+        self.output = self._guard.stdout
+        """What the process writes to stdout and stderr; None where it goes to a file."""
         self.pid = self._read_pid(self._guard.stderr)
         """The process, and its group."""
 
@@ -59,9 +79,15 @@ class GuardedProcess:
             return int(answer["pid"])
         self.ask_to_end()
         self._guard.wait()
-        self.output.close()
+        if self.output is not None:
+            self.output.close()
         told.close()
         raise ServiceError(answer["error"].strip() or "its guard ended")
+
+    @property
+    def guard_pid(self) -> int:
+        """The guard: SIGTERM to it ends the group in order."""
+        return self._guard.pid
 
     @property
     def exit_code(self) -> int | None:
@@ -81,12 +107,22 @@ class GuardedProcess:
             return
         self.ask_to_end()
         try:
-            code = self._guard.wait(GRACE_SECONDS + 5)
+            code = self._guard.wait(self._grace + _GUARDS_OWN_SECONDS)
         except subprocess.TimeoutExpired:
             self._guard.kill()
             code = self._guard.wait()
         # A guard that was itself killed has ended nothing.
         if code < 0:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signal.SIGKILL)
+            end_group(self.pid, self._grace)
         self._guard.stderr.close()
+
+    def keep(self) -> None:
+        """Let it outlive this process: from now on only SIGTERM to the guard, or its own end, ends it."""
+        assert self._guard.stdin
+        assert self._guard.stderr
+        with contextlib.suppress(BrokenPipeError):
+            self._guard.stdin.write(KEEP)
+            self._guard.stdin.flush()
+        self._guard.stdin.close()
+        self._guard.stderr.close()
+        atexit.register(self._guard.poll)  # Python warns of a process that nobody asks about when its handle goes

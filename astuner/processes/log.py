@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -49,8 +50,8 @@ class ProcessLog:
             else:
                 self._stream.write(line + "\n")
 
-    def open(self, folder: Path) -> None:
-        """Write to `services/{name}.log` of the run's `folder` from now on, what was kept first.
+    def open(self, folder: Path) -> Path:
+        """Write to `services/{name}.log` of the run's `folder` from now on, what was kept first; return the file.
 
         Raises:
             RecordError: the file cannot be opened.
@@ -63,6 +64,7 @@ class ProcessLog:
             self._file, self._stream = file, RedactingStream(file)
             while self._kept:
                 self._stream.write(self._kept.popleft() + "\n")
+        return path
 
     def close(self) -> None:
         """Close the file."""
@@ -74,7 +76,11 @@ class ProcessLog:
     def tail(self) -> str:
         """The last lines, for an error's message."""
         with self._lock:
-            lines = list(self._tail)
-        if not lines:
-            return "it printed nothing"
-        return redact("its last lines:\n" + "\n".join(f"    {line}" for line in lines))
+            return last_lines(list(self._tail))
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    """The last 20 of `lines`, without secrets, for an error's message."""
+    if not lines:
+        return "it printed nothing"
+    return redact("its last lines:\n" + "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]))

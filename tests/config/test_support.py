@@ -49,7 +49,10 @@ def test_defaults_are_honoured_by_every_backbone_without_a_word() -> None:
         ("astuner.rollout.tensor_model_parallel_size", 2, {"trinity", "verl"}),
         ("astuner.rollout.n_vllm_engine", 3, {"trinity"}),
         ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local"}),
-        ("astuner.debug.debug_vllm_port", 2000, set()),
+        ("astuner.debug.debug_vllm_port", 2000, {"debug"}),
+        ("astuner.debug.debug_tensor_parallel_size", 2, {"debug"}),
+        ("astuner.debug.debug_vllm_timeout", 2, {"debug"}),
+        ("astuner.rollout.gpu_memory_utilization", 0.3, {"debug", "trinity", "verl"}),
         ("astuner.trainer_common.device", "cpu", {"debug", "local"}),
         ("astuner.debug.base_url", "http://127.0.0.1:8000/v1", {"debug"}),
         ("astuner.update.pack", "none", {"debug", "local"}),
@@ -69,7 +72,7 @@ def test_keys_of_other_backbones_are_set_aside(key: str, value: object, users: s
 @pytest.mark.parametrize(
     ("key", "value", "refusers"),
     [
-        ("astuner.rollout.name", "vllm", {"debug", "local"}),
+        ("astuner.rollout.name", "vllm", {"local"}),
         ("astuner.rollout.name", "sglang", {"debug", "local"}),
         ("astuner.rollout.name", "embedded", {"trinity", "verl"}),
         ("astuner.rollout.use_agentscope_protocol", False, {"debug", "local", "trinity", "verl"}),

@@ -37,13 +37,22 @@ class Request(BaseModel):
 
 
 @contextlib.contextmanager
-def serving(engine: LlmEngine, *, api_key: str | None = None, leave_out: tuple[str, ...] = ()) -> Iterator[str]:
-    """Serve `engine` as model `tiny` and yield the base URL.
+def serving(
+    engine: LlmEngine,
+    *,
+    api_key: str | None = None,
+    leave_out: tuple[str, ...] = (),
+    model: str = "tiny",
+    port: int = 0,
+) -> Iterator[str]:
+    """Serve `engine` and yield the base URL.
 
     Args:
         engine: samples.
         api_key: asked of clients.
         leave_out: of `token_ids` and `logprobs`, what this server does not return.
+        model: the name that it is served as.
+        port: 0 takes a free one.
     """
     app = FastAPI()
 
@@ -51,10 +60,14 @@ def serving(engine: LlmEngine, *, api_key: str | None = None, leave_out: tuple[s
         if api_key is not None and authorization != f"Bearer {api_key}":
             raise HTTPException(401, "wrong key")
 
+    @app.get("/health")
+    def health() -> None:
+        """Say that it is ready."""
+
     @app.get("/v1/models")
     def models(authorization: str | None = Header(None)) -> Any:
         check(authorization)
-        return {"object": "list", "data": [{"id": "tiny", "max_model_len": engine.max_model_len}]}
+        return {"object": "list", "data": [{"id": model, "max_model_len": engine.max_model_len}]}
 
     @app.post("/v1/completions")
     async def complete(request: Request, authorization: str | None = Header(None)) -> Any:
@@ -78,7 +91,7 @@ def serving(engine: LlmEngine, *, api_key: str | None = None, leave_out: tuple[s
             choice["logprobs"] = {"token_logprobs": completion.logprobs}
         return {"object": "text_completion", "model": request.model, "choices": [choice]}
 
-    with listening() as place:
+    with listening(port) as place:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
         thread.start()
@@ -92,9 +105,9 @@ def serving(engine: LlmEngine, *, api_key: str | None = None, leave_out: tuple[s
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[socket.socket]:
-    """Hold a free port of 127.0.0.1."""
+def listening(port: int = 0) -> Iterator[socket.socket]:
+    """Hold a port of 127.0.0.1; 0 takes a free one."""
     with socket.socket() as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(("127.0.0.1", 0))
+        place.bind(("127.0.0.1", port))
         yield place

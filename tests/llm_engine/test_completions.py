@@ -108,7 +108,7 @@ def test_a_server_that_never_answers_is_given_up():
     with listening() as place:
         place.listen()
         url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
-        with pytest.raises(ModelError, match=rf"{url} did not answer GET /models within 0\.2 s; .*base_url_timeout"):
+        with pytest.raises(ModelError, match=rf"{url}, did not answer GET /models within 0\.2 s; .*base_url_timeout"):
             connect(url, timeout=0.2)
     engine = NeverAnswers()
     with serving(engine) as url:

@@ -1,0 +1,1 @@
+"""Stands in for vLLM where that is not installed."""

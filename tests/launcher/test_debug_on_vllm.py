@@ -1,0 +1,406 @@
+"""`--backbone=debug` with `rollout.name: vllm`: a server that astuner starts, keeps warm on request, and ends.
+
+Each test runs on a stand-in that takes vLLM's command line, and those marked `vllm` also on the real one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from astuner.run_record import read_episode, read_index
+from astuner.schema import LlmCall
+from tests.llm_engine.completions_server import listening
+
+ROOT = Path(__file__).parents[2]
+STAND_IN = Path(__file__).parent / "stand_in"
+RUN = Path("launcher_record/run-debug")
+HANGS = "astuner.rollout.agentscope_workflow='agents->HangsFromTheStart'"
+GREEDY = "--validation"
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a running server holds.
+
+    Attributes:
+        pids: its processes and their guard.
+        memory: its files in /dev/shm.
+        tmp: its temporary folder.
+        port: its port.
+    """
+
+    pids: list[int]
+    memory: set[Path]
+    tmp: Path
+    port: int
+
+    @classmethod
+    def under(cls, guard: psutil.Process, port: int) -> Server:
+        pids = [process.pid for process in (guard, *guard.children(recursive=True))]
+        tmp = Path(guard.children()[0].environ()["TMPDIR"])
+        return cls(pids, {path for pid in pids for path in shared_memory(pid)}, tmp, port)
+
+    def assert_lives(self) -> None:
+        assert len(self.pids) >= 3
+        assert self.memory
+        assert all(path.exists() for path in (*self.memory, self.tmp))
+
+    def assert_gone(self) -> None:
+        assert [pid for pid in self.pids if lives(pid)] == []
+        assert [path for path in (*self.memory, self.tmp) if path.exists()] == []
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", self.port)) != 0
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """The files in /dev/shm that a process has mapped, those apart that have no name any more."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
+
+
+@dataclass
+class Commands:
+    """Runs `astuner` in processes of their own, and sees what servers they have."""
+
+    folder: Path
+    port: int
+    env: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        with (self.folder / "out.txt").open("w") as out:
+            command = [sys.executable, "-m", "astuner", *arguments]
+            run = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out, text=True)
+        self.started.append(run)
+        return run
+
+    def debug(self, *settings: str) -> subprocess.Popen[str]:
+        port = f"astuner.debug.debug_vllm_port={self.port}"
+        return self.start("--conf", "run.yaml", "--backbone=debug", "astuner.rollout.name=vllm", port, *settings)
+
+    def said(self, run: subprocess.Popen[str]) -> tuple[int, str]:
+        code = run.wait(400)
+        return code, (self.folder / "out.txt").read_text()
+
+    @property
+    def printed(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    def guards(self) -> list[psutil.Process]:
+        """The guards of servers on our port."""
+        port = str(self.port)
+        return [
+            process
+            for process in psutil.process_iter()
+            if lives(process.pid)
+            and "astuner.processes.guard" in _words(process)
+            and any(port in _words(child) for child in process.children())
+        ]
+
+    def server(self) -> Server:
+        (guard,) = self.guards()
+        return Server.under(guard, self.port)
+
+    def server_of(self, run: subprocess.Popen[str], sign: str = "vllm: ready after") -> Server:
+        """The server of a run that goes on, once its output has the sign."""
+        wait_for(lambda: sign in self.printed or run.poll() is not None)
+        assert run.poll() is None, self.printed
+        return self.server()
+
+    def noted(self) -> Path:
+        return Path(self.env["XDG_CACHE_HOME"]) / f"astuner/engines/{self.port}.json"
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+@pytest.fixture(scope="module")
+def model_for_vllm(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with attention heads of a size that vLLM has on a CPU."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    folder = tmp_path_factory.mktemp("models") / "for_vllm"
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.vllm)])
+def commands(
+    request: pytest.FixtureRequest, folder: Path, model_for_vllm: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Commands]:
+    yaml = (folder / "run.yaml").read_text()
+    (folder / "run.yaml").write_text(yaml.replace("path: model\n", f"path: {model_for_vllm}\n"))
+    with listening() as free:
+        port = free.getsockname()[1]
+    stand_in = [str(STAND_IN)] if request.param == "stand-in" else []
+    cache = tmp_path_factory.mktemp("cache")
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([*stand_in, str(ROOT)]), "XDG_CACHE_HOME": str(cache)}
+    commands = Commands(folder, port, env)
+    yield commands
+    for run in commands.started:
+        run.kill()
+        run.wait()
+    commands.start("stop-engine").wait(60)
+    wait_for(lambda: not commands.guards(), 60)
+
+
+stand_in_only = pytest.mark.parametrize("commands", ["stand-in"], indirect=True)
+
+
+def calls(split: str = "train") -> list[LlmCall]:
+    """The calls of the run, in the order of their episodes' ids, which are the same in every run."""
+    entries = sorted((entry for entry in read_index(RUN) if entry.split == split), key=lambda entry: entry.episode_id)
+    return [call for entry in entries for call in read_episode(RUN / entry.path).calls]
+
+
+def assert_as_the_model_says(model_folder: Path, found: list[LlmCall]) -> None:
+    """Check logprobs against transformers' forward pass."""
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    for call in found:
+        ids = torch.tensor([call.prompt_ids + call.completion_ids])
+        with torch.inference_mode():
+            logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1]
+        scaled = logits / (call.sampling.temperature or 1.0)
+        expected = scaled.log_softmax(-1).gather(-1, ids[0, len(call.prompt_ids) :, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(call.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def test_a_server_for_one_run(commands: Commands, model_for_vllm: Path):
+    run = commands.debug()
+    server = commands.server_of(run)
+    code, said = commands.said(run)
+    assert code == 0, said
+    assert "a training step would have used 8 of 8 episodes" in said
+    assert len(calls()) == 8
+    assert {call.sampling.temperature for call in calls()} == {0.9}
+    assert_as_the_model_says(model_for_vllm, calls())
+    server.assert_gone()
+    assert not commands.noted().exists()
+    assert (RUN / "services/vllm.log").stat().st_size > 0
+
+
+def test_no_server_outlives_a_launcher_that_is_killed(commands: Commands):
+    run = commands.debug(HANGS)
+    server = commands.server_of(run)
+    server.assert_lives()
+    run.kill()
+    run.wait()
+    wait_for(lambda: not any(map(lives, server.pids)), 60)
+    server.assert_gone()
+
+
+def test_a_kept_server_is_found_warm_and_agrees_with_the_embedded_engine(commands: Commands, model_for_vllm: Path):
+    code, said = commands.said(commands.debug("--keep-engine"))
+    assert code == 0, said
+    assert "vllm: ready after" in said
+    server = commands.server()
+    server.assert_lives()
+
+    code, said = commands.said(commands.debug(GREEDY))
+    assert code == 0, said
+    assert f"the server on port {commands.port} (process {server.pids[1]}) is warm" in said
+    assert "vllm: ready after" not in said
+    assert commands.server() == server
+    greedy = calls("val")
+    assert_as_the_model_says(model_for_vllm, greedy)
+    assert commands.said(commands.start("--conf", "run.yaml", "--backbone=debug", GREEDY))[0] == 0
+    embedded = calls("val")
+    assert [call.completion_ids for call in embedded] == [call.completion_ids for call in greedy]
+    assert [call.prompt_ids for call in embedded] == [call.prompt_ids for call in greedy]
+    for one, other in zip(embedded, greedy, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_seed=7"))
+    assert code == 0, said
+    assert f"ending the kept server (process {server.pids[1]}) to start a new one: seed 12345 → 7" in said
+    server.assert_gone()
+    assert commands.guards() == []  # the new one was not to be kept
+    assert not commands.noted().exists()
+
+
+@stand_in_only
+def test_a_server_in_use_is_not_ended(commands: Commands):
+    run = commands.debug("--keep-engine", HANGS)
+    commands.server_of(run, "vllm: the server stays")
+    server = commands.server()
+    busy = "is in use by another run; wait until that has ended, or choose another debug.debug_vllm_port"
+    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_seed=7", "--exp-dir=elsewhere"))
+    assert (code, busy in said) == (1, True), said
+    code, said = commands.said(commands.start("stop-engine"))
+    assert (code, busy in said) == (1, True), said
+    code, said = commands.said(commands.debug("--exp-dir=elsewhere"))
+    assert code == 0, said  # to share it is well
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130
+    assert commands.server() == server
+
+
+@stand_in_only
+def test_a_kept_server_that_was_killed_is_started_anew(commands: Commands):
+    assert commands.said(commands.debug("--keep-engine"))[0] == 0
+    first = commands.server()
+    os.kill(first.pids[1], signal.SIGKILL)
+    wait_for(lambda: not any(map(lives, first.pids)), 60)
+    first.assert_gone()
+    code, said = commands.said(commands.debug("--keep-engine"))
+    assert (code, "vllm: ready after" in said) == (0, True), said
+    second = commands.server()
+    os.kill(second.pids[0], signal.SIGKILL)  # the guard
+    code, said = commands.said(commands.start("stop-engine"))
+    assert (code, f"(process {second.pids[1]})" in said) == (0, True), said
+    assert not any(map(lives, second.pids))
+
+
+@stand_in_only
+def test_ctrl_c_ends_the_server_even_a_stubborn_one(commands: Commands):
+    commands.env["STAND_IN"] = "stubborn"
+    run = commands.debug(HANGS)
+    server = commands.server_of(run)
+    server.assert_lives()
+    run.send_signal(signal.SIGINT)
+    assert run.wait(60) == 130, commands.printed
+    server.assert_gone()
+
+
+@stand_in_only
+def test_a_launcher_killed_before_the_server_is_ready_leaves_none(commands: Commands):
+    commands.env["STAND_IN"] = "hangs"
+    run = commands.debug("--keep-engine")
+    wait_for(lambda: commands.guards() and len(commands.server().pids) >= 3 and commands.server().memory)
+    server = commands.server()
+    server.assert_lives()
+    run.kill()
+    run.wait()
+    wait_for(lambda: not any(map(lives, server.pids)), 60)
+    server.assert_gone()
+    assert not commands.noted().exists()
+
+
+@stand_in_only
+def test_a_server_that_does_not_start(commands: Commands):
+    commands.env["STAND_IN"] = "fails"
+    code, said = commands.said(commands.debug())
+    assert code == 1, said
+    for part in (
+        "error: vLLM ended with exit code 1 before it was ready",
+        "it seems to be: (EngineCore) ValueError: Free memory on device",
+        "its last lines:\n",
+        "    Engine core initialization failed.",
+        "what to do: lower rollout.gpu_memory_utilization",
+        "log: ",
+    ):
+        assert part in said
+    commands.env["STAND_IN"] = "hangs"
+    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_timeout=1", "--keep-engine"))
+    assert code == 1, said
+    assert "error: vLLM was not ready within 1 s (debug.debug_vllm_timeout)" in said
+    assert commands.guards() == []
+
+
+@stand_in_only
+def test_a_port_that_somebody_else_holds(commands: Commands):
+    with listening(commands.port) as place:
+        place.listen()
+        code, said = commands.said(commands.debug())
+    holder = f"process {os.getpid()} ({psutil.Process().name()})"
+    assert code == 1
+    assert f"debug.debug_vllm_port {commands.port} is in use by {holder}, which astuner did not start" in said
+
+
+@stand_in_only
+def test_a_kept_server_is_stopped_by_a_command_which_believes_no_note_about_others(commands: Commands):
+    assert commands.said(commands.debug("--keep-engine"))[0] == 0
+    noted = json.loads(commands.noted().read_text())
+    server = commands.server()
+    server.assert_lives()
+    code, said = commands.said(commands.start("stop-engine"))
+    assert (code, said) == (0, f"stopped the vLLM server on port {commands.port} (process {server.pids[1]})\n")
+    server.assert_gone()
+    stranger = subprocess.Popen(["sleep", "600"])
+    reaper = threading.Thread(target=stranger.wait)
+    reaper.start()
+    try:
+        process = {"pid": stranger.pid, "started": psutil.Process(stranger.pid).create_time()}
+        commands.noted().write_text(json.dumps(noted | {"server": process, "guard": process}))
+        assert commands.said(commands.start("stop-engine")) == (0, "no vLLM server is kept\n")
+        assert lives(stranger.pid)
+        assert not commands.noted().exists()
+    finally:
+        stranger.kill()
+        reaper.join()
+
+
+@stand_in_only
+def test_vllm_is_never_in_the_launchers_process(commands: Commands):
+    code = (
+        f"import sys; sys.argv = ['astuner', '--conf', 'run.yaml', '--backbone=debug', 'astuner.rollout.name=vllm', "
+        f"'astuner.debug.debug_vllm_port={commands.port}']\n"
+        "from astuner.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "print('\\n'.join(sys.modules))"
+    )
+    command = [sys.executable, "-c", code]
+    ended = subprocess.run(command, env=commands.env, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    loaded = ended.stdout.split()
+    assert "astuner.backbone.vllm_server.server" in loaded
+    assert [name for name in loaded if name.split(".")[0] in ("vllm", "ray", "verl", "trinity")] == []
+
+
+def test_a_model_that_vllm_cannot_compute_on_a_cpu(commands: Commands, model_folder: Path):
+    code, said = commands.said(commands.debug(f"astuner.model.path={model_folder}"))
+    assert code == 1, said
+    assert "has attention heads of size 16; on a CPU, vLLM computes sizes 32, 64, 80" in said
+    assert "rollout.name: embedded" in said

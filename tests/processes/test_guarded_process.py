@@ -1,0 +1,48 @@
+"""A guarded process leaves nothing: no temporary file, and no shared memory although it had to be killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+from astuner.processes.group import living
+from astuner.processes.guarded_process import GuardedProcess
+
+STUBBORN = """
+import os, signal, sys, tempfile, time
+from multiprocessing.shared_memory import SharedMemory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = SharedMemory(create=True, size=4096)
+print(memory.name, tempfile.mkdtemp(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_process_that_has_to_be_killed_leaves_nothing() -> None:
+    process = GuardedProcess([sys.executable, "-c", STUBBORN], Path("/"), os.environ, own_tmp=True, grace=0.5)
+    assert process.output
+    memory, tmp = process.output.readline().decode().split()
+    assert (Path("/dev/shm") / memory).exists()
+    assert Path(tmp).is_dir()
+    process.end()
+    assert not (Path("/dev/shm") / memory).exists()
+    assert not Path(tmp).parent.exists()
+    assert living(process.pid) == []
+    assert process.exit_code == 128 + 9
+    process.output.close()
+
+
+def test_a_process_that_is_kept_stays_until_its_guard_is_told(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("wb") as output:
+        process = GuardedProcess(["sleep", "600"], Path("/"), os.environ, output=output)
+    assert process.output is None
+    process.keep()
+    process.end()  # it is no longer ours
+    assert living(process.pid) == [process.pid]
+    guard = psutil.Process(process.guard_pid)
+    guard.terminate()
+    assert guard.wait(30) is not None
+    assert living(process.pid) == []
