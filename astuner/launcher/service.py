@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 from loguru import logger
@@ -17,8 +18,10 @@ from astuner.config.services import HealthConfig, ServiceConfig
 from astuner.errors import ServiceError
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.processes.log import ProcessLog
+from astuner.processes.ports import holder, is_taken
 from astuner.run_record import redact_argv
 
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 2.0
 _LIFE_SIGN_SECONDS = 1.0
@@ -49,6 +52,19 @@ class Service:
         self._watcher = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
         self._watcher.start()
 
+    def check_ports(self) -> None:
+        """Check that its ports are free: a health check would be answered by whoever holds one.
+
+        Raises:
+            ServiceError: one is in use; names the process that holds it.
+        """
+        for port in ports_of(self.config):
+            if is_taken(port):
+                raise ServiceError(
+                    f"service {self.name}: port {port} is in use by {holder(port)}; end that process, or give the "
+                    "service another port"
+                )
+
     def ask_to_stop(self) -> None:
         """Have the process end; do not wait."""
         self._stopping.set()
@@ -69,6 +85,7 @@ class Service:
             self._reader.join(_PROBE_SECONDS)
 
     def _launch(self) -> None:
+        self.check_ports()
         began = time.monotonic()
         here = {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))}
         # Without it, what a service in Python prints reaches the log much later.
@@ -131,6 +148,18 @@ class Service:
             if self._process.exit_code is not None:
                 return True
         return False
+
+
+def ports_of(config: ServiceConfig) -> list[int]:
+    """The ports of this machine that a service opens: those it declares, and that of its health check."""
+    ports = list(config.ports)
+    if config.health.port is not None:
+        ports.append(config.health.port)
+    if config.health.http is not None:
+        url = urlsplit(config.health.http)
+        if url.hostname in _THIS_MACHINE:
+            ports.append(url.port or (443 if url.scheme == "https" else 80))
+    return list(dict.fromkeys(ports))
 
 
 def _what_is_missing(health: HealthConfig, began: float) -> str | None:

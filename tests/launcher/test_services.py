@@ -21,7 +21,7 @@ import yaml
 
 from astuner import AstunerJob
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.service import Service
 from astuner.launcher.services import built_in
 from tests.launcher.conftest import HERE, Command
@@ -369,3 +369,22 @@ def test_built_in_services_are_processes_in_the_foreground(tmp_path: Path):
     assert commands["ray"].config.health.port == 6379
     assert commands["appworld"].config.argv == ["appworld", "serve", "environment", "--port", "8000"]
     assert commands["appworld"].config.health.port == 8000
+
+
+def test_two_services_on_one_port_are_refused(astuner: Command, declare: Declare, port: int):
+    declare(first=served(port), second={"command": "x", "ports": [port]})
+    astuner("--with-first", "--with-second", "--conf", "run.yaml", ONE_STEP).says(
+        f"--with-first and --with-second both use port {port}"
+    )
+    assert not Path("note").exists()
+
+
+def test_a_port_that_is_taken_between_two_starts_is_not_taken_for_the_service(
+    service: Callable[..., Service], port: int
+):
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", port))
+        place.listen()
+        with pytest.raises(ServiceError, match=rf"port {port} is in use by process {os.getpid()} "):
+            service()
