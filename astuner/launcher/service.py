@@ -167,7 +167,9 @@ def _what_is_missing(health: HealthConfig, began: float) -> str | None:
     if health.http is not None:
         try:
             # A proxy of the environment is not on the way to a service of the run.
-            status = httpx.get(health.http, timeout=_PROBE_SECONDS, trust_env=False).status_code
+            # Nor is its body read, which may be a stream without an end.
+            with httpx.stream("GET", health.http, timeout=_PROBE_SECONDS, trust_env=False) as response:
+                status = response.status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{health.http}: {error or type(error).__name__}"
         return None if status < 400 else f"{health.http} answers with status {status}"

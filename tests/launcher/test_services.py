@@ -388,3 +388,27 @@ def test_a_port_that_is_taken_between_two_starts_is_not_taken_for_the_service(
         place.listen()
         with pytest.raises(ServiceError, match=rf"port {port} is in use by process {os.getpid()} "):
             service()
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_health_address_that_streams_for_ever_answers_by_its_status(folder: Path, port: int, status: int):
+    (folder / "streams.py").write_text(
+        "import http.server, time\n"
+        "class Streams(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        f"        self.send_response({status}); self.end_headers()\n"
+        "        while True:\n"
+        "            self.wfile.write(b'.'); self.wfile.flush(); time.sleep(0.1)\n"
+        f"http.server.ThreadingHTTPServer(('127.0.0.1', {port}), Streams).serve_forever()\n"
+    )
+    health = {"http": f"http://127.0.0.1:{port}/"}
+    config = ServiceConfig.model_validate({"command": "python streams.py", "health": health, "timeout": 8})
+    one = Service("env", config, folder)
+    try:
+        if status == 200:
+            one.start()
+        else:
+            with pytest.raises(ServiceError, match="was not ready within 8 s .*answers with status 503"):
+                one.start()
+    finally:
+        one.stop()
