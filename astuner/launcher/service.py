@@ -25,7 +25,9 @@ _THIS_MACHINE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 2.0
 _LIFE_SIGN_SECONDS = 1.0
-_LONGEST_PAUSE = 30.0
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# What lived so long did not end of its start.
+_STEADY_SECONDS = 300.0
 
 
 class Service:
@@ -123,7 +125,7 @@ class Service:
     def _watch(self) -> None:
         restart = self.config.restart
         allowed = float("inf") if restart is True else int(restart)
-        restarts = 0
+        restarts, in_a_row, launched = 0, 0, time.monotonic()
         while self._has_ended():
             assert self._process is not None
             ended = f"service {self.name} ended with exit code {self._process.exit_code} before the run did"
@@ -134,8 +136,10 @@ class Service:
                 return
             restarts += 1
             logger.warning("{}; starting it again, for the {}. time", ended, restarts)
-            if self._stopping.wait(min(2.0 ** (restarts - 1), _LONGEST_PAUSE)):
+            in_a_row = 1 if time.monotonic() - launched > _STEADY_SECONDS else in_a_row + 1
+            if self._stopping.wait(pause(in_a_row)):
                 return
+            launched = time.monotonic()
             try:
                 self._launch()
             except ServiceError as error:
@@ -148,6 +152,11 @@ class Service:
             if self._process.exit_code is not None:
                 return True
         return False
+
+
+def pause(starts: int) -> float:
+    """Seconds to wait before the n-th new start of a service that does not stay."""
+    return _PAUSES[min(starts, len(_PAUSES)) - 1]
 
 
 def ports_of(config: ServiceConfig) -> list[int]:

@@ -22,7 +22,7 @@ import yaml
 from astuner import AstunerJob
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
-from astuner.launcher.service import Service
+from astuner.launcher.service import Service, pause
 from astuner.launcher.services import built_in
 from tests.launcher.conftest import HERE, Command
 
@@ -412,3 +412,7 @@ def test_a_health_address_that_streams_for_ever_answers_by_its_status(folder: Pa
                 one.start()
     finally:
         one.stop()
+
+
+def test_the_pause_between_starts_grows_to_an_end() -> None:
+    assert [pause(starts) for starts in (1, 2, 3, 6, 7, 5000)] == [1, 2, 4, 30, 30, 30]
