@@ -23,7 +23,8 @@ def is_taken(port: int) -> bool:
 def holder(port: int) -> str:
     """The process in words: its number and name, without its arguments, which may hold secrets."""
     try:
-        found = [entry for entry in psutil.net_connections("inet") if entry.laddr and entry.laddr.port == port]
+        found = [entry for entry in psutil.net_connections("tcp") if entry.laddr and entry.laddr.port == port]
+        found.sort(key=lambda entry: entry.status != psutil.CONN_LISTEN)
         pids = [entry.pid for entry in found if entry.pid is not None]
         if pids:
             return f"process {pids[0]} ({psutil.Process(pids[0]).name()})"

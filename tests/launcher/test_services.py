@@ -24,6 +24,7 @@ from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.service import Service, pause
 from astuner.launcher.services import built_in
+from astuner.processes.ports import holder
 from tests.launcher.conftest import HERE, Command
 
 RUN = Path("launcher_record/run")
@@ -416,3 +417,26 @@ def test_a_health_address_that_streams_for_ever_answers_by_its_status(folder: Pa
 
 def test_the_pause_between_starts_grows_to_an_end() -> None:
     assert [pause(starts) for starts in (1, 2, 3, 6, 7, 5000)] == [1, 2, 4, 30, 30, 30]
+
+
+def test_the_holder_of_a_port_is_who_listens_there(port: int):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", port))
+        listens = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print(1, flush=True); time.sleep(60)"
+        process = subprocess.Popen([sys.executable, "-c", listens], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process.stdout:
+            process.stdout.readline()
+            try:
+                assert holder(port).startswith(f"process {process.pid} ")
+            finally:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:99999/", "http://[::1/", "http://127.0.0.1:abc/", "http://:80/", "x"]
+)
+def test_a_health_address_that_is_none_is_refused_by_the_configuration(astuner: Command, declare: Declare, url: str):
+    declare(env={"command": "x", "health": {"http": url}})
+    astuner("--with-env", "--conf", "run.yaml", ONE_STEP).says("services.env.health.http", "an address such as")
