@@ -31,7 +31,13 @@ from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import RunConfig, starts_vllm
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
-from astuner.launcher.episode_table import episode_table, failure_lines, refuse_unrewarded, training_lines
+from astuner.launcher.episode_table import (
+    episode_table,
+    failure_lines,
+    refuse_unrewarded,
+    training_lines,
+    why_nothing_trains,
+)
 from astuner.launcher.output import FILE_ONLY, tidy_output
 from astuner.launcher.services import Services
 from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers, redact
@@ -166,9 +172,9 @@ class Launch:
             try:
                 episodes = backbone.dry_run(context, split)
             except KeyboardInterrupt:
-                _print_episodes(context, ended, "episodes that had ended")
+                _print_episodes(context, ended, "episodes that had ended", split)
                 raise
-            _print_episodes(context, episodes, "episodes")
+            _print_episodes(context, episodes, "episodes", split)
             refuse_unrewarded(episodes)
             return episodes
 
@@ -239,13 +245,16 @@ class Launch:
         )
 
 
-def _print_episodes(context: RunContext, episodes: Sequence[Episode], title: str) -> None:
+def _print_episodes(context: RunContext, episodes: Sequence[Episode], title: str, split: Split) -> None:
     console = context.progress.console
     console.print(episode_table(title, episodes))
     for line in failure_lines(episodes):
         console.print(escape(redact(line)), style="yellow", soft_wrap=True)
-    for line in training_lines(episodes):
-        console.print(line, soft_wrap=True)
+    if split == "train":
+        for line in training_lines(episodes):
+            console.print(line, soft_wrap=True)
+        if (nothing := why_nothing_trains(episodes)) is not None:
+            console.print(escape(redact(nothing)), style="yellow", soft_wrap=True)
     folder = str(context.record.folder)
     console.print(escape(f"record: {folder} (as a page: astuner view {shlex.quote(folder)})"), soft_wrap=True)
 

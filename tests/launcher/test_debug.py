@@ -333,3 +333,14 @@ def test_the_configuration_of_the_record_is_the_debug_runs(debug: Command, folde
     assert debug("debug.debug_max_parallel=3").code == 0
     assert "debug_max_parallel: 3" in (RUN / "config.yaml").read_text()
     assert json.loads((RUN / "environment.json").read_text())["backbone"] == "debug"
+
+
+def test_a_reward_without_a_call_is_a_warning_and_nothing_in_validation(debug: Command, folder: Path):
+    agent = "rollout.agentscope_workflow='agents->AsksNobody'"
+    ended = debug(agent)
+    assert ended.code == 0, ended.out
+    assert "none of 8 episodes can be trained on. The first: [no_tokens]" in ended.out
+    ended = debug(agent, "--validation")
+    assert ended.code == 0, ended.out
+    assert "training step" not in ended.out
+    assert "can be trained on" not in ended.out

@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
+from rich.markup import escape
 
+from astuner.launcher.console import make_console
 from astuner.launcher.episode_table import episode_table
 from astuner.schema import Episode, Task
 
@@ -44,3 +47,17 @@ def test_at_80_columns_only_the_task_is_cut() -> None:
 def test_a_text_with_brackets_is_no_markup() -> None:
     bracketed = replace(EPISODE, task=Task("t", "[bold]sum[/] of [1, 2]"))
     assert any("[bold]sum[/] of [1, 2]" in line for line in shown(bracketed, width=120))
+
+
+def test_what_would_act_on_the_terminal_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = replace(EPISODE, task=Task("t", "\x1b[2J a\nb\x1b]0;title\x07 \u202e\x9b"))
+    console = make_console(stderr=False)
+    console.width = 120
+    console.print(episode_table("episodes", [hostile]))
+    console.print(escape("failed: \x1b[31mred\x1b[0m \ud800"))
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\u202e" not in said
+    (row,) = [line for line in said.splitlines() if "a␊b" in line]
+    assert "␛[2J a␊b␛]0;title␇" in row
+    assert "failed: ␛[31mred␛[0m <U+D800>" in said

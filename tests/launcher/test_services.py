@@ -409,7 +409,7 @@ def test_a_health_address_that_streams_for_ever_answers_by_its_status(folder: Pa
         if status == 200:
             one.start()
         else:
-            with pytest.raises(ServiceError, match="was not ready within 8 s .*answers with status 503"):
+            with pytest.raises(ServiceError, match=r"was not ready within 8 s .*answers with status 503"):
                 one.start()
     finally:
         one.stop()
@@ -422,7 +422,8 @@ def test_the_pause_between_starts_grows_to_an_end() -> None:
 def test_the_holder_of_a_port_is_who_listens_there(port: int):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", port))
-        listens = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print(1, flush=True); time.sleep(60)"
+        listens = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); "
+        listens += "print(1, flush=True); time.sleep(60)"
         process = subprocess.Popen([sys.executable, "-c", listens], stdout=subprocess.PIPE)
         assert process.stdout is not None
         with process.stdout:
