@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 from loguru import logger
 
-from astuner.config.services import HealthConfig, ServiceConfig
+from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ServiceError
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.processes.log import ProcessLog
@@ -62,9 +62,9 @@ class Service:
         """
         for port in ports_of(self.config):
             if is_taken(port):
+                other = "" if self.name in BUILT_IN_SERVICES else ", or give the service another port"
                 raise ServiceError(
-                    f"service {self.name}: port {port} is in use by {holder(port)}; end that process, or give the "
-                    "service another port"
+                    f"service {self.name}: port {port} is in use by {holder(port)}; end that process{other}"
                 )
 
     def ask_to_stop(self) -> None:
@@ -105,7 +105,8 @@ class Service:
             raise ServiceError(f"service {self.name} {error}; {self.log.tail()}") from None
         if not self._stopping.is_set():
             seconds = time.monotonic() - began
-            logger.info("service {}: ready after {:.1f} s (process {})", self.name, seconds, self._process.pid)
+            place = f" at {self.config.health.http}" if self.config.health.http else ""
+            logger.info("service {}: ready after {:.1f} s{} (process {})", self.name, seconds, place, self._process.pid)
 
     def _await_health(self, process: GuardedProcess, began: float) -> None:
         while not self._stopping.is_set():
@@ -116,9 +117,10 @@ class Service:
             if missing is None:
                 return
             if time.monotonic() - began > self.config.timeout:
+                fixed = self.name in BUILT_IN_SERVICES
                 raise ServiceError(
-                    f"was not ready within {self.config.timeout:g} s ({missing}); mend it, or raise "
-                    f"astuner.services.{self.name}.timeout"
+                    f"was not ready within {self.config.timeout:g} s ({missing}); mend it"
+                    + ("" if fixed else f", or raise astuner.services.{self.name}.timeout")
                 )
             self._stopping.wait(_POLL_SECONDS)
 

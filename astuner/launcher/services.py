@@ -14,6 +14,7 @@ from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.service import Service, ports_of
+from astuner.processes.ports import free_port, is_taken
 from astuner.run_record import learn_secrets
 
 _RAY = ["ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--disable-usage-stats"]
@@ -40,8 +41,9 @@ def built_in(name: str, exp_dir: Path) -> BuiltIn:
     """The built-in service `name`, for runs whose records are in `exp_dir`."""
     if name == "logview":
         exp_dir.mkdir(parents=True, exist_ok=True)  # a first run has no folder yet
-        command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(_VIEW_PORT)]
-        return BuiltIn(ServiceConfig(command=command, health=HealthConfig(port=_VIEW_PORT)))
+        port = free_port() if is_taken(_VIEW_PORT) else _VIEW_PORT  # another run may have its own
+        command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(port)]
+        return BuiltIn(ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/")))
     if name == "appworld":
         serve = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
         install = "`pip install appworld`, then `appworld install` and `appworld download data`"

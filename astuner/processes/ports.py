@@ -20,6 +20,13 @@ def is_taken(port: int) -> bool:
     return False
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def holder(port: int) -> str:
     """The process in words: its number and name, without its arguments, which may hold secrets."""
     try:

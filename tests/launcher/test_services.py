@@ -441,3 +441,15 @@ def test_the_holder_of_a_port_is_who_listens_there(port: int):
 def test_a_health_address_that_is_none_is_refused_by_the_configuration(astuner: Command, declare: Declare, url: str):
     declare(env={"command": "x", "health": {"http": url}})
     astuner("--with-env", "--conf", "run.yaml", ONE_STEP).says("services.env.health.http", "an address such as")
+
+
+def test_the_viewer_takes_a_free_port_where_its_own_is_held(astuner: Command, folder: Path):
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 8765))
+        place.listen()
+        ended = astuner("--with-logview", "--conf", "run.yaml", ONE_STEP)
+    assert ended.code == 0, ended.out
+    (said,) = [line for line in ended.out.splitlines() if "service logview: ready after" in line]
+    assert " at http://127.0.0.1:" in said
+    assert ":8765/" not in said
