@@ -453,3 +453,15 @@ def test_the_viewer_takes_a_free_port_where_its_own_is_held(astuner: Command, fo
     (said,) = [line for line in ended.out.splitlines() if "service logview: ready after" in line]
     assert " at http://127.0.0.1:" in said
     assert ":8765/" not in said
+
+
+def test_a_service_ends_when_launcher_and_guard_are_killed_together(hanging: subprocess.Popen[bytes], port: int):
+    leader = processes()[0]
+    guard = psutil.Process(leader).parent()
+    assert guard is not None
+    assert guard.ppid() == hanging.pid
+    os.kill(guard.pid, signal.SIGSTOP)  # so that it cannot act on the launcher's end
+    hanging.kill()
+    guard.kill()
+    hanging.wait()
+    wait_for(lambda: not lives(leader), 10)
