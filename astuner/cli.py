@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import signal
 import sys
 import time
@@ -233,8 +234,10 @@ def init(folder: Path) -> None:
         click.echo(f"wrote {folder / name}")
     for name in started.kept:
         click.echo(f"kept {folder / name}, which was there")
-    if started.written:
-        enter = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    if "agent.yaml" in started.written and {"agent.py", "judge.py"} & set(started.kept):
+        click.echo("the YAML was written for the starter's own agent and judge: name yours in agent.yaml")
+    elif started.written:
+        enter = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
         click.echo(f"now: {enter}astuner --conf agent.yaml --backbone=debug")
 
 

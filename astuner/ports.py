@@ -20,10 +20,18 @@ def is_taken(port: int) -> bool:
     return False
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def holder(port: int) -> str:
     """The process in words: its number and name, without its arguments, which may hold secrets."""
     try:
-        found = [entry for entry in psutil.net_connections("inet") if entry.laddr and entry.laddr.port == port]
+        found = [entry for entry in psutil.net_connections("tcp") if entry.laddr and entry.laddr.port == port]
+        found.sort(key=lambda entry: entry.status != psutil.CONN_LISTEN)
         pids = [entry.pid for entry in found if entry.pid is not None]
         if pids:
             return f"process {pids[0]} ({psutil.Process(pids[0]).name()})"

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from types import FrameType
 
 Stack = tuple[traceback.FrameSummary, ...]
 """Frames, the innermost last."""
+
+
+_helpers: weakref.WeakKeyDictionary[asyncio.Task[object], threading.Thread] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def waiting_for(thread: threading.Thread) -> Iterator[None]:
+    """Let the current task's stack go on with that of a thread that it waits for in the block."""
+    task = asyncio.current_task()
+    assert task is not None
+    _helpers[task] = thread
+    try:
+        yield
+    finally:
+        del _helpers[task]
 
 
 def thread_stack(thread: threading.Thread) -> Stack:
@@ -23,13 +40,15 @@ def task_stack(task: asyncio.Task[object], thread: threading.Thread) -> Stack:
     """Return where a task of an event loop stands that runs in `thread`, which may be another one than the caller's.
 
     A task that waits is followed from coroutine to coroutine down to what it awaits. (`Task.get_stack` gives the
-    outermost only.) One that blocks its thread stands where the thread does.
+    outermost only.) One that blocks its thread stands where the thread does, and one that waits for a thread
+    (`waiting_for`) where that thread stands.
     """
     if asyncio.current_task(task.get_loop()) is task:
         stack = thread_stack(thread)
         inside = [place for place, frame in enumerate(stack) if _runs_a_task(frame)]
         return stack[inside[-1] + 1 :] if inside else stack
-    return _awaited(task.get_coro())
+    helper = _helpers.get(task)
+    return _awaited(task.get_coro()) + (thread_stack(helper) if helper else ())
 
 
 def shown(stack: Sequence[traceback.FrameSummary]) -> str:

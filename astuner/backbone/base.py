@@ -6,11 +6,12 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, cast
 
 from astuner.backbone.ingredients import Ingredients
+from astuner.backbone.phases import PhaseName, watched
 from astuner.backbone.progress import RunProgress
 from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
 from astuner.errors import BackboneError
@@ -31,6 +32,7 @@ class RunContext:
         started: when the process started, seconds since the epoch.
         running: knows the episodes that run, for whoever asks while they do.
         keep_engine: leave a server that the run starts for its engine warm.
+        on_episode: called on the main thread with each episode of a dry run as it ends.
     """
 
     config: RunConfig
@@ -40,6 +42,11 @@ class RunContext:
     started: float
     running: RunningEpisodes
     keep_engine: bool = False
+    on_episode: Callable[[Episode], None] = lambda _: None
+
+    def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
+        """Have the log say where things stand if the block, a phase of the run, passes its deadline."""
+        return watched(name, self.config.astuner.deadlines, self.running)
 
 
 @dataclass(frozen=True)

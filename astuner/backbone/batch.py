@@ -29,7 +29,10 @@ def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, 
     """Run the episodes of `request` behind a bar named `name`, which shows their mean reward."""
     rewards: list[float] = []
     first: float | None = None
-    with context.progress.phase(name, len(request.tasks) * request.repeats) as phase:
+    with (
+        context.phase("validation" if request.split == "val" else "rollout"),
+        context.progress.phase(name, len(request.tasks) * request.repeats) as phase,
+    ):
 
         def finished(episode: Episode) -> None:
             nonlocal first
@@ -43,7 +46,10 @@ def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, 
 
 
 def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) -> Batch:
-    """Run and record the episodes of the first `debug.debug_first_n_tasks` tasks, as a step or a validation would."""
+    """Run the episodes of the first `debug.debug_first_n_tasks` tasks, as a step or a validation would.
+
+    Each is recorded as soon as it has ended: the page follows, and an interrupted run keeps what it has.
+    """
     config, tasks = context.config.astuner, context.ingredients.tasks
     validation = split == "val"
     step = 0 if validation else 1
@@ -55,7 +61,10 @@ def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) 
         seed=seed,
         settings=call_settings(config, validation=validation),
     )
-    batch = run_batch(context, rollout, request, "dry run")
-    for episode in batch.episodes:
+
+    def keep(episode: Episode) -> None:
         context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
-    return batch
+        context.on_episode(episode)
+
+    rollout.on_attempt = keep
+    return run_batch(context, rollout, request, "dry run")

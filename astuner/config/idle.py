@@ -48,6 +48,8 @@ _TABLE = (
             "trainer_common.val_before_train",
             "trainer_common.val_pass_n",
             "data.max_prompt_length",
+            "deadlines.rollout",
+            "deadlines.sync_weights",
         ),
         "for sft",
         _is_sft,
@@ -109,7 +111,7 @@ _TABLE = (
         lambda run: run.backbone == "debug" and not starts_vllm(run),
     ),
     _Idle(
-        ("debug.api_key_env", "debug.served_model"),
+        ("debug.api_key_env", "debug.base_url_timeout", "debug.served_model"),
         "without a debug.base_url",
         lambda run: run.backbone == "debug" and not run.debug.base_url,
     ),

@@ -170,6 +170,8 @@ class DebugConfig(Section):
     """An OpenAI-compatible server to sample from (`http://127.0.0.1:8000/v1`) in place of the embedded engine."""
     api_key_env: str | None = None
     """The environment variable that holds that server's key; none is sent without it."""
+    base_url_timeout: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds within which that server has to answer before the first episode: with its models, and with a token."""
     served_model: str | None = None
     """The model's name on that server; by default model.path, or the only model that it serves."""
     debugger_port: Annotated[int, Field(ge=1024, le=65535)] = 5678

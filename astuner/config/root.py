@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
+from astuner.config.deadlines import DeadlinesConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
 from astuner.config.section import Section
 from astuner.config.services import ServiceConfig, ServiceName
@@ -45,6 +46,8 @@ class AstunerConfig(Section):
     """Where tasks come from."""
     task_judge: TaskJudgeConfig = TaskJudgeConfig()
     """How episodes are scored."""
+    deadlines: DeadlinesConfig = DeadlinesConfig()
+    """How long each phase may take before the log says where it stands."""
     services: dict[ServiceName, ServiceConfig] = Field(default_factory=dict)
     """Processes that the run needs, by name, each with a command; --with-NAME starts one."""
     debug: DebugConfig = DebugConfig()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from typing import Annotated, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -35,7 +36,12 @@ def _command(command: str | list[str]) -> str | list[str]:
 
 
 def _url(url: str) -> str:
-    if not re.match(r"https?://[^/]", url):
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket that is not closed, a port that is none
+        usable = False
+    if not usable:
         raise ValueError("expected an address such as http://127.0.0.1:8080/health")
     return url
 

@@ -46,6 +46,7 @@ SCOPES = (
         (
             "astuner.debug.api_key_env",
             "astuner.debug.base_url",
+            "astuner.debug.base_url_timeout",
             "astuner.debug.debug_max_parallel",
             "astuner.debug.debug_tensor_parallel_size",
             "astuner.debug.debug_vllm_port",
@@ -53,6 +54,14 @@ SCOPES = (
             "astuner.debug.debug_vllm_timeout",
             "astuner.debug.served_model",
         ),
+    ),
+    Scope(
+        _IN_PROCESS,
+        ("astuner.deadlines.load_model", "astuner.deadlines.rollout", "astuner.deadlines.validation"),
+    ),
+    Scope(
+        ("local",),
+        ("astuner.deadlines.save_checkpoint", "astuner.deadlines.sync_weights", "astuner.deadlines.update"),
     ),
     # `astuner check --dry-run` takes it for every backbone that it can roll out on.
     Scope(_IN_PROCESS, ("astuner.debug.debug_first_n_tasks",)),

@@ -10,13 +10,16 @@ from rich.table import Table
 
 from astuner.backbone.base import MemoryEstimate, check_engine, load_backbone
 from astuner.backbone.ingredients import Ingredients, gather, validation_repeats
+from astuner.backbone.phases import watched
 from astuner.backbone.task_order import TaskOrder
 from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
 from astuner.launcher.console import make_console
-from astuner.launcher.episode_table import episode_table, refuse_unrewarded
+from astuner.launcher.episode_table import episode_table, refuse_unrewarded, why_nothing_trains
 from astuner.launcher.launch import Launch
 from astuner.launcher.output import tidy_output
 from astuner.run_record import check_loggers
+from astuner.task_rollout import RunningEpisodes
 
 _SHOWN_TASKS = 2
 
@@ -38,7 +41,8 @@ def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
     backbone = load_backbone(config.backbone)
     check_engine(config)
     check_loggers(config.trainer_common.logger)
-    ingredients = gather(config, launch.config_dir)
+    with watched("read_tasks", config.deadlines, RunningEpisodes()):
+        ingredients = gather(config, launch.config_dir)
     _print_ingredients(console, config, ingredients)
     _print_arithmetic(console, config, ingredients)
     _print_memory(console, backbone.estimate(config, ingredients.model_path))
@@ -46,6 +50,8 @@ def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
         episodes = launch.dry_run(ingredients)
         console.print(episode_table("dry run", episodes))
         refuse_unrewarded(episodes)
+        if (nothing := why_nothing_trains(episodes)) is not None:
+            raise BackboneError(nothing)
     console.print("[green]all right[/]: this configuration can run")
 
 

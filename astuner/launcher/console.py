@@ -12,8 +12,10 @@ from loguru import logger
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from astuner.launcher.output import FILE_ONLY
+from astuner.launcher.visible import visible
 from astuner.plugin import raised_at
 from astuner.run_record import RunSummary, ValidationSummary, read_metrics, redact
 
@@ -33,6 +35,10 @@ class _SteadyConsole(Console):
             super().print(*objects, **settings)
         except OSError:  # a full disk behind a redirection, a terminal that is gone
             self.quiet = True
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """Make a text of `text` that does nothing to the terminal, whatever a task or a model wrote."""
+        return super().render_str(visible(text), **settings)
 
     def on_broken_pipe(self) -> None:
         """Fall silent, where rich would end the process."""

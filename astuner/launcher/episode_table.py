@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from astuner.errors import BackboneError
+from astuner.launcher.visible import visible_line
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import scored, tokens_of
 
@@ -16,14 +17,14 @@ _SHOWN_FAILURES = 3
 
 
 def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
-    """Return a row an episode."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("task", no_wrap=True)
+    """Return a row an episode; where there is not room for all, the task's text is cut, and no number."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("task")
     for name in ("reward", "success", "calls", "tokens", "samples", "forks", "seconds"):
-        table.add_column(name, justify="right", min_width=len(name))
+        table.add_column(name, justify="right", no_wrap=True)
     for episode in episodes:
         table.add_row(
-            escape(episode.task.main_query[:40]),
+            Text(visible_line(episode.task.main_query[:40]), no_wrap=True, overflow="ellipsis"),
             "-" if episode.reward is None else f"{episode.reward:.2f}",
             "-" if episode.is_success is None else ("yes" if episode.is_success else "no"),
             str(len(episode.calls)),
@@ -50,6 +51,16 @@ def training_lines(episodes: Sequence[Episode]) -> list[str]:
     ]
 
 
+def why_nothing_trains(episodes: Sequence[Episode]) -> str | None:
+    """Say why none of the episodes can be trained on; None where one can."""
+    if any(episode.status == "ok" for episode in episodes):
+        return None
+    lost = next((episode for episode in episodes if episode.status == "dropped"), None)
+    if lost is None:
+        return None
+    return f"none of {len(episodes)} episodes can be trained on. The first: [{lost.error_kind}] {lost.error}"
+
+
 def failure_lines(episodes: Sequence[Episode]) -> list[str]:
     """Return why the first few failed episodes failed."""
     failed = [episode for episode in episodes if episode.status != "ok"]
@@ -59,7 +70,7 @@ def failure_lines(episodes: Sequence[Episode]) -> list[str]:
 
 
 def refuse_unrewarded(episodes: Sequence[Episode]) -> None:
-    """Refuse episodes none of which has a reward, or none of which has anything to train on.
+    """Refuse episodes none of which has a reward.
 
     Raises:
         BackboneError: with the first one's reason.
@@ -67,8 +78,3 @@ def refuse_unrewarded(episodes: Sequence[Episode]) -> None:
     if not scored(episodes):
         why = f". The first: [{episodes[0].error_kind}] {episodes[0].error}" if episodes else ""
         raise BackboneError(f"no episode got a reward ({len(episodes)} were run){why}")
-    if all(episode.status != "ok" for episode in episodes):
-        lost = next(episode for episode in episodes if episode.status == "dropped")
-        raise BackboneError(
-            f"none of {len(episodes)} episodes can be trained on. The first: [{lost.error_kind}] {lost.error}"
-        )

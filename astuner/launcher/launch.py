@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from astuner.backbone.base import (
     load_training_backbone,
 )
 from astuner.backbone.ingredients import Ingredients, gather, one_at_a_time
+from astuner.backbone.phases import watched
 from astuner.backbone.progress import RunProgress
 from astuner.breakpoints import stop_through_port
 from astuner.config.dumping import to_yaml
@@ -30,7 +32,13 @@ from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import RunConfig, starts_vllm
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
-from astuner.launcher.episode_table import episode_table, failure_lines, refuse_unrewarded, training_lines
+from astuner.launcher.episode_table import (
+    episode_table,
+    failure_lines,
+    refuse_unrewarded,
+    training_lines,
+    why_nothing_trains,
+)
 from astuner.launcher.output import FILE_ONLY, tidy_output
 from astuner.launcher.services import Services
 from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers, redact
@@ -160,8 +168,14 @@ class Launch:
             return _first_validation_tasks(self._ingredients(), None) if split == "val" else self._ingredients()
 
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
-            episodes = backbone.dry_run(replace(context, keep_engine=keep_engine), split)
-            _print_episodes(context, episodes)
+            ended: list[Episode] = []
+            context = replace(context, keep_engine=keep_engine, on_episode=ended.append)
+            try:
+                episodes = backbone.dry_run(context, split)
+            except KeyboardInterrupt:
+                _print_episodes(context, ended, "episodes that had ended", split)
+                raise
+            _print_episodes(context, episodes, "episodes", split)
             refuse_unrewarded(episodes)
             return episodes
 
@@ -195,7 +209,8 @@ class Launch:
                 FolderLock(folder).release()
                 # Before the tasks are read: they may come from a service.
                 stack.enter_context(self.services.running())
-                brought = ingredients()
+                with watched("read_tasks", config.deadlines, running):
+                    brought = ingredients()
             record = stack.enter_context(self._record(folder, resume=resume))
             stack.enter_context(self.services.recorded_in(record.folder))
             stack.enter_context(_failure_logged(record))
@@ -233,14 +248,18 @@ class Launch:
         )
 
 
-def _print_episodes(context: RunContext, episodes: Sequence[Episode]) -> None:
+def _print_episodes(context: RunContext, episodes: Sequence[Episode], title: str, split: Split) -> None:
     console = context.progress.console
-    console.print(episode_table("episodes", episodes))
+    console.print(episode_table(title, episodes))
     for line in failure_lines(episodes):
         console.print(escape(redact(line)), style="yellow", soft_wrap=True)
-    for line in training_lines(episodes):
-        console.print(line, soft_wrap=True)
-    console.print(escape(f"record: {context.record.folder}"), soft_wrap=True)
+    if split == "train":
+        for line in training_lines(episodes):
+            console.print(line, soft_wrap=True)
+        if (nothing := why_nothing_trains(episodes)) is not None:
+            console.print(escape(redact(nothing)), style="yellow", soft_wrap=True)
+    folder = str(context.record.folder)
+    console.print(escape(f"record: {folder} (as a page: astuner view {shlex.quote(folder)})"), soft_wrap=True)
 
 
 def _report(running: RunningEpisodes) -> None:

@@ -9,20 +9,25 @@ import sys
 import threading
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 from loguru import logger
 
-from astuner.config.services import HealthConfig, ServiceConfig
+from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ServiceError
+from astuner.ports import holder, is_taken
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.processes.log import ProcessLog
 from astuner.run_record import redact_argv
 
+_THIS_MACHINE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 2.0
 _LIFE_SIGN_SECONDS = 1.0
-_LONGEST_PAUSE = 30.0
+_PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# What lived so long did not end of its start.
+_STEADY_SECONDS = 300.0
 
 
 class Service:
@@ -49,6 +54,19 @@ class Service:
         self._watcher = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
         self._watcher.start()
 
+    def check_ports(self) -> None:
+        """Check that its ports are free: a health check would be answered by whoever holds one.
+
+        Raises:
+            ServiceError: one is in use; names the process that holds it.
+        """
+        for port in ports_of(self.config):
+            if is_taken(port):
+                other = "" if self.name in BUILT_IN_SERVICES else ", or give the service another port"
+                raise ServiceError(
+                    f"service {self.name}: port {port} is in use by {holder(port)}; end that process{other}"
+                )
+
     def ask_to_stop(self) -> None:
         """Have the process end; do not wait."""
         self._stopping.set()
@@ -69,6 +87,7 @@ class Service:
             self._reader.join(_PROBE_SECONDS)
 
     def _launch(self) -> None:
+        self.check_ports()
         began = time.monotonic()
         here = {"PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))}
         # Without it, what a service in Python prints reaches the log much later.
@@ -86,7 +105,8 @@ class Service:
             raise ServiceError(f"service {self.name} {error}; {self.log.tail()}") from None
         if not self._stopping.is_set():
             seconds = time.monotonic() - began
-            logger.info("service {}: ready after {:.1f} s (process {})", self.name, seconds, self._process.pid)
+            place = f" at {self.config.health.http}" if self.config.health.http else ""
+            logger.info("service {}: ready after {:.1f} s{} (process {})", self.name, seconds, place, self._process.pid)
 
     def _await_health(self, process: GuardedProcess, began: float) -> None:
         while not self._stopping.is_set():
@@ -97,16 +117,17 @@ class Service:
             if missing is None:
                 return
             if time.monotonic() - began > self.config.timeout:
+                fixed = self.name in BUILT_IN_SERVICES
                 raise ServiceError(
-                    f"was not ready within {self.config.timeout:g} s ({missing}); mend it, or raise "
-                    f"astuner.services.{self.name}.timeout"
+                    f"was not ready within {self.config.timeout:g} s ({missing}); mend it"
+                    + ("" if fixed else f", or raise astuner.services.{self.name}.timeout")
                 )
             self._stopping.wait(_POLL_SECONDS)
 
     def _watch(self) -> None:
         restart = self.config.restart
         allowed = float("inf") if restart is True else int(restart)
-        restarts = 0
+        restarts, in_a_row, launched = 0, 0, time.monotonic()
         while self._has_ended():
             assert self._process is not None
             ended = f"service {self.name} ended with exit code {self._process.exit_code} before the run did"
@@ -117,8 +138,10 @@ class Service:
                 return
             restarts += 1
             logger.warning("{}; starting it again, for the {}. time", ended, restarts)
-            if self._stopping.wait(min(2.0 ** (restarts - 1), _LONGEST_PAUSE)):
+            in_a_row = 1 if time.monotonic() - launched > _STEADY_SECONDS else in_a_row + 1
+            if self._stopping.wait(pause(in_a_row)):
                 return
+            launched = time.monotonic()
             try:
                 self._launch()
             except ServiceError as error:
@@ -133,12 +156,31 @@ class Service:
         return False
 
 
+def pause(starts: int) -> float:
+    """Seconds to wait before the n-th new start of a service that does not stay."""
+    return _PAUSES[min(starts, len(_PAUSES)) - 1]
+
+
+def ports_of(config: ServiceConfig) -> list[int]:
+    """The ports of this machine that a service opens: those it declares, and that of its health check."""
+    ports = list(config.ports)
+    if config.health.port is not None:
+        ports.append(config.health.port)
+    if config.health.http is not None:
+        url = urlsplit(config.health.http)
+        if url.hostname in _THIS_MACHINE:
+            ports.append(url.port or (443 if url.scheme == "https" else 80))
+    return list(dict.fromkeys(ports))
+
+
 def _what_is_missing(health: HealthConfig, began: float) -> str | None:
     """Why a service that began then is not ready, None where it is."""
     if health.http is not None:
         try:
             # A proxy of the environment is not on the way to a service of the run.
-            status = httpx.get(health.http, timeout=_PROBE_SECONDS, trust_env=False).status_code
+            # Nor is its body read, which may be a stream without an end.
+            with httpx.stream("GET", health.http, timeout=_PROBE_SECONDS, trust_env=False) as response:
+                status = response.status_code
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{health.http}: {error or type(error).__name__}"
         return None if status < 400 else f"{health.http} answers with status {status}"

@@ -6,22 +6,20 @@ import contextlib
 import difflib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
-from astuner.launcher.service import Service
-from astuner.ports import holder, is_taken
+from astuner.launcher.service import Service, ports_of
+from astuner.ports import free_port, is_taken
 from astuner.run_record import learn_secrets
 
 _RAY = ["ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--disable-usage-stats"]
 
 _VIEW_PORT = 8765
-_THIS_MACHINE = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,9 @@ def built_in(name: str, exp_dir: Path) -> BuiltIn:
     """The built-in service `name`, for runs whose records are in `exp_dir`."""
     if name == "logview":
         exp_dir.mkdir(parents=True, exist_ok=True)  # a first run has no folder yet
-        command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(_VIEW_PORT)]
-        return BuiltIn(ServiceConfig(command=command, health=HealthConfig(port=_VIEW_PORT)))
+        port = free_port() if is_taken(_VIEW_PORT) else _VIEW_PORT  # another run may have its own
+        command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(port)]
+        return BuiltIn(ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/")))
     if name == "appworld":
         serve = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
         install = "`pip install appworld`, then `appworld install` and `appworld download data`"
@@ -81,6 +80,7 @@ class Services:
         found = {name: declared.get(name) or _built_in_config(name, list(declared), exp_dir) for name in names}
         for service in declared.values():
             learn_secrets(service.env)
+        _refuse_shared_ports(found)
         return cls([Service(name, service, _folder(name, service, config_dir)) for name, service in found.items()])
 
     @contextlib.contextmanager
@@ -96,7 +96,7 @@ class Services:
             yield
             return
         for service in self._services:
-            _check_ports(service.name, service.config)
+            service.check_ports()
         self._running = True
         try:
             for service in self._services:
@@ -158,26 +158,17 @@ def _folder(name: str, service: ServiceConfig, config_dir: Path) -> Path:
     )
 
 
-def _check_ports(name: str, config: ServiceConfig) -> None:
-    """Check that the ports of service `name` are free: a health check would be answered by whoever holds one.
+def _refuse_shared_ports(services: Mapping[str, ServiceConfig]) -> None:
+    """Refuse two services on one port: the health check of the second would be answered by the first.
 
     Raises:
-        ServiceError: one is in use; names the process that holds it.
+        ConfigError: names both and the port.
     """
-    for port in _ports_of(config):
-        if is_taken(port):
-            raise ServiceError(
-                f"service {name}: port {port} is in use by {holder(port)}; end that process, or give the service "
-                "another port"
-            )
-
-
-def _ports_of(config: ServiceConfig) -> list[int]:
-    ports = list(config.ports)
-    if config.health.port is not None:
-        ports.append(config.health.port)
-    if config.health.http is not None:
-        url = urlsplit(config.health.http)
-        if url.hostname in _THIS_MACHINE:
-            ports.append(url.port or (443 if url.scheme == "https" else 80))
-    return list(dict.fromkeys(ports))
+    owners: dict[int, str] = {}
+    for name, service in services.items():
+        for port in ports_of(service):
+            if owners.setdefault(port, name) != name:
+                raise ConfigError(
+                    f"--with-{owners[port]} and --with-{name} both use port {port}; give one of them another (ports or "
+                    "health under astuner.services), or leave one out"
+                )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
@@ -15,6 +16,8 @@ from astuner.schema import Completion, FinishReason, SamplingParams
 
 _CONNECT_SECONDS = 10.0
 _MOST_OF_AN_ANSWER = 300
+# Said although they do nothing: a server takes what is left out from the model's generation_config.json.
+_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _WHAT_SERVES = (
     "astuner records token by token what the model was given and what it said, so the server has to return token ids "
     "and logprobs: vLLM 0.10.2 and newer do; or leave debug.base_url out to sample in this process"
@@ -56,6 +59,7 @@ class CompletionsEngine:
         max_model_len: int,
         api_key: str | None,
         launched: bool = False,
+        timeout: float = 60.0,
     ) -> Self:
         """Find the model on the server, and sample one token to see that all that is needed comes back.
 
@@ -66,15 +70,17 @@ class CompletionsEngine:
             max_model_len: the most tokens that a request may have; lowered to what the server says.
             api_key: sent as a bearer token where there is one.
             launched: astuner started it on this machine.
+            timeout: seconds that each of the two answers may take.
 
         Raises:
-            ModelError: the server cannot be reached, refuses the key, or lacks something.
+            ModelError: the server cannot be reached, does not answer in time, refuses the key, or lacks something.
         """
         engine = cls(base_url.rstrip("/"), model or wanted, max_model_len, api_key, launched=launched)
-        return asyncio.run(engine._connected(named=model is not None))
+        return asyncio.run(engine._connected(timeout, named=model is not None))
 
-    async def _connected(self, *, named: bool) -> Self:
-        listed = await self._request("GET", "/models")
+    async def _connected(self, timeout: float, *, named: bool) -> Self:
+        async with self._answering(timeout, "GET /models"):
+            listed = await self._request("GET", "/models")
         models = {str(entry.get("id")): entry for entry in listed.get("data") or [] if isinstance(entry, Mapping)}
         name = self.model
         if name not in models:
@@ -87,8 +93,26 @@ class CompletionsEngine:
         longest = models[name].get("max_model_len")
         length = min(self.max_model_len, longest) if isinstance(longest, int) else self.max_model_len
         engine = replace(self, model=name, max_model_len=length)
-        await engine.generate((0,), SamplingParams(max_tokens=1))
+        async with self._answering(timeout, "POST /completions"):
+            await engine.generate((0,), SamplingParams(max_tokens=1))
         return engine
+
+    @contextlib.asynccontextmanager
+    async def _answering(self, timeout: float, request: str) -> AsyncIterator[None]:
+        """Bound what no episode's deadline does: a server that accepts a connection may never answer."""
+        try:
+            async with asyncio.timeout(timeout):
+                yield
+        except TimeoutError as error:
+            which, key = (
+                ("that astuner started", "debug.debug_vllm_timeout")
+                if self.launched
+                else ("of debug.base_url", "debug.base_url_timeout")
+            )
+            raise ModelError(
+                f"the server {which}, {self.base_url}, did not answer {request} within {timeout:g} s; look at what it "
+                f"is at, or raise {key}"
+            ) from error
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Sample one completion.
@@ -109,12 +133,12 @@ class CompletionsEngine:
             "max_tokens": min(params.max_tokens, room),
             "temperature": params.temperature,
             "top_p": params.top_p,
+            "top_k": params.top_k,
+            **_NEUTRAL,
             "stop_token_ids": list(params.stop_token_ids),
             "logprobs": 0,
             "return_token_ids": True,
         }
-        if params.top_k != -1:
-            body["top_k"] = params.top_k
         if params.seed is not None:
             body["seed"] = params.seed
         answer = await self._request("POST", "/completions", body)

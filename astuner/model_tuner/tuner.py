@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,16 @@ class ChatAnswer:
     call: LlmCall
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenCall:
+    """An LLM call that waits for its answer; `prompt_tokens` is None where another model is asked."""
+
+    agent_name: str
+    target_tag: str
+    start_time: float
+    prompt_tokens: int | None
+
+
 class ModelTuner:
     """The model in training, for one episode: hand it to an agent as its model.
 
@@ -95,6 +106,12 @@ class ModelTuner:
         self._targets = targets or Targets()
         self._history = History(codec)
         self._started = 0
+        self._open: dict[OpenCall, None] = {}
+
+    @property
+    def open_calls(self) -> tuple[OpenCall, ...]:
+        """The calls that wait for their answer; may be asked from any thread."""
+        return tuple(self._open.copy())
 
     @property
     def calls(self) -> tuple[LlmCall, ...]:
@@ -169,11 +186,13 @@ class ModelTuner:
         }
         model = FrozenModel() if trained else self._targets.stand_in(target_tag, debug_model)
         if not isinstance(model, FrozenModel):
-            parsed = await ask_debug_model(model, messages, offered, tool_choice)
+            with self._waiting(about, None):
+                parsed = await ask_debug_model(model, messages, offered, tool_choice)
             return self._heard(parsed, messages, about)
         if model.base_url is not None:
             options = {**ignored, "tool_choice": tool_choice, "max_tokens": max_tokens}
-            parsed = await ask_endpoint(model, target_tag, normalise(messages), offered, options)
+            with self._waiting(about, None):
+                parsed = await ask_endpoint(model, target_tag, normalise(messages), offered, options)
             return self._heard(parsed, messages, about)
         _say_what_is_ignored(tool_choice, ignored)
         return await self._sample(messages, offered, tool_choice, max_tokens, about)
@@ -189,7 +208,8 @@ class ModelTuner:
         """Have the model in training answer."""
         prompt = self._history.prompt(normalise(messages), offered, about["tools_hash"])
         params = self._sampling(prompt, max_tokens)
-        completion = await self._engine.generate(prompt.token_ids, params)
+        with self._waiting(about, len(prompt.token_ids)):
+            completion = await self._engine.generate(prompt.token_ids, params)
         usable = None if tool_choice == "none" else offered
         parsed = self._codec.parse(completion.token_ids, prompt.token_ids, usable)
         call = replace(
@@ -201,6 +221,15 @@ class ModelTuner:
         self._history.add(call, prompt.opening)
         self._watch(completion, parsed)
         return ChatAnswer(parsed, call)
+
+    @contextlib.contextmanager
+    def _waiting(self, about: Mapping[str, Any], prompt_tokens: int | None) -> Iterator[None]:
+        call = OpenCall(about["agent_name"], about["target_tag"], about["start_time"], prompt_tokens)
+        self._open[call] = None
+        try:
+            yield
+        finally:
+            del self._open[call]
 
     def _heard(
         self, parsed: ParsedAnswer, messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]

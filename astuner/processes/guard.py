@@ -13,6 +13,7 @@ become another's when the group is signalled.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -30,6 +31,7 @@ import psutil
 from astuner.processes.group import end_group
 
 _POLL_SECONDS = 0.1
+_PR_SET_PDEATHSIG = 1
 KEEP = b"keep\n"
 
 
@@ -51,6 +53,7 @@ def main() -> int:
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
             )
         except (OSError, ValueError) as error:
             _tell(error=str(error))
@@ -84,6 +87,12 @@ class _Pipe:
         said = os.read(self._fd, 4096) if readable else None
         self._kept = said == KEEP
         return not self._kept and (said == b"" or os.getppid() != self._launcher)
+
+
+def _end_with_parent() -> None:
+    """Have Linux end the service's first process where this one is killed, when nobody is left to end its group."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager

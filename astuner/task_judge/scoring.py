@@ -12,19 +12,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
+from astuner.deadlines import deadline, told
 from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.plugin import raised_at
 from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
-from astuner.stacks import shown, task_stack, thread_stack
+from astuner.stacks import waiting_for
 from astuner.task_judge.judge_base import BaseJudge
 
 _Caller = Callable[..., Awaitable[object]]
 
 
 async def score(
-    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, timeout: float | None
+    judge: BaseJudge,
+    workflow_task: WorkflowTask,
+    workflow_output: WorkflowOutput,
+    timeout: float | None,
+    about: Callable[[], str] = str,
 ) -> tuple[float, bool]:
     """Have `judge` score one episode.
 
@@ -36,6 +39,7 @@ async def score(
         workflow_task: what the episode was given.
         workflow_output: what its workflow returned.
         timeout: seconds that the judge may take; None for as long as it wants.
+        about: what else to say of the episode in the log when it takes longer.
 
     Returns:
         The reward and whether the task was solved. A judge that returns a number alone means "solved if above 0".
@@ -46,15 +50,14 @@ async def score(
     """
     asked = asyncio.ensure_future(_ask(judge, workflow_task, workflow_output, _in_daemon_thread))
     try:
-        # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
-        await asyncio.wait({asked}, timeout=timeout)
+        with told(timeout, lambda: _too_slow(judge, workflow_task, timeout, about()), asked):
+            # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
+            await asyncio.wait({asked}, timeout=timeout)
     finally:
         in_time = asked.done()
         asked.cancel()
     if not in_time:
         slow = _too_slow(judge, workflow_task, timeout)
-        # The cancellation comes to it later: it still stands where it was.
-        logger.debug("{}; it stood at\n{}", slow, shown(task_stack(asked, threading.current_thread())))
         asked.add_done_callback(_forget)
         raise EpisodeTimeout(f"{slow}; mend it, or raise astuner.task_judge.timeout.")
     if asked.cancelled():
@@ -63,14 +66,18 @@ async def score(
 
 
 async def score_in_place(
-    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, timeout: float | None
+    judge: BaseJudge,
+    workflow_task: WorkflowTask,
+    workflow_output: WorkflowOutput,
+    timeout: float | None,
+    about: Callable[[], str] = str,
 ) -> tuple[float, bool]:
     """Be `score`, with a plain `compute_reward` in this thread, too: a debugger stops in it as in the workflow.
 
     While it blocks, nothing can end it but Ctrl-C.
     """
     try:
-        async with asyncio.timeout(timeout):
+        async with deadline(timeout, lambda: _too_slow(judge, workflow_task, timeout, about())):
             answer = await _ask(judge, workflow_task, workflow_output, _here)
     except TimeoutError as error:
         raise EpisodeTimeout(
@@ -92,8 +99,9 @@ def _cancelled_itself(judge: BaseJudge) -> JudgeError:
     return JudgeError(f"judge {_name(judge)} raised CancelledError although nobody cancelled it.")
 
 
-def _too_slow(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None) -> str:
-    return f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
+def _too_slow(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, about: str = "") -> str:
+    said = f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
+    return f"{said}; {about}" if about else said
 
 
 def _forget(asked: asyncio.Future[object]) -> None:
@@ -148,11 +156,8 @@ async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> obje
 
     thread = threading.Thread(target=run, name=f"judge {function!r}", daemon=True)
     thread.start()
-    try:
+    with waiting_for(thread):
         return await outcome
-    except asyncio.CancelledError:
-        logger.debug("the thread of {!r} stands at\n{}", function, shown(thread_stack(thread)))
-        raise
 
 
 def _as_exception(error: BaseException) -> Exception:

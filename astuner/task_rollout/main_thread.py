@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Generic, TypeVar
 
-from astuner.breakpoints import is_debugged
 from astuner.signals import signals_handled
 from astuner.task_rollout.leftovers import without_leftovers
 
@@ -25,14 +23,7 @@ class MainThread(Generic[T]):
     """Runs coroutines one after another on an event loop in the caller's thread.
 
     Nothing can end one that blocks, but Ctrl-C.
-
-    Attributes:
-        deadline: seconds after which a job that still runs is told of, unless the process is debugged.
-        overdue: called then, in another thread.
     """
-
-    deadline: float
-    overdue: Callable[[], None]
 
     def run(self, makers: Sequence[Callable[[], Coroutine[object, object, T]]]) -> Iterator[tuple[int, T]]:
         """Yield `(index, result)`, in order.
@@ -42,20 +33,9 @@ class MainThread(Generic[T]):
         """
         with asyncio.Runner() as runner:
             for index, make in enumerate(makers):
-                watch = threading.Timer(self.deadline, self._tell)
-                watch.daemon = True
-                watch.start()
-                try:
-                    with _interrupting():
-                        result = runner.run(without_leftovers(make()))
-                finally:
-                    watch.cancel()
-                    watch.join()
+                with _interrupting():
+                    result = runner.run(without_leftovers(make()))
                 yield index, result
-
-    def _tell(self) -> None:
-        if not is_debugged():
-            self.overdue()
 
     def close(self) -> None:
         """Do nothing: there is no thread to end."""

@@ -15,8 +15,8 @@ from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.stacks import shown
 from astuner.task_rollout.main_thread import MainThread
 from astuner.task_rollout.pool import EpisodePool, Stuck
-from astuner.task_rollout.running import RunningEpisodes, last_call
-from astuner.task_runner import TaskRunner, own_frame
+from astuner.task_rollout.running import RunningEpisodes
+from astuner.task_runner import TaskRunner, last_call, own_frame
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class TaskRollout:
         in_main_thread: run them one after another in the caller's thread, for debuggers.
         running: knows the episodes that run.
         on_episode: called on the caller's thread with each finished episode, in order of completion.
+        on_attempt: called there before it, and with each failed attempt that is run again.
     """
 
     runner: TaskRunner
@@ -59,12 +60,13 @@ class TaskRollout:
     in_main_thread: bool = False
     running: RunningEpisodes = field(default_factory=RunningEpisodes)
     on_episode: Callable[[Episode], None] = lambda _: None
+    on_attempt: Callable[[Episode], None] = lambda _: None
     _pool: EpisodePool[Episode] | MainThread[Episode] = field(init=False)
 
     def __post_init__(self) -> None:
         # The runner bounds workflow and judge itself; the pool only catches what blocks its thread.
         deadline = self.runner.episode_timeout + self.runner.judge_timeout
-        self._pool = MainThread(deadline, self._overdue) if self.in_main_thread else EpisodePool(self.workers, deadline)
+        self._pool = MainThread() if self.in_main_thread else EpisodePool(self.workers, deadline)
 
     def run(self, request: BatchRequest) -> list[Episode]:
         """Return the episodes, by task and then repeat; failed ones are among them, with their reason.
@@ -78,6 +80,7 @@ class TaskRollout:
             last = attempt == self.max_retries
             for place, episode in self._attempt([_again(planned[i], attempt) for i in to_run], request.settings):
                 attempts[to_run[place]].append(episode)
+                self.on_attempt(episode)
                 if last or episode.status != "failed":
                     self.on_episode(episode)
             to_run = [i for i in to_run if attempts[i][-1].status == "failed"]
@@ -114,11 +117,6 @@ class TaskRollout:
     async def _run(self, task: WorkflowTask, tuner: ModelTuner) -> Episode:
         with self.running.entered(task.episode_id, tuner):
             return await self.runner.run(task, tuner)
-
-    def _overdue(self) -> None:
-        logger.warning(
-            "an episode holds the main thread beyond its deadline, and only Ctrl-C ends it: {}", self.running.report()
-        )
 
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:

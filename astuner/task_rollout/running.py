@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from astuner.model_tuner import ModelTuner
 from astuner.stacks import Stack, shown, task_stack
+from astuner.task_runner import last_call
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,16 +54,12 @@ class RunningEpisodes:
         finally:
             del self._running[running]
 
+    def __bool__(self) -> bool:
+        """Whether any runs."""
+        return bool(self._running)
+
     def report(self) -> str:
         """Say of each running episode: its id, since when it runs, its last finished call, and its Python stack."""
         running = list(self._running)
         title = f"{len(running)} episode{'' if len(running) == 1 else 's'} running"
         return "\n".join([title, *(line for episode in running for line in episode.lines())])
-
-
-def last_call(tuner: ModelTuner) -> str:
-    """Say which call of an episode ended last, and when."""
-    calls = tuner.calls
-    if not calls:
-        return "no LLM call finished"
-    return f"last finished LLM call {calls[-1].call_id} ({time.time() - calls[-1].end_time:.1f} s ago)"

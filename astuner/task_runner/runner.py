@@ -12,13 +12,14 @@ from pathlib import Path
 
 from astuner.breakpoints import is_debugged
 from astuner.context_tracker import MergeMode, build_samples, limit_samples
+from astuner.deadlines import deadline
 from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score, score_in_place
-from astuner.task_runner.deadline import deadline
+from astuner.task_runner.last_call import last_call
 from astuner.task_runner.rewards import mean_reward, share_out
 from astuner.workflow import Workflow
 
@@ -116,7 +117,7 @@ class TaskRunner:
                 )
             ask = score_in_place if self.judges_in_place else score
             limit = None if is_debugged() else self.judge_timeout
-            reward, success = await ask(self.judge, workflow_task, output, limit)
+            reward, success = await ask(self.judge, workflow_task, output, limit, lambda: last_call(tuner))
             return replace(output, reward=reward, is_success=success)
         if output.is_success is None:
             return replace(output, is_success=mean_reward(output.reward) > 0)
@@ -206,5 +207,4 @@ def own_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummar
 
 
 def _too_slow(seconds: float, tuner: ModelTuner) -> str:
-    last = tuner.calls[-1].call_id if tuner.calls else "none"
-    return f"the workflow took longer than rollout.episode_timeout ({seconds:g} s); its last finished LLM call: {last}"
+    return f"the workflow took longer than rollout.episode_timeout ({seconds:g} s); {last_call(tuner)}"

@@ -145,6 +145,11 @@ class InTheMainThread(Agent):
         return WorkflowOutput(reward=float(threading.current_thread() is threading.main_thread()))
 
 
+class AsksNobody(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        return WorkflowOutput(reward=1.0)
+
+
 class AlwaysRaises(Agent):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         await super().execute(workflow_task, model_tuner)

@@ -15,6 +15,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from astuner import breakpoints
+from astuner.errors import RecordError
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.run_record import read_episode, read_index, read_summary
 from tests.launcher.conftest import Command, Ended
@@ -200,6 +201,8 @@ def test_a_server_samples_in_place_of_the_embedded_engine(
     with listening() as place:
         url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
         debug(f"debug.base_url={url}").says("cannot be reached", url)
+        place.listen()
+        debug(f"debug.base_url={url}", "debug.base_url_timeout=0.5").says("did not answer GET /models within 0.5 s")
 
 
 def test_only_the_named_breakpoint_stops(folder: Path):
@@ -266,7 +269,11 @@ def test_sigusr1_says_what_runs(folder: Path, backbone: str):
         process = subprocess.Popen(command, cwd=folder, stderr=err)
     try:
         deadline = time.monotonic() + 60
-        while "8 episodes running" not in _log(record) and time.monotonic() < deadline and process.poll() is None:
+        while (
+            _log(record).count("await asyncio.sleep(0.05)") < 8
+            and time.monotonic() < deadline
+            and process.poll() is None
+        ):
             time.sleep(0.5)
             if (record / "run.log").exists():  # from then on the signal is heard
                 os.kill(process.pid, signal.SIGUSR1)
@@ -282,6 +289,37 @@ def test_sigusr1_says_what_runs(folder: Path, backbone: str):
     assert "8 episodes running" in (folder / "err.txt").read_text()
 
 
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_an_interrupted_run_keeps_and_shows_what_had_ended(folder: Path, parallel: int):
+    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug"]
+    command += ["astuner.debug.debug_first_n_tasks=1", f"astuner.debug.debug_max_parallel={parallel}"]
+    command += ["astuner.rollout.agentscope_workflow='agents->HangsAwaiting'"]
+    with (folder / "err.txt").open("w") as err:
+        process = subprocess.Popen(command, cwd=folder, stderr=err)
+    wanted = 1 if parallel == 1 else 3
+    try:
+        deadline = time.monotonic() + 60
+        while _recorded(folder / RUN) < wanted and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.2)
+        assert _recorded(folder / RUN) == wanted
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    said = (folder / "err.txt").read_text()
+    assert process.returncode == 130, said
+    assert "episodes that had ended" in said
+    assert sum(line.strip().startswith("question ") for line in said.splitlines()) == wanted
+    assert f"(as a page: astuner view {(folder / RUN).resolve()})" in said
+    assert len(read_index(folder / RUN)) == wanted
+
+
+def _recorded(record: Path) -> int:
+    try:
+        return len(read_index(record))
+    except RecordError:
+        return 0
+
+
 def _log(record: Path) -> str:
     path = record / "run.log"
     return path.read_text() if path.exists() else ""
@@ -291,3 +329,14 @@ def test_the_configuration_of_the_record_is_the_debug_runs(debug: Command, folde
     assert debug("debug.debug_max_parallel=3").code == 0
     assert "debug_max_parallel: 3" in (RUN / "config.yaml").read_text()
     assert json.loads((RUN / "environment.json").read_text())["backbone"] == "debug"
+
+
+def test_a_reward_without_a_call_is_a_warning_and_nothing_in_validation(debug: Command, folder: Path):
+    agent = "rollout.agentscope_workflow='agents->AsksNobody'"
+    ended = debug(agent)
+    assert ended.code == 0, ended.out
+    assert "none of 8 episodes can be trained on. The first: [no_tokens]" in ended.out
+    ended = debug(agent, "--validation")
+    assert ended.code == 0, ended.out
+    assert "training step" not in ended.out
+    assert "can be trained on" not in ended.out

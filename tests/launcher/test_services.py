@@ -21,9 +21,10 @@ import yaml
 
 from astuner import AstunerJob
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
-from astuner.errors import ConfigError
-from astuner.launcher.service import Service
+from astuner.errors import ConfigError, ServiceError
+from astuner.launcher.service import Service, pause
 from astuner.launcher.services import built_in
+from astuner.ports import holder
 from tests.launcher.conftest import HERE, Command
 
 RUN = Path("launcher_record/run")
@@ -369,3 +370,98 @@ def test_built_in_services_are_processes_in_the_foreground(tmp_path: Path):
     assert commands["ray"].config.health.port == 6379
     assert commands["appworld"].config.argv == ["appworld", "serve", "environment", "--port", "8000"]
     assert commands["appworld"].config.health.port == 8000
+
+
+def test_two_services_on_one_port_are_refused(astuner: Command, declare: Declare, port: int):
+    declare(first=served(port), second={"command": "x", "ports": [port]})
+    astuner("--with-first", "--with-second", "--conf", "run.yaml", ONE_STEP).says(
+        f"--with-first and --with-second both use port {port}"
+    )
+    assert not Path("note").exists()
+
+
+def test_a_port_that_is_taken_between_two_starts_is_not_taken_for_the_service(
+    service: Callable[..., Service], port: int
+):
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", port))
+        place.listen()
+        with pytest.raises(ServiceError, match=rf"port {port} is in use by process {os.getpid()} "):
+            service()
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_a_health_address_that_streams_for_ever_answers_by_its_status(folder: Path, port: int, status: int):
+    (folder / "streams.py").write_text(
+        "import http.server, time\n"
+        "class Streams(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        f"        self.send_response({status}); self.end_headers()\n"
+        "        while True:\n"
+        "            self.wfile.write(b'.'); self.wfile.flush(); time.sleep(0.1)\n"
+        f"http.server.ThreadingHTTPServer(('127.0.0.1', {port}), Streams).serve_forever()\n"
+    )
+    health = {"http": f"http://127.0.0.1:{port}/"}
+    config = ServiceConfig.model_validate({"command": "python streams.py", "health": health, "timeout": 8})
+    one = Service("env", config, folder)
+    try:
+        if status == 200:
+            one.start()
+        else:
+            with pytest.raises(ServiceError, match=r"was not ready within 8 s .*answers with status 503"):
+                one.start()
+    finally:
+        one.stop()
+
+
+def test_the_pause_between_starts_grows_to_an_end() -> None:
+    assert [pause(starts) for starts in (1, 2, 3, 6, 7, 5000)] == [1, 2, 4, 30, 30, 30]
+
+
+def test_the_holder_of_a_port_is_who_listens_there(port: int):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", port))
+        listens = f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); "
+        listens += "print(1, flush=True); time.sleep(60)"
+        process = subprocess.Popen([sys.executable, "-c", listens], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        with process.stdout:
+            process.stdout.readline()
+            try:
+                assert holder(port).startswith(f"process {process.pid} ")
+            finally:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:99999/", "http://[::1/", "http://127.0.0.1:abc/", "http://:80/", "x"]
+)
+def test_a_health_address_that_is_none_is_refused_by_the_configuration(astuner: Command, declare: Declare, url: str):
+    declare(env={"command": "x", "health": {"http": url}})
+    astuner("--with-env", "--conf", "run.yaml", ONE_STEP).says("services.env.health.http", "an address such as")
+
+
+def test_the_viewer_takes_a_free_port_where_its_own_is_held(astuner: Command, folder: Path):
+    with socket.socket() as place:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        place.bind(("127.0.0.1", 8765))
+        place.listen()
+        ended = astuner("--with-logview", "--conf", "run.yaml", ONE_STEP)
+    assert ended.code == 0, ended.out
+    (said,) = [line for line in ended.out.splitlines() if "service logview: ready after" in line]
+    assert " at http://127.0.0.1:" in said
+    assert ":8765/" not in said
+
+
+def test_a_service_ends_when_launcher_and_guard_are_killed_together(hanging: subprocess.Popen[bytes], port: int):
+    leader = processes()[0]
+    guard = psutil.Process(leader).parent()
+    assert guard is not None
+    assert guard.ppid() == hanging.pid
+    os.kill(guard.pid, signal.SIGSTOP)  # so that it cannot act on the launcher's end
+    hanging.kill()
+    guard.kill()
+    hanging.wait()
+    wait_for(lambda: not lives(leader), 10)

@@ -51,3 +51,14 @@ def test_a_place_that_is_no_folder(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write .*give `astuner init` a folder"):
         start_project(tmp_path / "file")
+
+
+def test_a_folder_with_a_space_is_quoted_and_an_own_agent_is_not_promised_to_run(tmp_path: Path):
+    folder = tmp_path / "my folder"
+    said = CliRunner().invoke(astuner, ["init", str(folder)], catch_exceptions=False).output
+    assert f"now: cd '{folder}' && astuner --conf agent.yaml" in said
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/agent.py").write_text("mine = 1\n")
+    said = CliRunner().invoke(astuner, ["init", str(tmp_path / "other")], catch_exceptions=False).output
+    assert "name yours in agent.yaml" in said
+    assert "now:" not in said

@@ -18,14 +18,18 @@ from astuner.schema import SamplingParams
 
 
 class Request(BaseModel):
-    """The part of vLLM's request that is served."""
+    """The part of vLLM's request that is served; like vLLM, it takes what is left out from the model's own settings."""
 
     model: str
     prompt: list[int]
     max_tokens: int
     temperature: float
     top_p: float
-    top_k: int = -1
+    top_k: int = 1
+    min_p: float = 0.9
+    repetition_penalty: float = 1.3
+    presence_penalty: float = 0.5
+    frequency_penalty: float = 0.5
     seed: int | None = None
     stop_token_ids: list[int] = []
     logprobs: int | None = None
@@ -68,6 +72,9 @@ def serving(
     @app.post("/v1/completions")
     async def complete(request: Request, authorization: str | None = Header(None)) -> Any:
         check(authorization)
+        neutral = (request.min_p, request.repetition_penalty, request.presence_penalty, request.frequency_penalty)
+        if neutral != (0.0, 1.0, 0.0, 0.0):
+            raise HTTPException(501, f"the engine behind this server has no such cut or penalty: {neutral}")
         params = SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,

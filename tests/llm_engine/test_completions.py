@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from astuner.errors import ContextLengthError, ModelError
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.schema import SamplingParams
+from astuner.schema import Completion, SamplingParams
 from tests.llm_engine.completions_server import listening, serving
 
 
@@ -82,3 +83,35 @@ def test_wrong_addresses_and_names(embedded: EmbeddedEngine):
             asyncio.run(connect(url).generate(["no id"], SamplingParams()))  # type: ignore[list-item]
     with listening() as place, pytest.raises(ModelError, match="cannot be reached: ConnectError"):
         connect(f"http://127.0.0.1:{place.getsockname()[1]}/v1")
+
+
+class NeverAnswers:
+    """An engine that is asked and says nothing, until the test ends."""
+
+    max_model_len = 64
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        while not self.released.is_set():
+            await asyncio.sleep(0.01)
+        return Completion((1,), (0.0,), "length", 0)
+
+    def close(self) -> None:
+        """Answer what is open."""
+        self.released.set()
+
+
+def test_a_server_that_never_answers_is_given_up():
+    with listening() as place:
+        place.listen()
+        url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+        with pytest.raises(ModelError, match=rf"{url}, did not answer GET /models within 0\.2 s; .*base_url_timeout"):
+            connect(url, timeout=0.2)
+    engine = NeverAnswers()
+    with serving(engine) as url:
+        with pytest.raises(ModelError, match=r"did not answer POST /completions within 0\.5 s"):
+            connect(url, timeout=0.5)
+        engine.close()

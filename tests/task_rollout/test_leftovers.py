@@ -16,7 +16,7 @@ Runs = EpisodePool[int] | MainThread[int]
 
 @pytest.fixture(params=["worker", "main"])
 def pool(request: pytest.FixtureRequest) -> Runs:
-    return EpisodePool(1, 60.0) if request.param == "worker" else MainThread(60.0, lambda: None)
+    return EpisodePool(1, 60.0) if request.param == "worker" else MainThread()
 
 
 def test_a_task_that_is_left_is_ended_and_none_is_destroyed(pool: Runs, caplog: pytest.LogCaptureFixture):

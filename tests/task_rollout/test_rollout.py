@@ -8,16 +8,19 @@ import threading
 import time
 from bdb import BdbQuit
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from loguru import logger
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
+from astuner.config.data import TaskJudgeConfig
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-from astuner.schema import Episode, Task
+from astuner.schema import Completion, Episode, SamplingParams, Task
+from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.task_rollout import pool as pool_module
 from astuner.task_runner import TaskRunner
@@ -72,7 +75,10 @@ def log_file() -> Iterator[list[str]]:
 def rollout(tokenizer: Any, workflow: type[Workflow], **changes: Any) -> TaskRollout:
     ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=4096)
-    timeouts = {"episode_timeout": changes.pop("episode_timeout", 5.0), "judge_timeout": 0.1}
+    timeouts = {
+        "episode_timeout": changes.pop("episode_timeout", 5.0),
+        "judge_timeout": changes.pop("judge_timeout", 0.1),
+    }
     runner = TaskRunner(workflow, None, engine, ChatCodec(tokenizer, "qwen3"), **timeouts)
     return TaskRollout(runner, **changes)
 
@@ -221,7 +227,8 @@ def test_an_overdue_episode_leaves_its_name_last_call_and_stack(tokenizer: Any, 
     rollout(tokenizer, Hangs, episode_timeout=0.2).run(request(tasks=TASKS[:1], repeats=1))
     (said,) = [message for message in log_file if "it stood at" in message]
     assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
-    assert "its last finished LLM call: train-000003-t0-0/0" in said
+    assert "; last finished LLM call train-000003-t0-0/0 (model default, " in said
+    assert " prompt tokens, 0." in said
     assert "await asyncio.gather(self.part_of_it())" in said
 
 
@@ -251,6 +258,76 @@ class BlocksAWhile(Workflow):
 def test_an_episode_that_holds_the_main_thread_too_long_is_told_of(tokenizer: Any, log: list[str]):
     rolling = rollout(tokenizer, BlocksAWhile, in_main_thread=True, episode_timeout=0.2)
     rolling.run(request(tasks=TASKS[:1], repeats=1))
-    (said,) = [message for message in log if "only Ctrl-C ends it" in message]
+    (said,) = [message for message in log if "it holds its thread, which only Ctrl-C ends" in message]
+    assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
     assert "no LLM call finished" in said
     assert "time.sleep(0.8)" in said
+
+
+def test_a_blocked_thread_is_told_of_at_the_workflows_own_deadline(tokenizer: Any, log: list[str]):
+    rolling = rollout(tokenizer, BlocksAWhile, workers=1, episode_timeout=0.1, judge_timeout=1000)
+    rolling.run(request(tasks=TASKS[:1], repeats=1))
+    (said,) = [message for message in log if "it holds its thread" in message]
+    assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.1 s)")
+    assert "; no LLM call finished; it holds its thread; it stood at\n" in said
+    assert "time.sleep(0.8)" in said
+
+
+class NeverAnswers(ScriptedEngine):
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        await asyncio.sleep(60)
+        return await super().generate(prompt_ids, params)
+
+
+class HasTheModelHang(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat([{"role": "user", "content": "hi"}], agent_name="solver")
+        return WorkflowOutput(reward=1.0)
+
+
+def test_a_call_that_is_open_at_the_deadline_is_named(tokenizer: Any, log_file: list[str]):
+    rolling = rollout(tokenizer, HasTheModelHang, workers=1, episode_timeout=0.2)
+    rolling.runner = replace(rolling.runner, engine=NeverAnswers(lambda prompt, params: (), max_model_len=4096))
+    rolling.run(request(tasks=TASKS[:1], repeats=1))
+    (said,) = [message for message in log_file if "it stood at" in message]
+    assert "no LLM call finished, an LLM call open (model default for solver, " in said
+    assert " prompt tokens, begun 0." in said
+
+
+class Unscored(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat([{"role": "user", "content": "hi"}])
+        return WorkflowOutput()
+
+
+class PlainAndSlow(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        time.sleep(0.4)
+        return 1.0
+
+
+class AsyncAndBlocking(BaseJudge):
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        time.sleep(0.8)
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("judge", "in_place", "line", "holds"),
+    [
+        (PlainAndSlow, False, "time.sleep(0.4)", False),
+        (AsyncAndBlocking, False, "time.sleep(0.8)", True),
+        (AsyncAndBlocking, True, "time.sleep(0.8)", True),
+    ],
+)
+def test_an_overdue_judge_leaves_one_record_with_all(
+    tokenizer: Any, log_file: list[str], judge: type[BaseJudge], in_place: bool, line: str, holds: bool
+):
+    rolling = rollout(tokenizer, Unscored, workers=1, judge_timeout=0.1)
+    rolling.runner = replace(rolling.runner, judge=judge(TaskJudgeConfig()), judges_in_place=in_place)
+    rolling.run(request(tasks=TASKS[:1], repeats=1))
+    (said,) = [message for message in log_file if "it stood at" in message]
+    assert said.startswith(f"judge {judge.__name__} took longer than 0.1 s for episode train-000003-t0-0; ")
+    assert "last finished LLM call train-000003-t0-0/0 (model default, " in said
+    assert ("it holds its thread" in said) == holds
+    assert line in said

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from astuner.errors import RecordError
+from astuner.loopback import own_hosts
 from astuner.run_record import read_episode, read_index, read_metrics, read_recorded_episode
-from astuner.viewer.guard import own_hosts
 from astuner.viewer.index import RunIndex, key_of
 from astuner.viewer.runs import Runs, config_difference
 from tests.viewer.conftest import Ask, client

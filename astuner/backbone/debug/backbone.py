@@ -34,7 +34,8 @@ class DebugBackbone:
         """Roll out a few tasks."""
         config = context.config.astuner
         with contextlib.ExitStack() as stack:
-            engine = stack.enter_context(_engine(context))
+            with context.phase("load_model"):
+                engine = stack.enter_context(_engine(context))
             stack.callback(engine.close)
             rollout = context.ingredients.rollout(config, engine, context.running)
             stack.callback(rollout.close)
@@ -74,6 +75,7 @@ def _engine(context: RunContext) -> Iterator[LlmEngine]:
             wanted=config.model.path,
             max_model_len=config.rollout.max_model_len,
             api_key=api_key("debug.api_key_env", config.debug.api_key_env),
+            timeout=config.debug.base_url_timeout,
         )
     elif starts_vllm(config):
         settings = settings_for(config, model_path, installed_vllm())
@@ -86,6 +88,7 @@ def _engine(context: RunContext) -> Iterator[LlmEngine]:
                 max_model_len=settings.max_model_len,
                 api_key=None,
                 launched=True,
+                timeout=timeout,
             )
     else:
         device = choose_device(config.trainer_common.device)

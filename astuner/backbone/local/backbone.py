@@ -78,7 +78,8 @@ class LocalBackbone:
 def _finish(session: Session) -> RunSummary:
     """Leave the model, the plots and the summary of a run that has ended."""
     context = session.context
-    folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.codec)
+    with context.phase("save_checkpoint"):
+        folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.codec)
     plot_run(context.record.folder)
     summary = session.state.summary(
         backbone=NAME, seed=session.config.trainer_common.seed, started=context.started, model=str(folder)
@@ -94,7 +95,8 @@ def _session(context: RunContext) -> Iterator[Session]:
     torch.manual_seed(config.trainer_common.seed)
     with _memory_named(config):
         device = choose_device(config.trainer_common.device)
-        policy = Policy(config.model, context.ingredients.model_path, device, config.update.pack)
+        with context.phase("load_model"):
+            policy = Policy(config.model, context.ingredients.model_path, device, config.update.pack)
         session = Session(context, policy, RunState())
         try:
             yield session

@@ -108,7 +108,7 @@ class TrainingLoop(ABC):
         now = (state.step, state.validated)
         if state.step == 0 or self._saved == now:
             return
-        with interrupt_deferred():
+        with interrupt_deferred(), session.context.phase("save_checkpoint"):
             progress = state.dump(session.context.started)
             codec = session.ingredients.codec
             self.checkpoints.save(state.step, session.policy, self.optimiser, codec, progress)
@@ -126,7 +126,8 @@ class TrainingLoop(ABC):
             self.validate()
 
     def _restore(self) -> None:
-        progress = self.checkpoints.load(self.session.policy, self.optimiser)
+        with self.session.context.phase("load_model"):
+            progress = self.checkpoints.load(self.session.policy, self.optimiser)
         if progress is not None:
             self.session.state = RunState.load(progress)
             self.session.context.record.truncate_after(self.state.step)

@@ -80,8 +80,9 @@ class ReinforcementLoop(TrainingLoop):
         session = self.session
         session.engine.free_cache()
         session.policy.learning()
-        result = self._update.step(usable, number)
-        session.engine.update_weights(session.policy.full_weights(), number)
+        with session.context.phase("update"):
+            result = self._update.step(usable, number)
+        session.sync_weights(session.engine, number)
         return result
 
     def _record(self, step: int, episodes: list[Episode], usable: list[Episode], result: UpdateResult) -> None:

@@ -48,13 +48,19 @@ class Session:
     @cached_property
     def engine(self) -> EmbeddedEngine:
         """The engine, started on first use with the policy's weights of then."""
-        engine = EmbeddedEngine(
-            self.policy.frozen_copy(),
-            max_model_len=min(self.config.rollout.max_model_len, self.policy.max_length),
-            max_num_seqs=self.config.rollout.max_num_seqs,
-        )
-        engine.update_weights(self.policy.full_weights(), self.state.step)
+        with self.context.phase("load_model"):
+            engine = EmbeddedEngine(
+                self.policy.frozen_copy(),
+                max_model_len=min(self.config.rollout.max_model_len, self.policy.max_length),
+                max_num_seqs=self.config.rollout.max_num_seqs,
+            )
+        self.sync_weights(engine, self.state.step)
         return engine
+
+    def sync_weights(self, engine: EmbeddedEngine, version: int) -> None:
+        """Have `engine` sample from the policy's weights of now, as that version."""
+        with self.context.phase("sync_weights"):
+            engine.update_weights(self.policy.full_weights(), version)
 
     @cached_property
     def rollout(self) -> TaskRollout:

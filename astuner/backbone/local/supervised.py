@@ -36,7 +36,7 @@ class SupervisedLoop(TrainingLoop):
 
     def step(self) -> str:
         """Do one optimiser step; return a note for the progress bar."""
-        with interrupt_deferred():
+        with interrupt_deferred(), self.session.context.phase("update"):
             return f"loss {self._learn(time.time()):.3f}"
 
     def _learn(self, began: float) -> float:
@@ -89,8 +89,9 @@ class SupervisedLoop(TrainingLoop):
         if not self._validation:
             return
         self.session.policy.model.eval()
-        scales, batches = self._scaled(self._validation)
-        loss = sum(float(self._loss(batch, scales)) for batch in batches)
+        with self.session.context.phase("validation"):
+            scales, batches = self._scaled(self._validation)
+            loss = sum(float(self._loss(batch, scales)) for batch in batches)
         with interrupt_deferred():
             self.session.context.record.log_metrics(self.state.step, {"val/loss": loss})
             self.state.validated = self.state.step

@@ -1,5 +1,7 @@
 """Makes the random starting model; not needed any more once `model.path` in agent.yaml names a real one."""
 
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,12 @@ def starting_model() -> Path:
     """Return the folder of the model, which lies beside this file, after making it if it is not there yet."""
     folder = Path(__file__).parent / "starting_model"
     if not (folder / "config.json").exists():
-        _make(folder)
+        # Whole or not at all: one that was interrupted would be taken for a model.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".starting_model-") as made:
+            _make(Path(made))
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(made, folder.with_suffix(".whole"), dirs_exist_ok=True)
+            folder.with_suffix(".whole").rename(folder)
     return folder
 
 

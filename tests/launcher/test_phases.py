@@ -1,0 +1,76 @@
+"""A phase that passes its deadline is told of, again and again, and goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from astuner.backbone.phases import PhaseName, watched
+from astuner.config.deadlines import DeadlinesConfig
+from astuner.task_rollout import RunningEpisodes
+from tests.launcher.conftest import Command
+
+Log = list[str]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait, for ten seconds at most."""
+    end = time.monotonic() + 10
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def test_it_is_said_at_the_deadline_and_at_each_multiple_with_the_stack(log: Log):
+    with watched("update", DeadlinesConfig(update=0.05), RunningEpisodes()):
+        wait_until(lambda: len(log) >= 3)
+    said = log[:3]
+    assert all(
+        "the update has taken " in line and "astuner.deadlines.update (0.05 s), and goes on" in line for line in said
+    )
+    assert all("MainThread stands at" in line and "wait_until" in line for line in said)
+    ended = len(log)
+    threading.Event().wait(0.2)
+    assert len(log) <= ended + 1  # one may have been on its way
+
+
+def test_a_phase_in_time_and_one_without_a_deadline_leave_no_word(log: Log):
+    with watched("update", DeadlinesConfig(update=60), RunningEpisodes()):
+        pass
+    with watched("update", DeadlinesConfig(update=None), RunningEpisodes()):
+        threading.Event().wait(0.1)
+    assert log == []
+
+
+@pytest.mark.parametrize("parallel", [1, 4])
+def test_an_overlong_rollout_names_its_episodes_calls_and_stacks(astuner: Command, parallel: int):
+    words = ("rollout.agentscope_workflow='agents->HangsAwaiting'", "rollout.episode_timeout=1.5")
+    words += ("debug.debug_first_n_tasks=1", f"debug.debug_max_parallel={parallel}", "deadlines.rollout=0.6")
+    ended = astuner("--conf", "run.yaml", "--backbone=debug", *(f"astuner.{word}" for word in words))
+    assert ended.code == 0, ended.out
+    _, _, said = ended.out.partition("the rollout has taken 0.")
+    assert "astuner.deadlines.rollout (0.6 s), and goes on: 1 episode running" in said
+    assert "-1: for " in said
+    assert "last finished LLM call train-000001-" in said
+    assert "await asyncio.sleep(1e6)" in said
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("read_tasks", "reading the tasks has taken"),
+        ("load_model", "loading the model has taken"),
+        ("rollout", "the rollout has taken"),
+        ("update", "the update has taken"),
+        ("sync_weights", "handing the weights to the engine has taken"),
+        ("validation", "the validation has taken"),
+        ("save_checkpoint", "saving has taken"),
+    ],
+)
+def test_training_has_all_phases(train: Command, phase: PhaseName, words: str):
+    ended = train(f"deadlines.{phase}=0.0005", "trainer_common.total_training_steps=1")
+    assert ended.code == 0, ended.out
+    assert words in ended.out
+    assert ended.out.count(" has taken ") == ended.out.count(words)
