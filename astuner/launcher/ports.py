@@ -21,11 +21,16 @@ def check_ports(name: str, config: ServiceConfig) -> None:
         ServiceError: one is in use; names the process that holds it.
     """
     for port in _ports_of(config):
-        if _is_taken(port):
+        holder = holder_of(port)
+        if holder is not None:
             raise ServiceError(
-                f"service {name}: port {port} is in use by {_holder(port)}; end that process, or give the service "
-                f"another port"
+                f"service {name}: port {port} is in use by {holder}; end that process, or give the service another port"
             )
+
+
+def holder_of(port: int) -> str | None:
+    """Say who holds a port of this machine, None if it is free."""
+    return _holder(port) if _is_taken(port) else None
 
 
 def _ports_of(config: ServiceConfig) -> list[int]:
