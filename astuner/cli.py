@@ -207,6 +207,7 @@ def _launch(
 )  # fmt: skip
 @click.option("--path", type=click.Path(path_type=Path), metavar="DIR", help="Where to, instead of the usual place.")
 @click.option("--index", default="", metavar="URL", help="A further package index, such as that of PyTorch's builds.")
+@click.option("--pip", is_flag=True, help="Use pip although uv is there, for instance for its configuration.")
 @click.option("--fresh", is_flag=True, help="Make it anew, without what --with brought earlier.")
 def install_environment(
     backbone: str,
@@ -216,6 +217,7 @@ def install_environment(
     extra: tuple[Path, ...],
     path: Path | None,
     index: str,
+    pip: bool,
     fresh: bool,
 ) -> None:
     """Make the environment of BACKBONE, verl or trinity, with the versions that it was tested with.
@@ -225,7 +227,9 @@ def install_environment(
     """
     from astuner.launcher.environments.command import install_backbone
 
-    install_backbone(backbone, device, vllm=vllm, python=python, extra=extra, folder=path, index=index, fresh=fresh)
+    install_backbone(
+        backbone, device, vllm=vllm, python=python, extra=extra, folder=path, index=index, pip=pip, fresh=fresh
+    )
 
 
 @astuner.command()

@@ -22,6 +22,7 @@ def install_backbone(
     extra: Sequence[Path],
     folder: Path | None,
     index: str,
+    pip: bool,
     fresh: bool,
 ) -> None:
     """Make a backbone's environment, and say what is done.
@@ -30,7 +31,7 @@ def install_backbone(
         backbone: its name.
         device: what it computes on, None for what is there.
         vllm: whether vLLM has to be in it.
-        python, extra, folder, index, fresh: as in `Wish`; no `extra` means as before.
+        python, extra, folder, index, pip, fresh: as in `Wish`; no `extra` means as before.
 
     Raises:
         InstallError: whatever keeps it from being made.
@@ -42,7 +43,7 @@ def install_backbone(
     if not recipe.ran:
         click.echo(f"note: the versions of {recipe.name} fit together by what they declare, and have not been run yet")
     files = tuple(file.absolute() for file in extra) or None
-    install(Wish(recipe, running_source(), python, files, folder, index, fresh), click.echo)
+    install(Wish(recipe, running_source(), python, files, folder, index, pip, fresh), click.echo)
     if is_built(backbone):
         click.echo(f"now: astuner --conf FILE --backbone={backbone}")
     else:

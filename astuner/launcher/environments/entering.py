@@ -10,7 +10,7 @@ import click
 
 from astuner.errors import InstallError
 from astuner.launcher.environments.places import Place, Receipt
-from astuner.launcher.environments.recipes import BACKBONES, RECIPES, is_built, recipe_named
+from astuner.launcher.environments.recipes import is_built, recipe_named, recipes_of
 from astuner.launcher.environments.source import running_source
 from astuner.launcher.environments.versions import Unmet, unmet_here
 
@@ -20,8 +20,7 @@ _ENTERED = "ASTUNER_ENTERED_ENVIRONMENT"
 
 def lacking_here(backbone: str) -> list[Unmet]:
     """Return what this environment lacks for a backbone; imports nothing, and is empty for one without recipes."""
-    lists = [unmet_here(recipe.suitable) for recipe in RECIPES if recipe.backbone == backbone]
-    return min(lists, key=len, default=[])
+    return min((unmet_here(recipe.suitable) for recipe in recipes_of(backbone)), key=len, default=[])
 
 
 def enter_environment(backbone: str) -> None:
@@ -32,10 +31,8 @@ def enter_environment(backbone: str) -> None:
     Raises:
         InstallError: its environment is not installed, or broken, or has another astuner in it.
     """
-    if backbone not in BACKBONES or not is_built(backbone):
-        return
     lacking = lacking_here(backbone)
-    if not lacking:
+    if not lacking or not is_built(backbone):
         return
     place = Place.of(backbone)
     receipt = _usable(place, lacking)
@@ -62,10 +59,8 @@ def require_environment(backbone: str) -> None:
     Raises:
         InstallError: it does not; says how to run there.
     """
-    if backbone not in BACKBONES or not is_built(backbone):
-        return
     lacking = lacking_here(backbone)
-    if lacking:
+    if lacking and is_built(backbone):
         place = Place.of(backbone)
         installed = "" if place.receipt() else f"`{install_command(backbone)}`, then "
         raise InstallError(

@@ -32,6 +32,7 @@ class Wish:
         extra: the user's requirement files, None for those of the environment that is there.
         folder: where to, None for where it is or the usual place.
         index: a further package index, "" for none.
+        pip: use pip although uv is there.
         fresh: make it anew even if it is there, and forget earlier requirement files.
     """
 
@@ -41,6 +42,7 @@ class Wish:
     extra: tuple[Path, ...] | None = None
     folder: Path | None = None
     index: str = ""
+    pip: bool = False
     fresh: bool = False
 
 
@@ -121,7 +123,7 @@ class _Installation:
         self._wish, self._place, self._say, self._began = wish, place, say, time.monotonic()
         self._recipe, self._extra = wish.recipe, tuple(file.absolute() for file in wish.extra or ())
         folder = wish.folder.resolve() if wish.folder else place.folder
-        self._packages = Packages(folder, place.log, lock, wish.index, find_uv())
+        self._packages = Packages(folder, place.log, lock, wish.index, None if wish.pip else find_uv())
 
     def make(self) -> Receipt:
         """Make the environment from nothing."""
@@ -250,11 +252,15 @@ class _Installation:
             return
         backbone, version = self._recipe.backbone, found.installed["torch"]
         if self._recipe.device == "cpu":
+            configured = (
+                "or set UV_TORCH_BACKEND=cpu; if pip is configured to find CPU builds, add --pip"
+                if self._packages.uv
+                else "or configure it for pip"
+            )
             raise InstallError(
                 f"the package index gave PyTorch {version} built for CUDA {found.cuda}, and --cpu was asked for. Name "
-                f"the index of CPU builds with `astuner install {backbone} --cpu --index URL` (or in pip's or uv's "
-                "configuration; with uv, UV_TORCH_BACKEND=cpu does it), as PyTorch's own installation guide has it; or "
-                f"use the GPU: `astuner install {backbone} --cuda`"
+                f"the index of CPU builds, which PyTorch's own installation guide has: `astuner install {backbone} "
+                f"--cpu --index URL`, {configured}; or use the GPU: `astuner install {backbone} --cuda`"
             )
         raise InstallError(
             f"the package index gave PyTorch {version}, a build without CUDA, and --cuda was asked for. Name an index "

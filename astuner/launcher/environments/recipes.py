@@ -163,13 +163,18 @@ def recipe_for(backbone: str, device: Device, *, vllm: bool = False) -> Recipe:
     Raises:
         InstallError: there is no such backbone.
     """
-    fitting = [r for r in RECIPES if r.backbone == backbone and r.device == device and r.vllm >= vllm]
+    fitting = [recipe for recipe in recipes_of(backbone) if recipe.device == device and recipe.vllm >= vllm]
     if not fitting:
         raise InstallError(
             f"backbone {backbone!r} has no environment of its own to install; there are: {', '.join(BACKBONES)} "
             "(debug and local run wherever astuner is installed)"
         )
     return min(fitting, key=lambda recipe: recipe.vllm)
+
+
+def recipes_of(backbone: str) -> tuple[Recipe, ...]:
+    """Return the recipes of a backbone, none for one that runs wherever astuner is installed."""
+    return tuple(recipe for recipe in RECIPES if recipe.backbone == backbone)
 
 
 def recipe_named(name: str) -> Recipe | None:
