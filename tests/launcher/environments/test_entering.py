@@ -127,7 +127,7 @@ def built(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Recipe:
 
 
 def test_what_is_not_there_is_named_with_its_command(built: Recipe, wish: Making):
-    with pytest.raises(InstallError, match=r"its environment is not installed; run: astuner install verl\n.*lacks back"):
+    with pytest.raises(InstallError, match=r"environment is not installed; run: astuner install verl\n.*lacks back"):
         enter_environment("verl")
     Place.of("verl").begin()
     with pytest.raises(InstallError, match="its installation was interrupted; run: astuner install verl"):
