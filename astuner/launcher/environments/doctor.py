@@ -22,6 +22,7 @@ from astuner.launcher.environments.recipes import (
     is_built,
     recipe_for,
     recipe_named,
+    recipes_of,
 )
 from astuner.launcher.environments.source import own_requirements, running_source
 from astuner.launcher.environments.versions import Unmet, unmet
@@ -138,7 +139,8 @@ def _of_its_own(backbone: str, *, gpu: bool) -> Report:
     anew = install_command(backbone, fresh=True)
     if receipt is None:
         if place.is_unfinished():
-            unfinished = Finding("its installation was interrupted, or goes on just now", install_command(backbone))
+            state = "goes on just now" if place.is_being_installed() else "was interrupted"
+            unfinished = Finding(f"its installation {state}", install_command(backbone))
             return Report(backbone, "broken", str(place.folder), findings=(unfinished,))
         size = recipe_for(backbone, "cuda" if gpu else "cpu").gigabytes
         built = "" if is_built(backbone) else "; this version has the environment only, the backbone is to come"
@@ -217,7 +219,7 @@ def _of_the_machine() -> Iterator[Finding]:
     folder = environments_folder()
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
     free = shutil.disk_usage(there).free / 1e9
-    least = min(recipe_for(name, "cpu").gigabytes for name in BACKBONES)
+    least = min(recipe.gigabytes for name in BACKBONES for recipe in recipes_of(name))
     if free < least:
         yield Finding(
             f"{there} has {free:.1f} GB free, too little for another environment",

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from astuner.errors import InstallError
-from astuner.launcher.environments.places import Place, Receipt
+from astuner.launcher.environments.places import Place, Receipt, being_installed
 from astuner.launcher.environments.recipes import is_built, recipe_named, recipes_of
 from astuner.launcher.environments.source import running_source
 from astuner.launcher.environments.versions import Unmet, unmet_here
@@ -87,10 +87,10 @@ def install_command(backbone: str, *, fresh: bool = False) -> str:
 
 def _usable(place: Place, lacking: list[Unmet]) -> Receipt:
     """Return the receipt of an environment that can be entered."""
-    if place.is_unfinished():
-        place.keep_for_running()  # raises while somebody is at it
     receipt = place.receipt()
     if receipt is None:
+        if place.is_being_installed():
+            raise InstallError(being_installed(place))
         state = "installation was interrupted" if place.is_unfinished() else "environment is not installed"
         raise InstallError(
             f"backbone {place.backbone!r} has its own packages, and its {state}; "

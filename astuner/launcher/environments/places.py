@@ -163,11 +163,19 @@ class Place:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise InstallError(
-                f"the environment of {self.backbone} is being installed just now, in {self.folder}; wait until that is "
-                "done"
-            ) from None
+            raise InstallError(being_installed(self)) from None
         os.set_inheritable(lock, True)
+
+    def is_being_installed(self) -> bool:
+        """Whether somebody is installing there at this moment."""
+        if not self.is_unfinished():
+            return False
+        with self._lock_file() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     @contextlib.contextmanager
     def _lock_file(self) -> Iterator[int]:
@@ -187,3 +195,10 @@ class Place:
                 f"{file.parent} cannot be written ({error.strerror}); choose another folder for environments by "
                 f"setting {FOLDER_VARIABLE}"
             ) from error
+
+
+def being_installed(place: Place) -> str:
+    """Say that somebody is installing a backbone, which nobody can use yet."""
+    return (
+        f"the environment of {place.backbone} is being installed just now, in {place.folder}; wait until that is done"
+    )

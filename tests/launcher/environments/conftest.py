@@ -61,7 +61,7 @@ print(json.dumps({
     "pid": os.getpid(), "arguments": sys.argv[1:], "folder": os.getcwd(), "prefix": sys.prefix,
     "path": os.environ["PATH"].split(os.pathsep)[0], "kept": os.environ.get("KEPT"),
 }), flush=True)
-if "wait" in sys.argv:
+if "astuner.experiment_name=wait" in sys.argv:
     import time
     time.sleep(60)
 """
