@@ -82,7 +82,8 @@ class Packages:
 
     def _run(self, command: Sequence[str]) -> None:
         with self.log.open("a") as log:
-            log.write(f"\n$ {' '.join(command)}\n")
+            # An index may be given with a password in its address.
+            log.write(f"\n$ {' '.join('URL' if word == self.index else word for word in command)}\n")
             log.flush()
             began = log.tell()
             try:

@@ -83,6 +83,8 @@ _VERL = ("verl==0.9.1", "TransferQueue>=0.1.10", "ray>=2.50")
 _VERL_IMPORTS = (*_CORE, "ray", "verl", "transfer_queue", "verl.trainer.main_ppo", "verl.workers.engine.fsdp")
 _TRINITY = ("trinity-rft==0.6.0", "tinker==0.20.0", "ray>=2.50")
 _TRINITY_IMPORTS = (*_CORE, "ray", "tinker", "trinity", "trinity.common.config")
+# vLLM asks for it on Python 3.12, and the lock files are resolved for 3.11.
+_SETUPTOOLS = "setuptools>=77.0.3,<81"
 # verl 0.8.0 declares numpy<2, and runs with 2; pyarrow 26 needs it.
 _NUMPY_2 = ("numpy>=2.0,<2.4",)
 
@@ -116,7 +118,7 @@ RECIPES = (
         backbone="verl",
         device="cuda",
         vllm=True,
-        requirements=("verl[vllm]==0.9.1", "TransferQueue>=0.1.10"),
+        requirements=("verl[vllm]==0.9.1", "TransferQueue>=0.1.10", _SETUPTOOLS),
         suitable=(*_VERL, "vllm"),
         imports=(*_VERL_IMPORTS, "vllm"),
         gigabytes=12.0,
@@ -140,7 +142,7 @@ RECIPES = (
         backbone="trinity",
         device="cuda",
         vllm=True,
-        requirements=("trinity-rft[vllm]==0.6.0", "tinker==0.20.0", "greenlet"),
+        requirements=("trinity-rft[vllm]==0.6.0", "tinker==0.20.0", "greenlet", _SETUPTOOLS),
         suitable=(*_TRINITY, "vllm"),
         imports=(*_TRINITY_IMPORTS, "vllm"),
         overrides=_NUMPY_2,
