@@ -36,10 +36,9 @@ def install_backbone(
     Raises:
         InstallError: whatever keeps it from being made.
     """
+    recipe = recipe_for(backbone, device or ("cuda" if has_nvidia_gpu() else "cpu"), vllm=vllm)
     if device is None:
-        device = "cuda" if has_nvidia_gpu() else "cpu"
-        click.echo(f"for the {'GPU' if device == 'cuda' else 'CPU'}, as detected (--cpu and --cuda choose)")
-    recipe = recipe_for(backbone, device, vllm=vllm)
+        click.echo(f"for the {'GPU' if recipe.device == 'cuda' else 'CPU'}, as detected (--cpu and --cuda choose)")
     if not recipe.ran:
         click.echo(f"note: the versions of {recipe.name} fit together by what they declare, and have not been run yet")
     files = tuple(file.absolute() for file in extra) or None
