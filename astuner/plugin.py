@@ -244,7 +244,8 @@ def _importer(root: str) -> Callable[..., ModuleType]:
         level: int = 0,
     ) -> ModuleType:
         top = name.partition(".")[0]
-        home = None if level else next((f for f in _import_folders[root] if _imports_from(f, top)), None)
+        wanted = [name] if "." in name else [f"{name}.{each}" for each in fromlist or ()]
+        home = None if level else next((f for f in _import_folders[root] if _imports_from(f, top, wanted)), None)
         if home is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         package = _root_package(home)
@@ -254,14 +255,30 @@ def _importer(root: str) -> Callable[..., ModuleType]:
     return import_
 
 
-def _imports_from(folder: Path, top: str) -> bool:
-    """Whether a module of `folder` that imports `top` means `folder`'s own one."""
+def _imports_from(folder: Path, top: str, wanted: Sequence[str]) -> bool:
+    """Whether a module of `folder` that imports `wanted` modules of `top` means `folder`'s own ones."""
     if top in sys.stdlib_module_names or top == "astuner":
         return False
     if _module_file(folder, top) is not None:
         return folder not in _ordinary_places(top)
-    # Python's own rule: a folder without `__init__.py` yields to any real module of that name.
-    return (folder / top).is_dir() and not _ordinary_places(top)
+    # Python's own rule: a folder without `__init__.py` yields to any real module of that name, and shares the name
+    # with another such folder (an installed package may well bring a `tutorial` or an `examples`).
+    if not (folder / top).is_dir() or _is_real_module(top):
+        return False
+    ordinary = _ordinary_places(top)
+    return not ordinary or (folder not in ordinary and any(_has_module(folder, dotted) for dotted in wanted))
+
+
+def _is_real_module(top: str) -> bool:
+    try:
+        spec = find_spec(top)
+    except ValueError:  # one made by hand
+        return True
+    return spec is not None and spec.origin is not None
+
+
+def _has_module(folder: Path, dotted: str) -> bool:
+    return _module_file(folder, dotted) is not None or folder.joinpath(*dotted.split(".")).is_dir()
 
 
 def _import_failed(path: str, what: str, error: BaseException, folder: Path | None) -> PluginError:

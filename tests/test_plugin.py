@@ -281,3 +281,28 @@ def test_a_wrong_thing_is_described(tmp_path: Path) -> None:
     assert load_class("things->Dog", Animal, search=[tmp_path])().sound() == "wuff"
     with pytest.raises(PluginError, match=r"`things->number` is 7, of type int; expected a function"):
         load_function("things->number", search=[tmp_path])
+
+
+def test_a_folder_shares_its_name_with_an_installed_one_without_init(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As TransferQueue, which verl needs, installs a folder named tutorial.
+    write(tmp_path, "installed/shared_lessons/theirs.py", "WHOSE = 'theirs'\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "installed"))
+    write(tmp_path, "mine/shared_lessons/mine.py", "WHOSE = 'mine'\n")
+    imports = """
+        import shared_lessons.theirs
+        from shared_lessons import mine
+        from shared_lessons.mine import WHOSE
+        from shared_lessons.theirs import WHOSE as INSTALLED
+    """
+    write(tmp_path, "mine/shared_lessons/agent.py", a_workflow("(mine.WHOSE, WHOSE, INSTALLED)", dedent(imports)))
+    found = load_class("shared_lessons.agent->W", Workflow, search=[tmp_path / "mine"])
+    assert found.tag == ("mine", "mine", "theirs")  # type: ignore[attr-defined]
+    # A folder that is on Python's own path has one copy of each module.
+    monkeypatch.syspath_prepend(str(tmp_path / "mine"))
+    write(tmp_path, "mine/more_lessons/one.py", "class Shared: ...\n")
+    write(tmp_path, "mine/more_lessons/agent.py", a_workflow("Shared", "from more_lessons.one import Shared"))
+    write(tmp_path, "installed/more_lessons/theirs.py", "")
+    tag = load_class("more_lessons.agent->W", Workflow, search=[tmp_path / "mine"]).tag  # type: ignore[attr-defined]
+    assert tag.__module__ == "more_lessons.one"

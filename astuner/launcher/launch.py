@@ -28,7 +28,7 @@ from astuner.backbone.phases import watched
 from astuner.backbone.progress import RunProgress
 from astuner.breakpoints import stop_through_port
 from astuner.config.dumping import to_yaml
-from astuner.config.loading import load_config, resolve_names
+from astuner.config.loading import LoadedConfig, load_config, resolve_names
 from astuner.config.root import RunConfig, starts_vllm
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
@@ -85,10 +85,19 @@ class Launch:
             ConfigError: the file, a key or an override is wrong, or there is no such service.
             ServiceError: a built-in service needs a package that is not installed.
         """
-        loaded = load_config(path, overrides, backbone)
+        return Launch.of_loaded(load_config(path, overrides, backbone), exp_dir, services)
+
+    @staticmethod
+    def of_loaded(loaded: LoadedConfig, exp_dir: str = DEFAULT_EXP_DIR, services: Sequence[str] = ()) -> Launch:
+        """The same, for a file that is loaded.
+
+        Raises:
+            ConfigError: there is no such service.
+            ServiceError: a built-in service needs a package that is not installed.
+        """
         started = psutil.Process().create_time()
-        config = resolve_names(loaded.config, path, exp_dir)
-        config_dir = path.absolute().parent
+        config = resolve_names(loaded.config, loaded.path, exp_dir)
+        config_dir = loaded.path.absolute().parent
         wanted = Services.named(services, config, config_dir, Path(exp_dir))
         return Launch(config, config_dir, started, loaded.notices, wanted)
 

@@ -54,7 +54,7 @@ def test_commands_that_there_are_not(astuner: Command, folder: Path):
     for arguments, part in (
         (("tran", "--conf", "run.yaml"), "did you mean 'train'?"),
         (("run.yaml",), "write: astuner --conf run.yaml"),
-        (("sing",), "there are: check, eval, explain, export, init, serve-tinker, train, view"),
+        (("sing",), "there are: check, doctor, eval, explain, export, init, install, serve-tinker, "),
         (("--conf", "run.yaml", "--backbnoe", "local"), "'--backbnoe'"),
         (("eval", "--conf", "run.yaml", "--tasks", "0"), "x>=1"),
     ):

@@ -1,0 +1,1 @@
+"""Isolated environments for the backbones whose packages cannot live with each other's."""
