@@ -15,10 +15,9 @@ from astuner.backbone.batch import dry_run
 from astuner.backbone.causal_lm import choose_device
 from astuner.backbone.local.checkpoint import WRITE_ERRORS, Checkpoints, free_space
 from astuner.backbone.local.estimate import estimate_memory
-from astuner.backbone.local.loop import TrainingLoop
+from astuner.backbone.local.loop import LocalLoop, LocalReinforcementLoop
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.reinforce import ReinforcementLoop
-from astuner.backbone.local.session import Session
+from astuner.backbone.local.session import LocalSession
 from astuner.backbone.local.supervised import SupervisedLoop
 from astuner.backbone.progress_state import RunState
 from astuner.config.root import AstunerConfig
@@ -40,8 +39,8 @@ class LocalBackbone:
         algorithm = resolve(common.algorithm)
         checkpoints = Checkpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
         with _session(context) as session:
-            kind = SupervisedLoop if algorithm.rule is None else ReinforcementLoop
-            loop: TrainingLoop = kind(session, algorithm, checkpoints)
+            kind = SupervisedLoop if algorithm.rule is None else LocalReinforcementLoop
+            loop: LocalLoop = kind(session, algorithm, checkpoints)
             try:
                 loop.run()
             except NoSignalError:
@@ -74,7 +73,7 @@ class LocalBackbone:
         return estimate_memory(config, model_path)
 
 
-def _finish(session: Session) -> RunSummary:
+def _finish(session: LocalSession) -> RunSummary:
     """Leave the model, the plots and the summary of a run that has ended."""
     context = session.context
     folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.codec)
@@ -87,14 +86,14 @@ def _finish(session: Session) -> RunSummary:
 
 
 @contextlib.contextmanager
-def _session(context: RunContext) -> Iterator[Session]:
+def _session(context: RunContext) -> Iterator[LocalSession]:
     """Load what a run of episodes needs, and stop it afterwards."""
     config = context.config.astuner
     torch.manual_seed(config.trainer_common.seed)
     with _memory_named(config):
         device = choose_device(config.trainer_common.device)
         policy = Policy(config.model, context.ingredients.model_path, device, config.update.pack)
-        session = Session(context, policy, RunState())
+        session = LocalSession(context, RunState(), policy)
         try:
             yield session
         finally:
