@@ -9,18 +9,18 @@ from pathlib import Path
 
 import torch
 
+from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, RunContext
 from astuner.backbone.batch import dry_run
 from astuner.backbone.causal_lm import choose_device
-from astuner.backbone.local.algorithms import resolve
 from astuner.backbone.local.checkpoint import WRITE_ERRORS, Checkpoints, free_space
 from astuner.backbone.local.estimate import estimate_memory
 from astuner.backbone.local.loop import TrainingLoop
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.reinforce import ReinforcementLoop
 from astuner.backbone.local.session import Session
 from astuner.backbone.local.supervised import SupervisedLoop
+from astuner.backbone.progress_state import RunState
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError, NoSignalError, RecordError
 from astuner.model_tuner import ChatCodec, first_line

@@ -8,13 +8,13 @@ from functools import cached_property
 
 from loguru import logger
 
-from astuner.backbone.local.algorithms import Algorithm
+from astuner.backbone.algorithms import Algorithm
+from astuner.backbone.interrupt import interrupt_deferred
 from astuner.backbone.local.checkpoint import Checkpoints
-from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.optimiser import Optimiser
-from astuner.backbone.local.progress_state import RunState
 from astuner.backbone.local.session import Session
 from astuner.backbone.local.threads import SpareCores
+from astuner.backbone.progress_state import RunState
 from astuner.backbone.task_order import TaskOrder
 from astuner.config.root import AstunerConfig
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from loguru import logger
 
-from astuner.backbone.local.interrupt import interrupt_deferred
+from astuner.backbone.interrupt import interrupt_deferred
 from astuner.backbone.local.loop import TrainingLoop
 from astuner.backbone.local.session import refuse_all_failed
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astuner.backbone.local.algorithms import CallTable
+from astuner.backbone.algorithms import CallTable
 from astuner.context_tracker import ID_BYTES, Packing, encode_ids, pack_encoded, shared_prefix_length
 from astuner.schema import Sample
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from astuner.backbone.base import RunContext
 from astuner.backbone.batch import run_batch
 from astuner.backbone.ingredients import Ingredients, call_settings, validation_repeats
-from astuner.backbone.local.interrupt import interrupt_deferred
+from astuner.backbone.interrupt import interrupt_deferred
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.progress_state import RunState, validation_entry
+from astuner.backbone.progress_state import RunState, validation_entry
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.llm_engine.embedded import EmbeddedEngine

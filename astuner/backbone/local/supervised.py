@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from astuner.backbone.local.algorithms import (
+from astuner.backbone.algorithms import (
     cross_entropy_losses,
     sample_scales,
     sft_token_mask,
     token_weights,
 )
+from astuner.backbone.interrupt import interrupt_deferred
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.interrupt import interrupt_deferred
 from astuner.backbone.local.loop import TrainingLoop
 from astuner.backbone.local.rows import MicroBatch, Row
 from astuner.errors import TaskDataError

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.backbone.local.algorithms import (
+from astuner.backbone.algorithms import (
     Algorithm,
     LossMetrics,
     PolicyBatch,
@@ -24,7 +24,7 @@ from astuner.backbone.local.algorithms import (
     token_kl,
     token_weights,
 )
-from astuner.backbone.local.credit import call_advantages
+from astuner.backbone.credit import call_advantages
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from astuner.backbone.local.algorithms import (
+from astuner.backbone.algorithms import (
     ALGORITHMS,
     Algorithm,
     CallTable,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from astuner.backbone.local.algorithms import token_kl
-from astuner.backbone.local.algorithms.kl import LOG_RATIO_LIMIT
+from astuner.backbone.algorithms import token_kl
+from astuner.backbone.algorithms.kl import LOG_RATIO_LIMIT
 
 KINDS = ["k1", "k2", "low_var_kl"]
 

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from astuner.backbone.local.algorithms import ALGORITHMS, NO_CLIP, ClipRange, resolve
+from astuner.backbone.algorithms import ALGORITHMS, NO_CLIP, ClipRange, resolve
 from astuner.config.trainer import AlgorithmConfig, AlgorithmName
 
 PPO = ClipRange(0.2, 0.2)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from astuner.backbone.local.algorithms.advantages import (
+from astuner.backbone.algorithms.advantages import (
     batch_normalised_advantages,
     group_relative_advantages,
     leave_one_out_advantages,
 )
-from astuner.backbone.local.algorithms.aggregate import LossAggMode
-from astuner.backbone.local.algorithms.policy_loss import (
+from astuner.backbone.algorithms.aggregate import LossAggMode
+from astuner.backbone.algorithms.policy_loss import (
     NO_CLIP,
     ClipRange,
     PolicyBatch,

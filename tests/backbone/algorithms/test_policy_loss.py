@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from astuner.backbone.local.algorithms import (
+from astuner.backbone.algorithms import (
     NO_CLIP,
     CallTable,
     ClipRange,

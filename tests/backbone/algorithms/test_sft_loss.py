@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from astuner.backbone.local.algorithms import cross_entropy_losses, sample_scales, sft_token_mask, token_weights
+from astuner.backbone.algorithms import cross_entropy_losses, sample_scales, sft_token_mask, token_weights
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 0]])
 # The first row is full, the second is padded on the right, the third on the left.

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.backbone.local.algorithms import (
+from astuner.backbone.algorithms import (
     batch_normalised_advantages,
     group_relative_advantages,
     has_signal,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from astuner.backbone.local.algorithms import entropy, entropy_from_logprobs
+from astuner.backbone.algorithms import entropy, entropy_from_logprobs
 
 
 def test_hand_worked():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from astuner.backbone.local.algorithms import group_relative_advantages
-from astuner.backbone.local.credit import call_advantages
+from astuner.backbone.algorithms import group_relative_advantages
+from astuner.backbone.credit import call_advantages
 from astuner.schema import Episode, LlmCall, Task
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from astuner.backbone.local.algorithms.kl import LOG_RATIO_LIMIT
-from astuner.backbone.local.algorithms.loss_metrics import LossMetrics
+from astuner.backbone.algorithms.kl import LOG_RATIO_LIMIT
+from astuner.backbone.algorithms.loss_metrics import LossMetrics
 from astuner.errors import BackboneError
 
 

@@ -13,17 +13,17 @@ Supervised training has no `rule`: `sft_token_mask` stands for the loss mask and
 the policy loss in steps 3 and 4.
 """
 
-from astuner.backbone.local.algorithms.advantages import (
+from astuner.backbone.algorithms.advantages import (
     batch_normalised_advantages,
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
 )
-from astuner.backbone.local.algorithms.aggregate import LossAggMode, sample_scales, token_weights
-from astuner.backbone.local.algorithms.entropy import entropy_from_logprobs
-from astuner.backbone.local.algorithms.kl import token_kl
-from astuner.backbone.local.algorithms.loss_metrics import LossMetrics
-from astuner.backbone.local.algorithms.policy_loss import (
+from astuner.backbone.algorithms.aggregate import LossAggMode, sample_scales, token_weights
+from astuner.backbone.algorithms.entropy import entropy_from_logprobs
+from astuner.backbone.algorithms.kl import token_kl
+from astuner.backbone.algorithms.loss_metrics import LossMetrics
+from astuner.backbone.algorithms.policy_loss import (
     NO_CLIP,
     CallTable,
     ClipRange,
@@ -34,13 +34,13 @@ from astuner.backbone.local.algorithms.policy_loss import (
     reinforce_loss,
     sequence_clipped_loss,
 )
-from astuner.backbone.local.algorithms.registry import ALGORITHMS, Algorithm, ReinforcementRule, resolve
-from astuner.backbone.local.algorithms.reward_shaping import (
+from astuner.backbone.algorithms.registry import ALGORITHMS, Algorithm, ReinforcementRule, resolve
+from astuner.backbone.algorithms.reward_shaping import (
     episode_sums,
     overlong_punishment,
     rewards_with_kl,
 )
-from astuner.backbone.local.algorithms.sft import cross_entropy_losses, sft_token_mask
+from astuner.backbone.algorithms.sft import cross_entropy_losses, sft_token_mask
 
 __all__ = [
     "ALGORITHMS",
