@@ -66,18 +66,19 @@ def token_advantages(rows: Sequence[Row], length: int) -> Tensor:
     return table
 
 
-def mini_batches(rows: Sequence[Row], wanted: int, seed: str) -> list[list[Row]]:
+def mini_batches(rows: Sequence[Row], wanted: int, seed: str) -> list[list[int]]:
     """Deal the episodes, shuffled by `seed`, into `wanted` parts or as many as there are episodes.
 
-    An episode's rows stay together.
+    Returns:
+        For each part, the places of its rows in `rows`, in order; an episode's rows stay together.
     """
     episodes = sorted({row.episode for row in rows})
     count = min(wanted, len(episodes))
     random.Random(seed).shuffle(episodes)
     part = {episode: index % count for index, episode in enumerate(episodes)}
-    batches: list[list[Row]] = [[] for _ in range(count)]
-    for row in rows:
-        batches[part[row.episode]].append(row)
+    batches: list[list[int]] = [[] for _ in range(count)]
+    for place, row in enumerate(rows):
+        batches[part[row.episode]].append(place)
     return batches
 
 

@@ -63,12 +63,17 @@ class StepCredit:
     own: Sequence[Mapping[str, float]]
     signal: Tensor
 
+    def takes(self, row: Row) -> bool:
+        """Whether the algorithm trains a row: some leave out groups without signal."""
+        return not self.rule.dynamic_sampling or bool(self.signal[row.episode])
+
     def given_to(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows with their advantages, without those of groups that the algorithm leaves out."""
-        credited = [row.with_advantages(float(self.advantages[row.episode]), self.own[row.episode]) for row in rows]
-        if self.rule.dynamic_sampling:
-            credited = [row for row in credited if bool(self.signal[row.episode])]
-        return credited
+        """Return the rows that the algorithm trains, with their advantages."""
+        return [
+            row.with_advantages(float(self.advantages[row.episode]), self.own[row.episode])
+            for row in rows
+            if self.takes(row)
+        ]
 
     def result(self, moved: Mapping[str, float]) -> UpdateResult:
         """Return what the step did, given the metrics of its update."""

@@ -97,7 +97,7 @@ class PolicyUpdate:
         sums = _Sums()
         norms: list[float] = []
         parts = mini_batches(rows, self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step))
-        for part in parts:
+        for part in ([rows[place] for place in places] for places in parts):
             if teaches(self.config, part):
                 self._accumulate(part, sums, first=not norms, only=len(parts) == 1)
                 if not norms:
