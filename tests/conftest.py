@@ -9,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tiny models gain nothing from a second thread, and lose much where something else computes beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import importlib.util
 import random
 import signal
 from collections.abc import Iterator
@@ -20,6 +21,15 @@ from loguru import logger
 
 # A shell that starts tests in the background has Ctrl-C ignored, which processes that they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs verl where it is not installed."""
+    if importlib.util.find_spec("verl") is None:
+        for item in items:
+            if item.get_closest_marker("verl"):
+                item.add_marker(pytest.mark.skip(reason="verl is not installed in this environment"))
+
 
 TOOLS = [
     {

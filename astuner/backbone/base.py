@@ -6,12 +6,13 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from astuner.backbone.ingredients import Ingredients
 from astuner.backbone.progress import RunProgress
+from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError
 from astuner.run_record import RunRecord, RunSummary
@@ -30,6 +31,7 @@ class RunContext:
         progress: shows how far each phase is.
         started: when the process started, seconds since the epoch.
         running: knows the episodes that run, for whoever asks while they do.
+        origins: where the user set a key (`file:line`, `command line`), for messages.
     """
 
     config: RunConfig
@@ -38,6 +40,7 @@ class RunContext:
     progress: RunProgress
     started: float
     running: RunningEpisodes
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -126,12 +126,16 @@ class RolloutConfig(Section):
     """Bounds on an episode."""
     tensor_model_parallel_size: PositiveInt = 1
     """GPUs per inference engine."""
+    gpu_memory_utilization: Probability | None = None
+    """The share of a GPU's memory that the inference engine may take; null is the backbone's own (verl, trinity)."""
     n_vllm_engine: PositiveInt = 2
     """Number of inference engines (trinity)."""
     max_num_seqs: PositiveInt = 64
     """Requests that one engine computes at the same time."""
     name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
-    """The inference engine; auto is embedded for local and debug, vllm for verl and trinity."""
+    """The inference engine; auto is embedded for local, debug and verl on a CPU, vllm otherwise."""
+    mode: Literal["sync", "async"] = "sync"
+    """Whether sampling waits for the update (sync) or goes on while it is made (verl)."""
     num_repeat: PositiveInt = 4
     """Episodes per task in training (GRPO's group size)."""
     temperature: NonNegativeFloat = 0.9

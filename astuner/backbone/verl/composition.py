@@ -1,47 +1,29 @@
-"""From a run's configuration to verl's: verl's packaged defaults, astuner's keys translated, the `verl:` section over it."""
+"""From a run's configuration to verl's.
+
+verl's packaged configuration, over it what mapping.yaml makes of astuner's keys (and cpu.yaml on a CPU), over that the
+`verl:` section.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from astuner.config.keys import KeyPath
+from astuner.backbone.verl.handed_through import given_values, problems_with
+from astuner.backbone.verl.mapping import PLAIN, bare, cpu_mapping, verl_mapping
+from astuner.backbone.verl.plan import VerlPlan
+from astuner.backbone.verl.rules import RULES
+from astuner.config.composition import origin_of, own_hydra
+from astuner.config.keys import dotted, parts, value_at
+from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 
-Device = Literal["cpu", "cuda"]
-RolloutEngine = Literal["embedded", "vllm", "sglang"]
-
-
-@dataclass(frozen=True, slots=True)
-class VerlPlan:
-    """Facts of a run that its YAML does not say, or says as `auto`.
-
-    Attributes:
-        device: where verl computes.
-        rollout_engine: what samples.
-        model_path: a local folder or a Hugging Face name.
-        checkpoint_folder: verl writes `global_step_N` folders into it.
-        total_steps: training steps of the whole run, those before a resume among them.
-        n_train: number of training tasks.
-        n_val: number of validation tasks; 0 for none.
-        origins: where the user set a key (`file:line`, `command line`), for messages; of `LoadedConfig.origins`.
-    """
-
-    device: Device
-    rollout_engine: RolloutEngine
-    model_path: str
-    checkpoint_folder: Path
-    total_steps: int
-    n_train: int
-    n_val: int
-    origins: Mapping[KeyPath, str] = field(default_factory=dict)
+__all__ = ["VerlPlan", "compose_verl_config", "packaged_config"]
 
 
 def compose_verl_config(config: RunConfig, plan: VerlPlan) -> DictConfig:
@@ -52,16 +34,75 @@ def compose_verl_config(config: RunConfig, plan: VerlPlan) -> DictConfig:
         plan: what it leaves open.
 
     Raises:
-        ConfigError: the `verl:` section names a key that verl does not have, or one that astuner sets.
+        ConfigError: the `verl:` section names a key that verl does not have or one that astuner sets, or a key of
+            astuner does not go with the device; with the place of each.
         BackboneError: verl is not installed.
     """
-    overrides = [f"actor_rollout_ref.model.path={plan.model_path}", f"trainer.device={plan.device}"]
-    with initialize_config_dir(str(_packaged_folder()), version_base=None):
-        return compose("ppo_trainer", overrides=overrides)
+    composed = packaged_config()
+    given = given_values(config.verl, composed)
+    raise_problems([*problems_with(given, composed, plan.origins), *_unfit_for_device(config, plan)])
+    with open_dict(composed):
+        for key, value in {**_mapped(config, plan), **_for_cpu(config, plan)}.items():
+            OmegaConf.update(composed, bare(key), value, merge=False, force_add=True)
+        for one in given:
+            OmegaConf.update(composed, dotted(one.path), one.value, merge=False, force_add=True)
+    return composed
 
 
-def _packaged_folder() -> Path:
+def packaged_config() -> DictConfig:
+    """Return verl's configuration as it is packaged.
+
+    Raises:
+        BackboneError: verl is not installed.
+    """
     spec = find_spec("verl")
     if spec is None or spec.origin is None:
         raise BackboneError("backbone 'verl' needs verl, not installed here; run: astuner install verl")
-    return Path(spec.origin).parent / "trainer" / "config"
+    folder = Path(spec.origin).parent / "trainer" / "config"
+    with own_hydra(), initialize_config_dir(str(folder), version_base="1.3"):
+        return compose("ppo_trainer")
+
+
+def _mapped(config: RunConfig, plan: VerlPlan) -> dict[str, object]:
+    """verl key to value, of mapping.yaml."""
+    mapping, run = verl_mapping(), config.astuner
+    values: dict[str, object] = dict(mapping.start)
+    for key, (rule, source) in mapping.rules().items():
+        values[key] = _plain(value_at(config, source)) if rule == PLAIN else RULES[rule](run, plan)
+    values |= {key: RULES[rule](run, plan) for key, rule in mapping.facts.items()}
+    return values | {key: fixed.value for key, fixed in mapping.fixed.items()}
+
+
+def _for_cpu(config: RunConfig, plan: VerlPlan) -> Mapping[str, object]:
+    if plan.device != "cpu":
+        return {}
+    cpu, run = cpu_mapping(), config.astuner
+    if run.trainer_common.ray_address is not None:
+        return cpu.always
+    own = {key: RULES[rule](run, plan) for key, rule in cpu.own_ray_facts.items()}
+    return {**cpu.always, **cpu.own_ray, **own}
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _unfit_for_device(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
+    """What can be judged only when the device is known."""
+    ulysses = "astuner.trainer_common.ulysses_sequence_parallel_size"
+    if plan.device == "cpu" and config.astuner.trainer_common.ulysses_sequence_parallel_size > 1:
+        reason = "Ulysses needs packed rows and flash-attention, and so CUDA; write 1 or remove the line"
+        yield _problem(plan, ulysses, f"{ulysses} does not go with a CPU: {reason}")
+    engine = "astuner.rollout.name"
+    if plan.device == "cuda" and plan.rollout_engine == "embedded":
+        yield _problem(
+            plan, engine, f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm or sglang"
+        )
+    if plan.device == "cpu" and plan.rollout_engine == "sglang":
+        yield _problem(
+            plan, engine, f"{engine} is 'sglang', which this backbone offers on CUDA only; write embedded or vllm"
+        )
+
+
+def _problem(plan: VerlPlan, key: str, text: str) -> Problem:
+    return Problem(text, origin_of(plan.origins, parts(key)), keys=(parts(key),))

@@ -16,7 +16,8 @@ from astuner.backbone.causal_lm import choose_device, compute_dtype
 from astuner.backbone.progress_state import RunState
 from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
-from astuner.backbone.verl.composition import RolloutEngine, VerlPlan, compose_verl_config
+from astuner.backbone.verl.composition import compose_verl_config
+from astuner.backbone.verl.plan import RolloutEngine, VerlPlan
 from astuner.config.root import AstunerConfig
 from astuner.errors import ModelError
 from astuner.model_tuner import first_line
@@ -137,7 +138,17 @@ def _plan(context: RunContext) -> VerlPlan:
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
         n_train=len(tasks.training),
         n_val=len(tasks.validation),
+        max_positions=_positions(path),
+        origins=context.origins,
     )
+
+
+def _positions(path: str) -> int | None:
+    """Return how many positions the model has, where its configuration says."""
+    from transformers import AutoConfig
+
+    positions = getattr(AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
 
 
 def _engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:
