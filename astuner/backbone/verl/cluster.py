@@ -37,7 +37,7 @@ def prepare_environment(device: str, *, own: bool) -> dict[str, str]:
         device: `cpu` or `cuda`.
         own: whether the Ray is started for the run.
     """
-    wanted = {"TOKENIZERS_PARALLELISM": "false", "VERL_LOGGING_LEVEL": "WARN"}
+    wanted = {"TOKENIZERS_PARALLELISM": "false", "VERL_LOGGING_LEVEL": "ERROR", "TQ_LOGGING_LEVEL": "ERROR"}
     if device == "cpu":
         wanted |= _CPU_ENVIRONMENT
     if own:

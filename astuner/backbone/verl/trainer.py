@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
     tq.init(config.transfer_queue)
     try:
         trainer = VerlTrainer(config, loss)
-        trainer.init()
+        # verl prints what it is at.
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.init()
         yield trainer
     finally:
         tq.close()
