@@ -27,6 +27,8 @@ _OWN_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray would kill workers where the machine is nearly full of other things; the system does so when it is full.
     "RAY_memory_monitor_refresh_ms": "0",
+    # Ray's default leaves its workers what other processes do not want of a core: they are the run itself.
+    "RAY_worker_niceness": "0",
 }
 
 

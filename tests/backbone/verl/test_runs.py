@@ -70,7 +70,6 @@ class Run:
             str(yaml),
             "--exp-dir",
             str(folder / "records"),
-            *overrides,
         ]
         environment = os.environ | {"ACCIDENTS": str(folder / "accidents"), "ASTUNER_TEST_MARK": self.mark}
         self.log = folder / f"{self.mark}.log"

@@ -36,15 +36,15 @@ class Local:
         with torch.no_grad():
             return token_logprobs(self.policy.model, torch.tensor([ids]), wanted, 1.0)[0][0].tolist()
 
-    def steps(self, config: RunConfig, batches: list[list[Episode]]) -> tuple[list[dict[str, float]], Weights]:
-        """Train on batches, one step each; return metrics and weights."""
+    def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[dict[str, float], Weights]:
+        """Do the first training step; return metrics and weights."""
         from astuner.backbone.local.optimiser import Optimiser
         from astuner.backbone.local.update import PolicyUpdate
 
         run = config.astuner
         optimiser = Optimiser(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
         update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimiser)
-        metrics = [update.step(episodes, step).metrics for step, episodes in enumerate(batches, 1)]
+        metrics = update.step(episodes, 1).metrics
         return metrics, {name: value.clone() for name, value in self.policy.model.state_dict().items()}
 
 
@@ -107,20 +107,16 @@ def test_weights_that_did_not_arrive_are_noticed(cluster: Started, model_folder:
     check()
 
 
-def test_steps_move_the_weights_as_the_local_backbone_does(cluster: Started, model_folder: Path, tmp_path: Path):
+def test_a_step_moves_the_weights_as_the_local_backbone_does(cluster: Started, model_folder: Path, tmp_path: Path):
     here = local(model_folder)
-    # The second step's episodes are fewer, and end in parts of other sizes.
-    batches = [made_episodes(here.logprobs), made_episodes(here.logprobs, seed=6)[:5]]
-    batches[1] = batches[0][:5]
-    expected, weights = here.steps(cluster.config, batches[:1])
-    update = cluster.update()
-    got = [update.step(episodes, step).metrics for step, episodes in enumerate(batches[:1], 1)]
-    for ours, theirs in zip(got, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-5)
-        assert ours["update/optimiser_steps"] == 2
+    episodes = made_episodes(here.logprobs)
+    expected, weights = here.step(cluster.config, episodes)
+    got = cluster.update().step(episodes, 1).metrics
+    assert got.keys() == expected.keys()
+    assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert got["update/optimiser_steps"] == 2
     moved = saved(cluster.trainer, tmp_path / "model")
-    before, _ = local(model_folder).policy.model.state_dict(), None
+    before = local(model_folder).policy.model.state_dict()
     assert max(float((moved[name] - before[name]).abs().max()) for name in moved) > 1e-4
     for name, value in weights.items():
         assert float((moved[name] - value).abs().max()) < 1e-5, name
@@ -128,12 +124,9 @@ def test_steps_move_the_weights_as_the_local_backbone_does(cluster: Started, mod
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_any_number_of_episodes_makes_the_wanted_optimiser_steps(cluster: Started, model_folder: Path, count: int):
-    from astuner.backbone.local.policy import Policy
-
     # What the workers have learnt until now is not what these were sampled with.
     folder = model_folder.parent / f"moved-{cluster.trainer.workers}-{count}"
     cluster.trainer.save_model(folder, "float32")
-    policy = Policy(ModelConfig(), str(folder), torch.device("cpu"), "leaf")
-    episodes = made_episodes(Local(policy).logprobs, seed=count)[:count]
+    episodes = made_episodes(local(folder).logprobs, seed=count)[:count]
     metrics = cluster.update().step(episodes, 2).metrics
     assert metrics.get("update/optimiser_steps", 0) == (0 if count == 1 else 2)
