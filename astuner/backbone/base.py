@@ -99,8 +99,9 @@ class _Home:
 _BACKBONES = {
     "debug": _Home("astuner.backbone.debug.backbone->DebugBackbone", ("torch", "transformers"), trains=False),
     "local": _Home("astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"), trains=True),
+    "verl": _Home("astuner.backbone.verl.backbone->VerlBackbone", ("verl", "transfer_queue", "ray"), trains=True),
 }
-_PLANNED = ("trinity", "verl")
+_PLANNED = ("trinity",)
 
 
 def load_training_backbone(name: str) -> TrainingBackbone:

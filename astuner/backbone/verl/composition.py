@@ -66,7 +66,7 @@ def packaged_config() -> DictConfig:
 def _mapped(config: RunConfig, plan: VerlPlan) -> dict[str, object]:
     """verl key to value, of mapping.yaml."""
     mapping, run = verl_mapping(), config.astuner
-    values: dict[str, object] = dict(mapping.start)
+    values: dict[str, object] = {}
     for key, (rule, source) in mapping.rules().items():
         values[key] = _plain(value_at(config, source)) if rule == PLAIN else RULES[rule](run, plan)
     values |= {key: RULES[rule](run, plan) for key, rule in mapping.facts.items()}

@@ -1,16 +1,17 @@
-"""The reinforcement-learning loop: roll out, update, sync, validate, save."""
+"""The reinforcement-learning loop, the same on every backbone: roll out, update, sync, validate, save."""
 
 from __future__ import annotations
 
 import time
-from functools import cached_property
+from abc import abstractmethod
+from collections.abc import Sequence
 
 from loguru import logger
 
 from astuner.backbone.interrupt import interrupt_deferred
-from astuner.backbone.local.loop import TrainingLoop
-from astuner.backbone.local.session import refuse_all_failed
-from astuner.backbone.local.update import PolicyUpdate, UpdateResult
+from astuner.backbone.loop import TrainingLoop
+from astuner.backbone.session import refuse_all_failed
+from astuner.backbone.step_credit import UpdateResult
 from astuner.errors import NoSignalError
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import batch_metrics, tokens_of
@@ -27,9 +28,13 @@ class ReinforcementLoop(TrainingLoop):
 
     _failed_steps = 0
 
-    @cached_property
-    def _update(self) -> PolicyUpdate:
-        return PolicyUpdate(self.config, self.algorithm, self.session.policy, self.optimiser)
+    @abstractmethod
+    def learn(self, usable: Sequence[Episode], number: int) -> UpdateResult:
+        """Update the weights by episodes that have a reward and samples, and hand them to the engine.
+
+        Raises:
+            BackboneError: the engine's logprobs do not belong to the model's weights, or the gradient is not finite.
+        """
 
     def train(self) -> None:
         """Do the steps that are left, and the validations around them."""
@@ -62,7 +67,7 @@ class ReinforcementLoop(TrainingLoop):
             refuse_all_failed(episodes)
         # Weights, counters and record change together, so that a checkpoint finds them in agreement.
         with interrupt_deferred():
-            result = self._learn(usable, number)
+            result = self.learn(usable, number) if usable else _NOTHING_DONE
             state.step = number
             state.totals.add(episodes)
             metrics = batch_metrics(episodes) | result.metrics
@@ -72,17 +77,6 @@ class ReinforcementLoop(TrainingLoop):
             session.context.record.log_metrics(number, metrics)
         self._watch_signal(result.signal, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
-
-    def _learn(self, usable: list[Episode], number: int) -> UpdateResult:
-        """Update the weights and hand them to the engine."""
-        if not usable:
-            return _NOTHING_DONE
-        session = self.session
-        session.engine.free_cache()
-        session.policy.learning()
-        result = self._update.step(usable, number)
-        session.engine.update_weights(session.policy.full_weights(), number)
-        return result
 
     def _record(self, step: int, episodes: list[Episode], usable: list[Episode], result: UpdateResult) -> None:
         advantages = {episode.episode_id: value for episode, value in zip(usable, result.advantages, strict=False)}

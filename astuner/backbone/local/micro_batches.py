@@ -5,50 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from astuner.backbone.algorithms import CallTable
+from astuner.backbone.rows import Row, token_advantages
 from astuner.context_tracker import ID_BYTES, Packing, encode_ids, pack_encoded, shared_prefix_length
-from astuner.schema import Sample
 
 # Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
 _MOST_PADDED_ON_CPU = 4096
-
-
-@dataclass(frozen=True)
-class Row:
-    """One sequence to train on; all per-token sequences have length N.
-
-    Attributes:
-        token_ids: N ids.
-        loss_mask: N counts: how often each token is trained; 0 for context.
-        logprobs: N log-probabilities as sampled; empty for transcripts.
-        old_logprobs: N log-probabilities that ratios are taken to, in the place of `logprobs`; empty for those.
-        calls: (start, end) of each LLM call's completion; empty for transcripts.
-        call_ids: the ids of those calls.
-        advantages: the advantages of those calls, once they are known.
-        episode: index of the row's episode in its batch.
-    """
-
-    token_ids: Sequence[int] | NDArray[np.int32]
-    loss_mask: Sequence[int] | NDArray[np.int32]
-    logprobs: Sequence[float] = ()
-    old_logprobs: Sequence[float] = ()
-    calls: Sequence[tuple[int, int]] = ()
-    call_ids: Sequence[str] = ()
-    advantages: Sequence[float] = ()
-    episode: int = 0
-
-    @staticmethod
-    def of_sample(sample: Sample, episode: int) -> Row:
-        """Make a row of a tracker's sample, which must be no tree."""
-        assert sample.parents is None
-        calls = [(span.start, span.end) for span in sample.spans]
-        names = [span.call_id for span in sample.spans]
-        return Row(sample.token_ids, sample.loss_mask, sample.logprobs, calls=calls, call_ids=names, episode=episode)
 
 
 @dataclass(frozen=True)
@@ -163,18 +128,9 @@ def _pad(
         loss_mask=padded("loss_mask", torch.int64),
         logprobs=padded("logprobs", torch.float32),
         old_logprobs=padded("old_logprobs" if rows[chosen[0]].old_logprobs else "logprobs", torch.float32),
-        advantages=_token_advantages([rows[index] for index in chosen], length).to(device),
+        advantages=token_advantages([rows[index] for index in chosen], length).to(device),
         calls=CallTable(*columns),
         episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
         rows=tuple(chosen),
         packing=packing,
     )
-
-
-def _token_advantages(rows: Sequence[Row], length: int) -> Tensor:
-    """[B, T] float32. Calls that share a token have one reward, see `build_samples`, so one advantage too."""
-    table = torch.zeros((len(rows), length))
-    for place, row in enumerate(rows):
-        for (start, end), advantage in zip(row.calls, row.advantages, strict=False):
-            table[place, start:end] = advantage
-    return table
