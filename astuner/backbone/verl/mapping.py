@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from astuner.config.keys import KeyPath, parts
 from astuner.config.search_path import SHIPPED_FOLDER
@@ -120,7 +120,7 @@ def cpu_mapping() -> CpuMapping:
 
 def _entry(key: str, treatment: Mapping[str, Any]) -> Entry:
     sets, mirrors = _verl_keys(treatment.get("sets", ())), _verl_keys(treatment.get("mirrors", ()))
-    kind: Kind = next(iter(treatment))  # type: ignore[assignment]
+    kind = cast(Kind, next(iter(treatment)))
     return Entry(parts(key), kind, sets, mirrors, "" if sets or mirrors else str(treatment[kind]))
 
 

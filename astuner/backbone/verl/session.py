@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from transformers import AutoConfig
 
 from astuner.backbone.base import RunContext
 from astuner.backbone.batch import Batch, run_batch
@@ -16,7 +17,8 @@ from astuner.backbone.causal_lm import choose_device, compute_dtype
 from astuner.backbone.progress_state import RunState
 from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
-from astuner.backbone.verl.composition import RolloutEngine, VerlPlan, compose_verl_config
+from astuner.backbone.verl.composition import compose_verl_config
+from astuner.backbone.verl.plan import RolloutEngine, VerlPlan
 from astuner.config.root import AstunerConfig
 from astuner.errors import ModelError
 from astuner.model_tuner import first_line
@@ -137,6 +139,7 @@ def _plan(context: RunContext) -> VerlPlan:
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
         n_train=len(tasks.training),
         n_val=len(tasks.validation),
+        max_positions=getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", None),
         origins=context.origins,
     )
 

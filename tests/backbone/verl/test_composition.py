@@ -156,7 +156,7 @@ def test_verl_itself_takes_the_configuration(plan: VerlPlan, algorithm: str) -> 
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
-    config = run_config(trainer_common__algorithm__adv_estimator=algorithm, trainer_common__n_gpus_per_node=3)
+    config = run_config(trainer_common__algorithm__adv_estimator=algorithm, trainer_common__n_gpus_per_node=2)
     composed = compose_verl_config(config, plan)
     validate_config(composed, use_reference_policy=need_reference_policy(composed), use_critic=False)
     OmegaConf.resolve(composed)
@@ -305,8 +305,15 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             replace(CPU, rollout_engine="sglang"),
             r"^command line: astuner\.rollout\.name is 'sglang', which this backbone offers on CUDA only",
         ),
+        (
+            "astuner.rollout.tensor_model_parallel_size=3",
+            GPU,
+            r"^command line: astuner\.rollout\.tensor_model_parallel_size is 3, which does not divide the 8 GPUs of ",
+        ),
     ],
 )
-def test_what_does_not_go_with_the_device_is_refused(write: Write, override: str, plan: VerlPlan, message: str) -> None:
+def test_what_does_not_go_with_the_machine_is_refused(
+    write: Write, override: str, plan: VerlPlan, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         composed_from(write("  {}\n"), override, plan=plan)
