@@ -101,7 +101,8 @@ def _unfit(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
         text = f"{engine} is 'sglang', which this backbone offers on CUDA only; write embedded or vllm"
         yield _problem(plan, engine, text)
     gpus = trainers_per_node(run, plan) * run.trainer_common.nnodes
-    for key in ("astuner.rollout.tensor_model_parallel_size", ulysses):
+    engines = "astuner.rollout.tensor_model_parallel_size"
+    for key in (engines,) if plan.device == "cpu" else (engines, ulysses):
         share = value_at(config, parts(key))
         if isinstance(share, int) and gpus % share:
             text = f"{key} is {share}, which does not divide the {gpus} GPUs of nnodes × n_gpus_per_node"
