@@ -120,22 +120,16 @@ REFUSALS = (
         "this backbone has its engines on GPUs of their own; write auto, vllm or sglang",
     ),
     Refusal(
-        "astuner.rollout.temperature",
+        "astuner.rollout.mode",
         ("verl",),
-        (0.0,),
-        "verl's trainer divides by it; write a number greater than 0",
+        ("async",),
+        "every step's episodes are sampled with the weights of the step before; write sync or remove the line",
     ),
     Refusal(
         "astuner.trainer_common.algorithm.adv_estimator",
         ("verl",),
         ("sft",),
         "verl's trainer of transcripts is another program; use --backbone=local",
-    ),
-    Refusal(
-        "astuner.trainer_common.optim.lr_scheduler",
-        ("verl",),
-        ("linear",),
-        "verl has none; write constant or cosine",
     ),
     Refusal(
         "astuner.update.pack",

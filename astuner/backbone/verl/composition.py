@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from astuner.backbone.verl.handed_through import given_values, problems_with
 from astuner.backbone.verl.mapping import PLAIN, bare, cpu_mapping, verl_mapping
 from astuner.backbone.verl.plan import VerlPlan
-from astuner.backbone.verl.rules import RULES
+from astuner.backbone.verl.rules import RULES, trainers_per_node
 from astuner.config.composition import origin_of, own_hydra
 from astuner.config.keys import dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
@@ -40,7 +40,7 @@ def compose_verl_config(config: RunConfig, plan: VerlPlan) -> DictConfig:
     """
     composed = packaged_config()
     given = given_values(config.verl, composed)
-    raise_problems([*problems_with(given, composed, plan.origins), *_unfit_for_device(config, plan)])
+    raise_problems([*problems_with(given, composed, plan.origins), *_unfit(config, plan)])
     with open_dict(composed):
         for key, value in {**_mapped(config, plan), **_for_cpu(config, plan)}.items():
             OmegaConf.update(composed, bare(key), value, merge=False, force_add=True)
@@ -66,7 +66,7 @@ def packaged_config() -> DictConfig:
 def _mapped(config: RunConfig, plan: VerlPlan) -> dict[str, object]:
     """verl key to value, of mapping.yaml."""
     mapping, run = verl_mapping(), config.astuner
-    values: dict[str, object] = dict(mapping.start)
+    values: dict[str, object] = {}
     for key, (rule, source) in mapping.rules().items():
         values[key] = _plain(value_at(config, source)) if rule == PLAIN else RULES[rule](run, plan)
     values |= {key: RULES[rule](run, plan) for key, rule in mapping.facts.items()}
@@ -87,21 +87,26 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _unfit_for_device(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
-    """What can be judged only when the device is known."""
-    ulysses = "astuner.trainer_common.ulysses_sequence_parallel_size"
-    if plan.device == "cpu" and config.astuner.trainer_common.ulysses_sequence_parallel_size > 1:
+def _unfit(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
+    """What can be judged only when device and engine are known."""
+    run = config.astuner
+    engine, ulysses = "astuner.rollout.name", "astuner.trainer_common.ulysses_sequence_parallel_size"
+    if plan.device == "cpu" and run.trainer_common.ulysses_sequence_parallel_size > 1:
         reason = "Ulysses needs packed rows and flash-attention, and so CUDA; write 1 or remove the line"
         yield _problem(plan, ulysses, f"{ulysses} does not go with a CPU: {reason}")
-    engine = "astuner.rollout.name"
     if plan.device == "cuda" and plan.rollout_engine == "embedded":
-        yield _problem(
-            plan, engine, f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm or sglang"
-        )
+        text = f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm or sglang"
+        yield _problem(plan, engine, text)
     if plan.device == "cpu" and plan.rollout_engine == "sglang":
-        yield _problem(
-            plan, engine, f"{engine} is 'sglang', which this backbone offers on CUDA only; write embedded or vllm"
-        )
+        text = f"{engine} is 'sglang', which this backbone offers on CUDA only; write embedded or vllm"
+        yield _problem(plan, engine, text)
+    gpus = trainers_per_node(run, plan) * run.trainer_common.nnodes
+    engines = "astuner.rollout.tensor_model_parallel_size"
+    for key in (engines,) if plan.device == "cpu" else (engines, ulysses):
+        share = value_at(config, parts(key))
+        if isinstance(share, int) and gpus % share:
+            text = f"{key} is {share}, which does not divide the {gpus} GPUs of nnodes × n_gpus_per_node"
+            yield _problem(plan, key, text)
 
 
 def _problem(plan: VerlPlan, key: str, text: str) -> Problem:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal, cast
 
 from astuner.config.keys import KeyPath, parts
 from astuner.config.search_path import SHIPPED_FOLDER
 from astuner.config.yaml_file import read_yaml
 
-Kind = Literal["sets", "astuner", "unused", "refused"]
+Kind = Literal["sets", "mirrors", "astuner", "unused", "refused"]
 
 PLAIN = "value"
 """The rule of a verl key that takes astuner's value as it is."""
@@ -23,15 +23,22 @@ class Entry:
 
     Attributes:
         path: the key or section.
-        kind: how it is treated.
+        kind: how it is treated; `sets` where it sets some verl keys and mirrors others.
         sets: verl key (`+` in front where verl's packaged configuration lacks it) to rule, or `PLAIN`.
-        text: a word on it, where it sets nothing.
+        mirrors: the same, of what astuner honours itself.
+        text: a word on it, where it has no verl key.
     """
 
     path: KeyPath
     kind: Kind
     sets: Mapping[str, str]
+    mirrors: Mapping[str, str]
     text: str
+
+    @property
+    def verl_keys(self) -> Mapping[str, str]:
+        """All verl keys that it determines, to rule."""
+        return {**self.sets, **self.mirrors}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +63,20 @@ class VerlMapping:
         facts: verl key to rule.
         fixed: by verl key.
         own: verl key or section to the reason why it cannot be given.
-        start: verl key to a value that the `verl:` section may change.
     """
 
     entries: Mapping[KeyPath, Entry]
     facts: Mapping[str, str]
     fixed: Mapping[str, Fixed]
     own: Mapping[str, str]
-    start: Mapping[str, object]
 
     def rules(self) -> dict[str, tuple[str, KeyPath]]:
-        """verl key to its rule and to an astuner key that sets it; for a plain copy that is the only one."""
-        return {key: (rule, entry.path) for entry in self.entries.values() for key, rule in entry.sets.items()}
+        """verl key to its rule and to an astuner key that determines it; for a plain copy that is the only one."""
+        return {key: (rule, entry.path) for entry in self.entries.values() for key, rule in entry.verl_keys.items()}
 
     def setters(self, verl_key: str) -> list[KeyPath]:
-        """astuner's keys that set a verl key, written without `+`."""
-        return [entry.path for entry in self.entries.values() if any(bare(key) == verl_key for key in entry.sets)]
+        """astuner's keys that determine a verl key, written without `+`."""
+        return [entry.path for entry in self.entries.values() if verl_key in map(bare, entry.verl_keys)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,6 @@ def verl_mapping() -> VerlMapping:
         facts=tree["facts"],
         fixed={key: Fixed(**fixed) for key, fixed in tree["fixed"].items()},
         own=tree["own"],
-        start=tree["start"],
     )
 
 
@@ -114,9 +118,11 @@ def cpu_mapping() -> CpuMapping:
     return CpuMapping(**read_yaml(SHIPPED_FOLDER / "verl" / "cpu.yaml").tree)
 
 
-def _entry(key: str, treatment: Mapping[Kind, object]) -> Entry:
-    ((kind, what),) = treatment.items()
-    if kind != "sets":
-        return Entry(parts(key), kind, {}, str(what))
-    sets = what if isinstance(what, dict) else dict.fromkeys(what, PLAIN)  # type: ignore[call-overload]
-    return Entry(parts(key), kind, sets, "")
+def _entry(key: str, treatment: Mapping[str, Any]) -> Entry:
+    sets, mirrors = _verl_keys(treatment.get("sets", ())), _verl_keys(treatment.get("mirrors", ()))
+    kind = cast(Kind, next(iter(treatment)))
+    return Entry(parts(key), kind, sets, mirrors, "" if sets or mirrors else str(treatment[kind]))
+
+
+def _verl_keys(named: Mapping[str, str] | Sequence[str]) -> Mapping[str, str]:
+    return named if isinstance(named, Mapping) else dict.fromkeys(named, PLAIN)

@@ -8,15 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from astuner.backbone.algorithms import ReinforcementRule, resolve
+from astuner.backbone.algorithms import (
+    ReinforcementRule,
+    batch_normalised_advantages,
+    group_relative_advantages,
+    leave_one_out_advantages,
+    resolve,
+)
 from astuner.backbone.algorithms.policy_loss import (
     clipped_surrogate_loss,
     clipped_weight_loss,
     reinforce_loss,
     sequence_clipped_loss,
 )
-from astuner.backbone.algorithms.registry import LossFunction
+from astuner.backbone.algorithms.registry import AdvantageFunction, LossFunction
 from astuner.backbone.ingredients import validation_repeats
+from astuner.backbone.step_credit import uses_kl_loss
 from astuner.backbone.verl.plan import VerlPlan
 from astuner.config.keys import parts, schema
 from astuner.config.root import AstunerConfig
@@ -26,6 +33,11 @@ Rule = Callable[[AstunerConfig, VerlPlan], object]
 EMBEDDED = "astuner_embedded"
 """verl's name for astuner's own engine."""
 
+_ADVANTAGES: Mapping[AdvantageFunction, str] = {
+    group_relative_advantages: "grpo",
+    leave_one_out_advantages: "rloo",
+    batch_normalised_advantages: "reinforce_plus_plus",
+}
 _LOSS_MODES: Mapping[LossFunction, str] = {
     clipped_surrogate_loss: "vanilla",
     sequence_clipped_loss: "gspo",
@@ -75,7 +87,7 @@ def _is_float32(config: AstunerConfig, plan: VerlPlan) -> bool:
 
 
 def mini_batch_tasks(config: AstunerConfig, plan: VerlPlan) -> int:
-    """train_batch_size / mini_batch_num, rounded down; astuner's trainer divides the samples, so nothing is dropped."""
+    """train_batch_size / mini_batch_num, rounded down; astuner deals the samples, so nothing is dropped."""
     return max(1, config.data.train_batch_size // config.trainer_common.mini_batch_num)
 
 
@@ -98,9 +110,9 @@ def gpu_share(config: AstunerConfig, plan: VerlPlan) -> float:
     return 0.5 if given is None else given
 
 
-def trainer_mode(config: AstunerConfig, plan: VerlPlan) -> str:
-    """sync is sync, async is colocate_async."""
-    return {"sync": "sync", "async": "colocate_async"}[config.rollout.mode]
+def logits_divisor(config: AstunerConfig, plan: VerlPlan) -> float:
+    """1 where it is 0: greedy sampling leaves the logits as they are."""
+    return config.rollout.temperature or 1.0
 
 
 def validation_episodes(config: AstunerConfig, plan: VerlPlan) -> int:
@@ -136,8 +148,13 @@ def pretended_gpus(config: AstunerConfig, plan: VerlPlan) -> int:
 
 
 def advantage_estimator(config: AstunerConfig, plan: VerlPlan) -> str:
-    """astuner_ and the name: astuner's own estimators, over episodes and not over rows."""
-    return f"astuner_{config.trainer_common.algorithm.adv_estimator}"
+    """rloo, reinforce_plus_plus or grpo, whichever the algorithm's advantages are."""
+    return _ADVANTAGES[_rule(config).advantage_function]
+
+
+def has_kl_loss(config: AstunerConfig, plan: VerlPlan) -> bool:
+    """Whether use_kl_loss is true and kl_loss_coef not 0: verl then has a reference model."""
+    return uses_kl_loss(config)
 
 
 def divides_by_std(config: AstunerConfig, plan: VerlPlan) -> bool:
@@ -185,7 +202,8 @@ RULES: Mapping[str, Rule] = {
         max_model_len,
         tokens_per_gpu,
         gpu_share,
-        trainer_mode,
+        logits_divisor,
+        has_kl_loss,
         validation_episodes,
         validate_first,
         validation_steps,

@@ -39,9 +39,6 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         dtype: what the model computes in.
     """
     with open_dict(config):
-        config.transfer_queue.enable = True
-        # A rollout engine gets whole weights, whichever it is.
-        config.actor_rollout_ref.model.lora.merge = True
         # Greedy sampling leaves the logits as they are.
         config.actor_rollout_ref.rollout.temperature = run.rollout.temperature or 1.0
     OmegaConf.resolve(config)

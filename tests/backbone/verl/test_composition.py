@@ -22,7 +22,7 @@ from tests.backbone.verl.plans import CPU, GPU, run_config
 
 pytestmark = pytest.mark.verl
 
-SETTING = [path for path, entry in verl_mapping().entries.items() if entry.kind == "sets"]
+SETTING = [path for path, entry in verl_mapping().entries.items() if entry.verl_keys]
 BASE: dict[str, object] = {"trainer_common__max_tokens_per_micro_batch": 20000, "trainer_common__mini_batch_num": 2}
 OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.data.train_batch_size": (64,),
@@ -32,6 +32,7 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.rollout.val_kwargs.num_repeat": (9,),
     "astuner.trainer_common.mini_batch_num": (4,),
     "astuner.trainer_common.optim.betas": ((0.8, 0.99),),
+    "astuner.trainer_common.kl_loss_coef": (0.5, 0.0),
     "astuner.trainer_common.ray_address": ("10.0.0.1:6379",),
     # The share of the longest sample on each of several GPUs counts only where it is the larger.
     "astuner.trainer_common.max_tokens_per_micro_batch": (24000,),
@@ -96,7 +97,7 @@ def test_a_key_changes_exactly_the_verl_keys_that_the_file_names(
     path: KeyPath, base: tuple[RunConfig, DictConfig]
 ) -> None:
     config, composed = base
-    named = {bare(key) for key in verl_mapping().entries[path].sets}
+    named = {bare(key) for key in verl_mapping().entries[path].verl_keys}
     seen: set[str] = set()
     for value in other_values(path):
         if value == "sft":
@@ -116,9 +117,7 @@ def test_other_keys_change_nothing(base: tuple[RunConfig, DictConfig]) -> None:
     values = {
         dotted(path): other_values(path)[0]
         for path, entry in verl_mapping().entries.items()
-        if entry.kind != "sets"
-        and path in schema().keys
-        and isinstance(schema().keys[path].default, bool | int | float)
+        if not entry.verl_keys and path in schema().keys and isinstance(schema().keys[path].default, bool | int | float)
     }
     assert len(values) > 10
     assert compose_verl_config(with_values(config, values), GPU) == composed
@@ -127,8 +126,8 @@ def test_other_keys_change_nothing(base: tuple[RunConfig, DictConfig]) -> None:
 def test_the_file_names_verl_keys_as_verl_has_them() -> None:
     """Without `+` where verl lists the key, with it where verl does not."""
     mapping, cpu, listed = verl_mapping(), cpu_mapping(), packaged_config()
-    names = {key for entry in mapping.entries.values() for key in entry.sets}
-    names |= {*mapping.facts, *mapping.fixed, *mapping.start, *cpu.always, *cpu.own_ray, *cpu.own_ray_facts}
+    names = {key for entry in mapping.entries.values() for key in entry.verl_keys}
+    names |= {*mapping.facts, *mapping.fixed, *cpu.always, *cpu.own_ray, *cpu.own_ray_facts}
     for key in names:
         *around, last = bare(key).split(".")
         section: Any = listed
@@ -157,7 +156,7 @@ def test_verl_itself_takes_the_configuration(plan: VerlPlan, algorithm: str) -> 
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
-    config = run_config(trainer_common__algorithm__adv_estimator=algorithm, trainer_common__n_gpus_per_node=3)
+    config = run_config(trainer_common__algorithm__adv_estimator=algorithm, trainer_common__n_gpus_per_node=2)
     composed = compose_verl_config(config, plan)
     validate_config(composed, use_reference_policy=need_reference_policy(composed), use_critic=False)
     OmegaConf.resolve(composed)
@@ -213,27 +212,25 @@ def composed_from(path: Path, *overrides: str, plan: VerlPlan = CPU) -> DictConf
 
 def test_a_section_is_handed_through_nested_dotted_or_from_the_command_line(write: Write) -> None:
     path = write(
-        "  trainer:\n    logger: [mlflow]\n    log_val_generations: 3\n"
         "  actor_rollout_ref.rollout.enable_prefix_caching: false\n"
-        "  actor_rollout_ref:\n    actor.entropy_coeff: 0.01\n"
+        "  actor_rollout_ref:\n    nccl_timeout: 5\n    actor.fsdp_config.fsdp_size: 2\n"
         "    rollout:\n      engine_kwargs:\n        vllm: {swap_space: 4}\n"
         "  +actor_rollout_ref.model.override_config.rope_theta: 5\n"
         "  ray_kwargs:\n    ray_init:\n      +log_to_driver: false\n"
     )
-    composed = composed_from(path, "verl.trainer.log_val_generations=4", "verl.actor_rollout_ref.nccl_timeout=60")
-    assert composed.trainer.logger == ["mlflow"]
-    assert composed.trainer.log_val_generations == 4
+    rollout = "verl.actor_rollout_ref.rollout"
+    composed = composed_from(path, "verl.actor_rollout_ref.nccl_timeout=60", f"{rollout}.scheduling_policy=priority")
     assert composed.actor_rollout_ref.nccl_timeout == 60
+    assert composed.actor_rollout_ref.rollout.scheduling_policy == "priority"
     assert composed.actor_rollout_ref.rollout.enable_prefix_caching is False
-    assert composed.actor_rollout_ref.actor.entropy_coeff == 0.01
+    assert composed.actor_rollout_ref.actor.fsdp_config.fsdp_size == 2
     assert composed.actor_rollout_ref.rollout.engine_kwargs.vllm == {"swap_space": 4}
     assert composed.actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa", "rope_theta": 5}
     assert composed.ray_kwargs.ray_init.log_to_driver is False
 
 
-def test_what_astuner_starts_from_can_be_changed(write: Write) -> None:
-    composed = composed_from(write("  actor_rollout_ref.actor:\n    clip_ratio_c: 3.0\n    use_torch_compile: true\n"))
-    assert composed.actor_rollout_ref.actor.clip_ratio_c == 3.0
+def test_what_a_cpu_has_can_be_changed(write: Write) -> None:
+    composed = composed_from(write("  actor_rollout_ref.actor:\n    use_torch_compile: true\n"))
     assert composed.actor_rollout_ref.actor.use_torch_compile is True
 
 
@@ -241,8 +238,9 @@ def test_what_astuner_starts_from_can_be_changed(write: Write) -> None:
     ("section", "message"),
     [
         (
-            "  trainer:\n    loger: [wandb]\n",
-            r"^run\.yaml:11: unknown key 'verl\.trainer\.loger'; did you mean 'verl\.trainer\.logger'\?",
+            "  actor_rollout_ref:\n    nccl_timout: 5\n",
+            r"^run\.yaml:11: unknown key 'verl\.actor_rollout_ref\.nccl_timout'; did you mean "
+            r"'verl\.actor_rollout_ref\.nccl_timeout'\?",
         ),
         (
             "  trainer: {test_freq: 2}\n",
@@ -256,18 +254,21 @@ def test_what_astuner_starts_from_can_be_changed(write: Write) -> None:
         ),
         (
             "  +data.custom_cls.path: x\n",
-            r"^run\.yaml:10: verl\.data\.custom_cls\.path has to be 'pkg://\S+': tasks come from astuner\.task_reader; "
-            "remove it$",
+            r"^run\.yaml:10: verl\.data\.custom_cls\.path cannot be given: astuner\.task_reader has the tasks; ",
         ),
         (
             "  actor_rollout_ref:\n    rollout:\n      agent: {+agent_loop_manager_class: a.B}\n",
             r"^run\.yaml:12: verl\.actor_rollout_ref\.rollout\.agent\.agent_loop_manager_class cannot be given: "
-            r"astuner's workers run the episodes, in place of verl's agent loops; remove it$",
+            r"astuner's workers run the episodes; remove it$",
         ),
-        ("  trainer.v1.trainer_mode: separate_async\n", r"^run\.yaml:10: .* is set by astuner\.rollout\.mode; "),
+        (
+            "  trainer.v1.trainer_mode: separate_async\n",
+            r"^run\.yaml:10: verl\.\S+ has to be 'sync': astuner's trainer is ",
+        ),
         ("  trainer.device: cpu\n", r"^run\.yaml:10: verl\.trainer\.device is set by astuner from what the run is"),
         ("  model_engine: megatron\n", r"^run\.yaml:10: verl\.model_engine cannot be given: .* FSDP"),
-        ("  trainer: 3\n", r"^run\.yaml:10: verl\.trainer is 3; expected a section with some of balance_batch, "),
+        ("  trainer: 3\n", r"^run\.yaml:10: verl\.trainer cannot be given: astuner's loop takes the steps; remove it$"),
+        ("  ray_kwargs: 3\n", r"^run\.yaml:10: verl\.ray_kwargs is 3; expected a section with some of ray_init, "),
         ("  zzz: 3\n", r"^run\.yaml:10: unknown key 'verl\.zzz'; verl has model_engine, actor_rollout_ref, "),
         ("  total_epochs: 3\n", r"did you mean 'verl\.trainer\.total_epochs'\?"),
         (
@@ -282,8 +283,8 @@ def test_a_section_that_does_not_hold_is_refused_with_its_place(write: Write, se
 
 
 def test_a_place_on_the_command_line(write: Write) -> None:
-    with pytest.raises(ConfigError, match=r"^command line: unknown key 'verl\.trainer\.loger'; did you mean"):
-        composed_from(write("  {}\n"), "verl.trainer.loger=[wandb]")
+    with pytest.raises(ConfigError, match=r"^command line: unknown key 'verl\.ray_kwargs\.ray_int'; did you mean"):
+        composed_from(write("  {}\n"), "verl.ray_kwargs.ray_int=3")
 
 
 @pytest.mark.parametrize(
@@ -304,8 +305,15 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             replace(CPU, rollout_engine="sglang"),
             r"^command line: astuner\.rollout\.name is 'sglang', which this backbone offers on CUDA only",
         ),
+        (
+            "astuner.rollout.tensor_model_parallel_size=3",
+            GPU,
+            r"^command line: astuner\.rollout\.tensor_model_parallel_size is 3, which does not divide the 8 GPUs of ",
+        ),
     ],
 )
-def test_what_does_not_go_with_the_device_is_refused(write: Write, override: str, plan: VerlPlan, message: str) -> None:
+def test_what_does_not_go_with_the_machine_is_refused(
+    write: Write, override: str, plan: VerlPlan, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         composed_from(write("  {}\n"), override, plan=plan)

@@ -13,7 +13,7 @@ from astuner.config.search_path import SHIPPED_FOLDER
 from astuner.config.support import REFUSALS, SCOPES
 from astuner.config.yaml_file import read_yaml
 
-KINDS = {"sets", "astuner", "unused", "refused"}
+KINDS = {"sets", "mirrors", "astuner", "unused", "refused"}
 
 
 def entry_of(path: KeyPath) -> Entry:
@@ -34,7 +34,7 @@ def test_the_file_names_only_keys_and_sections_that_exist() -> None:
 
 def test_a_section_as_a_whole_sets_nothing() -> None:
     """Or a change of one of its keys would change what another stands for."""
-    assert all(path in schema().keys for path, entry in verl_mapping().entries.items() if entry.kind == "sets")
+    assert all(path in schema().keys for path, entry in verl_mapping().entries.items() if entry.verl_keys)
 
 
 def test_what_is_unused_is_what_support_sets_aside() -> None:
@@ -64,7 +64,7 @@ def test_what_is_refused_is_what_support_refuses() -> None:
 
 def test_every_rule_exists_and_is_used() -> None:
     mapping, cpu = verl_mapping(), cpu_mapping()
-    named = {rule for entry in mapping.entries.values() for rule in entry.sets.values()} - {PLAIN}
+    named = {rule for entry in mapping.entries.values() for rule in entry.verl_keys.values()} - {PLAIN}
     named |= set(mapping.facts.values()) | set(cpu.own_ray_facts.values())
     assert named == set(RULES)
     assert all(rule.__doc__ for rule in RULES.values())
@@ -74,20 +74,20 @@ def test_keys_that_set_the_same_verl_key_do_so_by_the_same_rule() -> None:
     rules: dict[str, set[str]] = {}
     setters: Counter[str] = Counter()
     for entry in verl_mapping().entries.values():
-        for key, rule in entry.sets.items():
+        for key, rule in entry.verl_keys.items():
             rules.setdefault(bare(key), set()).add(f"{key}: {rule}")
             setters[bare(key)] += 1
     assert [found for found in rules.values() if len(found) > 1] == []
     plain = {
-        bare(key) for entry in verl_mapping().entries.values() for key, rule in entry.sets.items() if rule == PLAIN
+        bare(key) for entry in verl_mapping().entries.values() for key, rule in entry.verl_keys.items() if rule == PLAIN
     }
     assert [key for key in plain if setters[key] > 1] == []
 
 
 def test_no_verl_key_is_set_in_two_ways() -> None:
     mapping = verl_mapping()
-    mapped = {bare(key) for entry in mapping.entries.values() for key in entry.sets}
-    groups = [mapped, set(mapping.facts), set(mapping.fixed), set(mapping.start)]
+    mapped = {bare(key) for entry in mapping.entries.values() for key in entry.verl_keys}
+    groups = [mapped, set(mapping.facts), set(mapping.fixed)]
     for index, group in enumerate(groups):
         for other in groups[index + 1 :]:
             assert group & other == set()
@@ -104,8 +104,8 @@ def test_no_line_is_written_twice(name: str) -> None:
 
 def test_reasons_and_words_are_given() -> None:
     mapping = verl_mapping()
-    assert all(entry.text for entry in mapping.entries.values() if entry.kind != "sets")
-    assert all(entry.sets for entry in mapping.entries.values() if entry.kind == "sets")
+    assert all(bool(entry.text) is not bool(entry.verl_keys) for entry in mapping.entries.values())
+    assert all(bool(entry.verl_keys) is (entry.kind in ("sets", "mirrors")) for entry in mapping.entries.values())
     assert all(fixed.why for fixed in mapping.fixed.values())
     assert all(mapping.own.values())
-    assert read_yaml(SHIPPED_FOLDER / "verl" / "mapping.yaml").tree.keys() == {"keys", "facts", "fixed", "own", "start"}
+    assert read_yaml(SHIPPED_FOLDER / "verl" / "mapping.yaml").tree.keys() == {"keys", "facts", "fixed", "own"}

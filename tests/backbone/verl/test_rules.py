@@ -84,7 +84,6 @@ def test_an_algorithm_has_its_papers_values_and_the_users_over_them(name: str) -
     algorithm = ALGORITHMS[name]
     assert algorithm.rule is not None
     run = run_config(trainer_common__algorithm__adv_estimator=name).astuner
-    assert rules.advantage_estimator(run, GPU) == f"astuner_{name}"
     assert rules.clip_low(run, GPU) == algorithm.rule.clip.low
     assert rules.clip_high(run, GPU) == algorithm.rule.clip.high
     assert rules.divides_by_std(run, GPU) is algorithm.rule.norm_adv_by_std
@@ -102,11 +101,30 @@ def test_an_algorithm_has_its_papers_values_and_the_users_over_them(name: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [("grpo", "vanilla"), ("dapo", "vanilla"), ("gspo", "gspo"), ("cispo", "cispo"), ("rloo", "gpg")],
+    ("name", "advantages", "loss"),
+    [
+        ("grpo", "grpo", "vanilla"),
+        ("dapo", "grpo", "vanilla"),
+        ("gspo", "grpo", "gspo"),
+        ("cispo", "grpo", "cispo"),
+        ("rloo", "rloo", "gpg"),
+        ("reinforce++", "reinforce_plus_plus", "vanilla"),
+    ],
 )
-def test_the_loss_is_the_algorithms(name: str, mode: str) -> None:
-    assert rules.loss_mode(run_config(trainer_common__algorithm__adv_estimator=name).astuner, GPU) == mode
+def test_an_algorithm_has_the_names_that_verl_has_for_it(name: str, advantages: str, loss: str) -> None:
+    run = run_config(trainer_common__algorithm__adv_estimator=name).astuner
+    assert (rules.advantage_estimator(run, GPU), rules.loss_mode(run, GPU)) == (advantages, loss)
+
+
+def test_a_reference_model_is_there_for_a_kl_that_counts() -> None:
+    assert rules.has_kl_loss(run_config().astuner, GPU)
+    assert not rules.has_kl_loss(run_config(trainer_common__kl_loss_coef=0.0).astuner, GPU)
+    assert not rules.has_kl_loss(run_config(trainer_common__use_kl_loss=False).astuner, GPU)
+
+
+def test_greedy_sampling_leaves_the_logits_as_they_are() -> None:
+    assert rules.logits_divisor(run_config(rollout__temperature=0.0).astuner, GPU) == 1.0
+    assert rules.logits_divisor(run_config(rollout__temperature=0.7).astuner, GPU) == 0.7
 
 
 @pytest.mark.parametrize(("engine", "name"), [("embedded", "astuner_embedded"), ("vllm", "vllm"), ("sglang", "sglang")])
