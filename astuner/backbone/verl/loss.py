@@ -15,6 +15,8 @@ from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner.backbone.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
+from astuner.backbone.step_credit import uses_kl_loss
+from astuner.config.root import AstunerConfig
 from astuner.config.trainer import AlgorithmConfig, KlType
 
 
@@ -64,6 +66,17 @@ class RowLoss:
         sums |= _compared(logprobs.detach(), mask, data)
         # FSDP averages gradients over its workers; this loss is a sum over all of them.
         return loss * data["dp_size"], {name: float(value.detach()) for name, value in sums.items()}
+
+
+def row_loss(run: AstunerConfig, dtype: torch.dtype) -> RowLoss:
+    """Return the loss of a run whose model computes in `dtype`."""
+    common = run.trainer_common
+    return RowLoss(
+        algorithm=common.algorithm,
+        kl_coef=common.kl_loss_coef if uses_kl_loss(run) else 0.0,
+        kl_type=common.kl_loss_type,
+        own_ratio=dtype != torch.float32 and common.mini_batch_num == 1,
+    )
 
 
 def _padded(values: Tensor) -> Tensor:

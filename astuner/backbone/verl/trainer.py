@@ -18,9 +18,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested
 
-from astuner.backbone.step_credit import uses_kl_loss
 from astuner.backbone.verl.fields import Fields, as_batch
-from astuner.backbone.verl.loss import RowLoss
+from astuner.backbone.verl.loss import RowLoss, row_loss
 from astuner.backbone.verl.worker import TrainingActor
 from astuner.config.root import AstunerConfig
 
@@ -42,13 +41,7 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         # Greedy sampling leaves the logits as they are.
         config.actor_rollout_ref.rollout.temperature = run.rollout.temperature or 1.0
     OmegaConf.resolve(config)
-    common = run.trainer_common
-    loss = RowLoss(
-        algorithm=common.algorithm,
-        kl_coef=common.kl_loss_coef if uses_kl_loss(run) else 0.0,
-        kl_type=common.kl_loss_type,
-        own_ratio=dtype != torch.float32 and common.mini_batch_num == 1,
-    )
+    loss = row_loss(run, dtype)
     tq.init(config.transfer_queue)
     try:
         trainer = VerlTrainer(config, loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +130,22 @@ def test_any_number_of_episodes_makes_the_wanted_optimiser_steps(cluster: Starte
     episodes = made_episodes(local(folder).logprobs, seed=count)[:count]
     metrics = cluster.update().step(episodes, 2).metrics
     assert metrics.get("update/optimiser_steps", 0) == (0 if count == 1 else 2)
+
+
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+def test_every_algorithm_has_the_local_loss_and_gradient(
+    cluster: Started, model_folder: Path, tmp_path: Path, algorithm: str
+):
+    from astuner.backbone.verl.loss import row_loss
+
+    settings = {"trainer_common__mini_batch_num": 1, "trainer_common__algorithm__use_kl_in_reward": algorithm == "rloo"}
+    config = small_run(algorithm, **settings)
+    here = local(model_folder)
+    # The workers have learnt meanwhile; the reference is the starting model on both sides.
+    here.policy.load_training_state(saved(cluster.trainer, tmp_path / "model"))
+    episodes = made_episodes(here.logprobs, seed=7)
+    expected, _ = here.step(config, episodes)
+    cluster.trainer.actor_rollout_wg.set_loss_fn(row_loss(config.astuner, torch.float32))
+    got = replace(cluster, config=config).update().step(episodes, 1).metrics
+    assert got["grad_norm"] > 1e-4
+    assert got == pytest.approx(expected, rel=2e-4, abs=1e-5)
