@@ -39,10 +39,6 @@ class Session(ABC):
             ModelError: the engine broke, which looks like failed episodes to the workflow.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Stop what was started."""
-
     @property
     def config(self) -> AstunerConfig:
         """Section `astuner`."""

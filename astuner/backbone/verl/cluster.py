@@ -14,6 +14,9 @@ import psutil
 import ray
 from omegaconf import DictConfig, OmegaConf
 
+from astuner.errors import BackboneError
+from astuner.model_tuner import first_line
+
 _PREFIX = "astuner-ray-"
 
 _CPU_ENVIRONMENT = {
@@ -60,6 +63,9 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     Args:
         config: verl's.
         environment: variables that the workers need.
+
+    Raises:
+        BackboneError: there is none at that address, or none can be started.
     """
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
@@ -71,8 +77,21 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
         if settings.get("address") is None:
             settings |= {"address": "local", "_temp_dir": stack.enter_context(_temporary_folder())}
         stack.callback(ray.shutdown)
-        ray.init(**settings)
+        try:
+            ray.init(**settings)
+        # Ray raises errors of many kinds here.
+        except Exception as error:
+            raise BackboneError(_no_ray(settings["address"], error)) from error
         yield
+
+
+def _no_ray(address: str, error: Exception) -> str:
+    if address == "local":
+        return f"Ray could not be started: {first_line(error)}"
+    return (
+        f"the Ray at {address} (trainer_common.ray_address) could not be joined: {first_line(error)}; start one there "
+        "with `ray start --head`, or leave the key out to have one started for the run"
+    )
 
 
 @contextlib.contextmanager

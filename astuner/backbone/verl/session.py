@@ -19,7 +19,7 @@ from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.verl.composition import compose_verl_config
 from astuner.backbone.verl.plan import RolloutEngine, VerlPlan
 from astuner.config.root import AstunerConfig
-from astuner.errors import ModelError
+from astuner.errors import BackboneError, ModelError
 from astuner.model_tuner import first_line
 from astuner.task_rollout import BatchRequest
 
@@ -99,9 +99,6 @@ class VerlSession(Session):
         self.trainer.save_model(folder, str(self.dtype).removeprefix("torch."))
         self.ingredients.codec.save(folder)
 
-    def close(self) -> None:
-        """Do nothing: `verl_session` ends what it started."""
-
 
 @contextlib.contextmanager
 def verl_session(context: RunContext) -> Iterator[VerlSession]:
@@ -118,8 +115,28 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
     environment = prepare_environment(plan.device, own=own)
     composed = compose_verl_config(context.config, plan)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_failures_named())
         stack.enter_context(ray_running(composed, environment))
         yield _started(context, composed, plan, stack)
+
+
+@contextlib.contextmanager
+def _failures_named() -> Iterator[None]:
+    """Turn what Ray raises of its processes into an error that says what to do.
+
+    Raises:
+        BackboneError: a process of verl's raised or died.
+    """
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        yield
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        raise BackboneError(
+            f"a process of verl's failed: {first_line(cause)}. run.log has its traceback; where memory was short, "
+            "lower trainer_common.max_tokens_per_micro_batch. The same command goes on from the last checkpoint"
+        ) from error
 
 
 def _plan(context: RunContext) -> VerlPlan:

@@ -74,7 +74,9 @@ class Run:
         environment = os.environ | {"ACCIDENTS": str(folder / "accidents"), "ASTUNER_TEST_MARK": self.mark}
         self.log = folder / f"{self.mark}.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, cwd=folder, start_new_session=True
+            )
 
     def ended(self) -> tuple[int, str]:
         """Wait for the end; return the exit code and what was printed."""
@@ -84,15 +86,13 @@ class Run:
             self.process.kill()
         return code, self.log.read_text()
 
-    def kill_after(self, step: int) -> None:
-        """Kill the launching process with SIGKILL once the step is in the record."""
+    def wait_for(self, step: int) -> None:
+        """Wait until the step is in the record."""
         until = time.monotonic() + PATIENCE
         while step not in losses(self.record):
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.1)
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
 
     def leftovers(self) -> list[str]:
         """The run's processes that are there, after some patience."""
@@ -160,7 +160,9 @@ def test_a_run_goes_on_after_its_engine_died_and_its_driver_was_killed(model_fol
     assert "a rollout engine is gone" in printed
     assert first.leftovers() == []
     second = Run(job, tmp_path)
-    second.kill_after(step=3)
+    second.wait_for(step=3)
+    second.process.send_signal(signal.SIGKILL)
+    second.process.wait()
     assert second.leftovers() == []
     assert "going on from the checkpoint of step 2" in second.log.read_text()
     third = Run(job, tmp_path)
@@ -173,3 +175,17 @@ def test_a_run_goes_on_after_its_engine_died_and_its_driver_was_killed(model_fol
     whole = make_job("Letters", model_folder, tmp_path / "local", trainer_common__total_training_steps=5)
     tuned = whole.configure({"backbone": "local"}).tune(tmp_path / "local" / "records")
     assert losses(third.record) == pytest.approx(losses(tuned.record), rel=1e-2, abs=1e-5)
+
+
+def test_ctrl_c_saves_the_last_whole_step(model_folder: Path, tmp_path: Path):
+    settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
+    run = Run(make_job("Letters", model_folder, tmp_path, trainer_common__save_freq=10_000, **settings), tmp_path)
+    run.wait_for(step=2)
+    os.killpg(run.process.pid, signal.SIGINT)  # a terminal tells all of them
+    code, printed = run.ended()
+    assert code == 130, printed
+    assert run.leftovers() == []
+    last = max(losses(run.record))
+    (checkpoint,) = (run.record / "checkpoints").glob("step_*")
+    assert checkpoint.name == f"step_{last:06d}"
+    assert (checkpoint / "model" / "model.safetensors").exists()
