@@ -94,12 +94,18 @@ class _Home:
     path: str
     needs: tuple[str, ...]
     trains: bool
+    install: str = "pip install astuner"
 
 
 _BACKBONES = {
     "debug": _Home("astuner.backbone.debug.backbone->DebugBackbone", ("torch", "transformers"), trains=False),
     "local": _Home("astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"), trains=True),
-    "verl": _Home("astuner.backbone.verl.backbone->VerlBackbone", ("verl", "transfer_queue", "ray"), trains=True),
+    "verl": _Home(
+        "astuner.backbone.verl.backbone->VerlBackbone",
+        ("verl", "transfer_queue", "ray"),
+        trains=True,
+        install="astuner install verl",
+    ),
 }
 _PLANNED = ("trinity",)
 
@@ -134,9 +140,7 @@ def load_backbone(name: str) -> Backbone:
     home = _BACKBONES[name]
     missing = [package for package in home.needs if not _is_installed(package)]
     if missing:
-        raise BackboneError(
-            f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: pip install astuner"
-        )
+        raise BackboneError(f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: {home.install}")
     module, _, class_name = home.path.partition("->")
     backbone: Backbone = getattr(importlib.import_module(module), class_name)()
     return backbone

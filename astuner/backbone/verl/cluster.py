@@ -27,6 +27,8 @@ _OWN_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Ray would kill workers where the machine is nearly full of other things; the system does so when it is full.
     "RAY_memory_monitor_refresh_ms": "0",
+    # Ray's default leaves its workers what other processes do not want of a core: they are the run itself.
+    "RAY_worker_niceness": "0",
 }
 
 
@@ -37,7 +39,7 @@ def prepare_environment(device: str, *, own: bool) -> dict[str, str]:
         device: `cpu` or `cuda`.
         own: whether the Ray is started for the run.
     """
-    wanted = {"TOKENIZERS_PARALLELISM": "false", "VERL_LOGGING_LEVEL": "WARN"}
+    wanted = {"TOKENIZERS_PARALLELISM": "false", "VERL_LOGGING_LEVEL": "ERROR", "TQ_LOGGING_LEVEL": "ERROR"}
     if device == "cpu":
         wanted |= _CPU_ENVIRONMENT
     if own:
@@ -64,7 +66,7 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
     runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
-    settings |= {"runtime_env": runtime, "log_to_driver": False, "logging_level": "ERROR"}
+    settings = {"log_to_driver": False, "logging_level": "ERROR", **settings, "runtime_env": runtime}
     with contextlib.ExitStack() as stack:
         if settings.get("address") is None:
             settings |= {"address": "local", "_temp_dir": stack.enter_context(_temporary_folder())}

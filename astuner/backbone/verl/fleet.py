@@ -10,10 +10,11 @@ from typing import Any
 
 import ray
 from loguru import logger
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from astuner.backbone.verl.episode_worker import EpisodeWorker, WorkerJob
 from astuner.errors import AstunerError, BackboneError
+from astuner.model_tuner import first_line
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode, lost_episodes, report_failures
 
@@ -25,7 +26,7 @@ _GRACE_SECONDS = 60.0
 
 @dataclass
 class EpisodeFleet:
-    """Runs batches of episodes in Ray actors; an actor that dies is started again, and its share with it.
+    """Runs batches of episodes in Ray actors; in the place of one that dies another is started, for its share.
 
     Attributes:
         job: what each worker is given.
@@ -35,27 +36,32 @@ class EpisodeFleet:
     job: WorkerJob
     policy_version: int = 0
     _actors: list[Any] = field(default_factory=list, init=False)
+    _shares: list[int] = field(default_factory=list, init=False)
 
     def start(self) -> None:
         """Start the workers.
 
         Raises:
-            BackboneError: one cannot load the agent.
+            AstunerError: one cannot load the agent.
         """
-        config = self.job.config
-        count = min(_wanted_workers(), config.rollout.max_env_worker)
-        actor = ray.remote(EpisodeWorker)
-        for index in range(count):
-            share = config.rollout.max_env_worker // count + (index < config.rollout.max_env_worker % count)
-            own = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_env_worker": share})})
-            options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_restarts": -1}
-            self._actors.append(actor.options(**options).remote(replace(self.job, config=own)))
+        most = self.job.config.rollout.max_env_worker
+        count = min(_wanted_workers(), most)
+        self._shares = [most // count + (index < most % count) for index in range(count)]
+        self._actors = [self._new_actor(index) for index in range(count)]
         try:
             ray.get([actor.ready.remote() for actor in self._actors])
         except RayTaskError as error:
             raise _as_ours(error, "an episode worker did not start") from error
-        except ActorDiedError as error:
-            raise BackboneError(f"an episode worker did not start: {_cause(error)}") from error
+        except RayActorError as error:
+            raise BackboneError(f"an episode worker did not start: {first_line(error)}") from error
+
+    def _new_actor(self, index: int) -> Any:
+        config = self.job.config
+        own = config.model_copy(
+            update={"rollout": config.rollout.model_copy(update={"max_env_worker": self._shares[index]})}
+        )
+        actor = ray.remote(EpisodeWorker).options(num_cpus=1, scheduling_strategy="SPREAD")
+        return actor.remote(replace(self.job, config=own))
 
     def run(self, request: BatchRequest, on_episode: OnEpisode) -> list[Episode]:
         """Return the episodes, by task and then repeat; an episode that was run again is preceded by its attempts.
@@ -65,11 +71,9 @@ class EpisodeFleet:
         """
         arrived: queue.SimpleQueue[_News] = queue.SimpleQueue()
         shares = [request.tasks[index :: len(self._actors)] for index in range(len(self._actors))]
-        busy = [
-            (actor, replace(request, tasks=tasks)) for actor, tasks in zip(self._actors, shares, strict=True) if tasks
-        ]
-        for actor, share in busy:
-            threading.Thread(target=self._follow, args=(actor, share, arrived), daemon=True).start()
+        busy = [(index, replace(request, tasks=tasks)) for index, tasks in enumerate(shares) if tasks]
+        for index, share in busy:
+            threading.Thread(target=self._follow, args=(index, share, arrived), daemon=True).start()
         found: list[Episode] = []
         running = len(busy)
         while running:
@@ -92,15 +96,15 @@ class EpisodeFleet:
             ray.kill(actor)
         self._actors.clear()
 
-    def _follow(self, actor: Any, share: BatchRequest, arrived: queue.SimpleQueue[_News]) -> None:
+    def _follow(self, index: int, share: BatchRequest, arrived: queue.SimpleQueue[_News]) -> None:
         """Have one worker run its share, in a thread that waits for it."""
         why = ""
         for attempt in range(1, _TRIES + 1):
             try:
-                arrived.put(_News(episodes=self._collect(actor, share, arrived, quiet=attempt > 1)))
+                arrived.put(_News(episodes=self._collect(index, share, arrived, quiet=attempt > 1)))
                 return
-            except (ActorDiedError, ActorUnavailableError, _WorkerStuckError) as error:
-                why = _cause(error)
+            except (RayActorError, _WorkerStuckError) as error:
+                why = first_line(error)
                 logger.warning(
                     "an episode worker was lost in {} step {} ({}); {}",
                     share.split,
@@ -108,25 +112,30 @@ class EpisodeFleet:
                     why,
                     f"its {len(share.tasks)} tasks are run again" if attempt < _TRIES else "its episodes are left out",
                 )
+                self._actors[index] = self._new_actor(index)
             except RayTaskError as error:
                 arrived.put(_News(error=_as_ours(error, "an episode worker raised")))
                 return
+            # Whoever waits for this thread must hear of whatever it was.
             except Exception as error:
-                arrived.put(_News(error=BackboneError(f"an episode worker's answer could not be read: {error}")))
+                failure = BackboneError(f"an episode worker could not be asked: {type(error).__name__}: {error}")
+                failure.__cause__ = error
+                arrived.put(_News(error=failure))
                 return
         arrived.put(_News(episodes=lost_episodes(share, "worker", f"its worker was lost {_TRIES} times: {why}")))
 
     def _collect(
-        self, actor: Any, share: BatchRequest, arrived: queue.SimpleQueue[_News], *, quiet: bool
+        self, index: int, share: BatchRequest, arrived: queue.SimpleQueue[_News], *, quiet: bool
     ) -> list[Episode]:
         rollout, judge = self.job.config.rollout, self.job.config.task_judge
         patience = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        actor = self._actors[index]
         stream = actor.run.options(num_returns="streaming").remote(share, self.policy_version)
         episodes: list[Episode] = []
         while True:
             ready, _ = ray.wait([stream], timeout=patience)
             if not ready:
-                ray.kill(actor, no_restart=False)
+                ray.kill(actor)
                 raise _WorkerStuckError(f"no episode ended within {patience:.0f} s")
             try:
                 news = ray.get(next(stream))
@@ -170,11 +179,6 @@ def _as_ours(error: RayTaskError, what: str) -> AstunerError:
     if isinstance(cause, AstunerError):
         return type(cause)(str(cause))
     return BackboneError(f"{what}: {type(cause).__name__}: {cause}")
-
-
-def _cause(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _in_order(episodes: Sequence[Episode], request: BatchRequest) -> list[Episode]:

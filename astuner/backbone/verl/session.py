@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig
 
 from astuner.backbone.base import RunContext
 from astuner.backbone.batch import Batch, run_batch
@@ -137,11 +136,18 @@ def _plan(context: RunContext) -> VerlPlan:
         model_path=str(Path(path).resolve()) if Path(path).exists() else path,
         checkpoint_folder=context.record.folder / "checkpoints",
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
-        n_train=len(tasks.training),
         n_val=len(tasks.validation),
-        max_positions=getattr(AutoConfig.from_pretrained(path), "max_position_embeddings", None),
+        max_positions=_positions(path),
         origins=context.origins,
     )
+
+
+def _positions(path: str) -> int | None:
+    """Return how many positions the model has, where its configuration says."""
+    from transformers import AutoConfig
+
+    positions = getattr(AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
 
 
 def _engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -37,12 +38,6 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         run: astuner's.
         dtype: what the model computes in.
     """
-    with open_dict(config):
-        config.transfer_queue.enable = True
-        # A rollout engine gets whole weights, whichever it is.
-        config.actor_rollout_ref.model.lora.merge = True
-        # Greedy sampling leaves the logits as they are.
-        config.actor_rollout_ref.rollout.temperature = run.rollout.temperature or 1.0
     OmegaConf.resolve(config)
     common = run.trainer_common
     loss = RowLoss(
@@ -54,7 +49,9 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
     tq.init(config.transfer_queue)
     try:
         trainer = VerlTrainer(config, loss)
-        trainer.init()
+        # verl prints what it is at.
+        with contextlib.redirect_stdout(io.StringIO()):
+            trainer.init()
         yield trainer
     finally:
         tq.close()
