@@ -30,8 +30,8 @@ class VerlBackbone:
         algorithm = resolve(common.algorithm)
         if algorithm.rule is None:
             raise ConfigError(
-                "trainer_common.algorithm.adv_estimator is sft, which --backbone=verl does not offer; "
-                "use --backbone=local"
+                "trainer_common.algorithm.adv_estimator is sft, which --backbone=verl does not offer; use "
+                "--backbone=local"
             )
         with verl_session(context) as session:
             # What it needs is imported only once the environment is set up.

@@ -72,10 +72,11 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
     runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
-    settings |= {"runtime_env": runtime, "log_to_driver": False, "logging_level": "ERROR"}
+    settings = {"log_to_driver": False, "logging_level": "ERROR", **settings, "runtime_env": runtime}
     with contextlib.ExitStack() as stack:
         if settings.get("address") is None:
-            settings |= {"address": "local", "_temp_dir": stack.enter_context(_temporary_folder())}
+            folder = stack.enter_context(_temporary_folder())
+            settings = {"include_dashboard": False, **settings, "address": "local", "_temp_dir": folder}
         stack.callback(ray.shutdown)
         try:
             ray.init(**settings)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import psutil
 import ray
 from loguru import logger
 from ray.exceptions import RayActorError, RayTaskError
@@ -163,15 +164,9 @@ class _WorkerStuckError(Exception):
 def _wanted_workers() -> int:
     """Return how many workers the nodes of the Ray are good for: one Python process keeps some cores busy."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    cores = ray.get([_cores.options(scheduling_strategy="SPREAD").remote() for _ in nodes])
-    return sum(max(int(count) // _CORES_PER_WORKER, 1) for count in cores)
-
-
-@ray.remote(num_cpus=1)
-def _cores() -> int:
-    import psutil
-
-    return psutil.cpu_count() or 1
+    if len(nodes) == 1:  # on a CPU, Ray is told of more than there are
+        return max((psutil.cpu_count() or 1) // _CORES_PER_WORKER, 1)
+    return sum(max(int(node["Resources"]["CPU"]) // _CORES_PER_WORKER, 1) for node in nodes)
 
 
 def _as_ours(error: RayTaskError, what: str) -> AstunerError:

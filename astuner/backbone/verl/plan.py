@@ -23,7 +23,6 @@ class VerlPlan:
         model_path: a local folder or a Hugging Face name.
         checkpoint_folder: verl writes `global_step_N` folders into it.
         total_steps: training steps of the whole run, those before a resume among them.
-        n_train: number of training tasks.
         n_val: number of validation tasks; 0 for none.
         max_positions: tokens that the model has positions for; None where its configuration does not say.
         origins: where the user set a key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.
@@ -34,7 +33,6 @@ class VerlPlan:
     model_path: str
     checkpoint_folder: Path
     total_steps: int
-    n_train: int
     n_val: int
     max_positions: int | None = None
     origins: Mapping[KeyPath, str] = field(default_factory=dict)

@@ -68,7 +68,8 @@ class VerlSession(Session):
         import ray
         from ray.exceptions import RayError
 
-        alive = [server.ready.remote() for server in self.trainer.servers if hasattr(server, "ready")]
+        # verl's own engines have no such method; every actor of Ray's says whether it is there.
+        alive = [getattr(server, "ready", server.__ray_ready__).remote() for server in self.trainer.servers]
         try:
             ray.get(alive, timeout=60)
         except RayError as error:
@@ -84,6 +85,7 @@ class VerlSession(Session):
         """
         from astuner.backbone.verl.sync_check import check_first_sync
 
+        self.trainer.free_engines()  # verl's engines take weights while they sleep
         self.push_weights(self.state.step)
         tokenizer = self.ingredients.tokenizer
         prompt = tokenizer.encode("The first sync of weights", add_special_tokens=False)
@@ -153,7 +155,6 @@ def _plan(context: RunContext) -> VerlPlan:
         model_path=str(Path(path).resolve()) if Path(path).exists() else path,
         checkpoint_folder=context.record.folder / "checkpoints",
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
-        n_train=len(tasks.training),
         n_val=len(tasks.validation),
         max_positions=_positions(path),
         origins=context.origins,

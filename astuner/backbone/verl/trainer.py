@@ -11,7 +11,7 @@ from typing import Any
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -22,6 +22,7 @@ from astuner.backbone.verl.fields import Fields, as_batch
 from astuner.backbone.verl.loss import RowLoss, row_loss
 from astuner.backbone.verl.worker import TrainingActor
 from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
 
 _PARTITION = "train"
 _SAMPLE = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
@@ -37,11 +38,9 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         run: astuner's.
         dtype: what the model computes in.
     """
-    with open_dict(config):
-        # Greedy sampling leaves the logits as they are.
-        config.actor_rollout_ref.rollout.temperature = run.rollout.temperature or 1.0
     OmegaConf.resolve(config)
     loss = row_loss(run, dtype)
+    _refuse_another_run()
     tq.init(config.transfer_queue)
     try:
         trainer = VerlTrainer(config, loss)
@@ -51,6 +50,20 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         yield trainer
     finally:
         tq.close()
+
+
+def _refuse_another_run() -> None:
+    """Keep out of the TransferQueue of another run.
+
+    Raises:
+        BackboneError: the Ray has one.
+    """
+    with contextlib.suppress(ValueError):
+        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        raise BackboneError(
+            "another run computes on this Ray, and verl's TransferQueue serves one at a time; wait for its end, or leave "
+            "trainer_common.ray_address out to have a Ray started for this run"
+        )
 
 
 class VerlTrainer(PPOTrainerSync):

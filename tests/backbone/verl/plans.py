@@ -16,7 +16,6 @@ GPU = VerlPlan(
     model_path="/models/small",
     checkpoint_folder=Path("/records/run/checkpoints"),
     total_steps=7,
-    n_train=5,
     n_val=3,
 )
 CPU = replace(GPU, device="cpu", rollout_engine="embedded")
