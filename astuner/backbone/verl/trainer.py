@@ -61,8 +61,8 @@ def _refuse_another_run() -> None:
     with contextlib.suppress(ValueError):
         ray.get_actor("TransferQueueController", namespace="transfer_queue")
         raise BackboneError(
-            "another run computes on this Ray, and verl's TransferQueue serves one at a time; wait for its end, or leave "
-            "trainer_common.ray_address out to have a Ray started for this run"
+            "another run computes on this Ray, and verl's TransferQueue serves one at a time; wait for its end, or "
+            "leave trainer_common.ray_address out to have a Ray started for this run"
         )
 
 
