@@ -7,13 +7,27 @@ import importlib.util
 import os
 import sys
 import threading
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any
 
 from astuner.errors import ConfigError
 
-_chosen: frozenset[str] = frozenset()
-_port: int | None = None
+
+@dataclass(frozen=True)
+class Breakpoints:
+    """Where a process is to stop, and how.
+
+    Attributes:
+        tags: those of the lines `bp(tag)` at which it stops.
+        port: of 127.0.0.1, where the first stop waits for a debugger; None stops in the terminal.
+    """
+
+    tags: frozenset[str] = frozenset()
+    port: int | None = None
+
+
+_chosen = Breakpoints()
 _waited = False
 _listening = threading.Lock()
 
@@ -25,7 +39,7 @@ def bp(tag: str) -> None:
     names stops at the end of this function, from which the next step leads there. In a training backbone the first
     stop waits until a debugger attaches to `debug.debugger_port`; once it has left, the run goes on by itself.
     """
-    if tag in _chosen:
+    if tag in _chosen.tags:
         _stop(sys._getframe(1))
 
 
@@ -39,7 +53,7 @@ def choose_tags(text: str) -> None:
     tags = frozenset(part.strip() for part in text.split("|")) - {""}
     if not tags:
         raise ConfigError(f"--db={text!r} names no tag; write --db=TAG for the lines `bp('TAG')`, or --db='TAG1|TAG2'")
-    _chosen = tags
+    _chosen = replace(_chosen, tags=tags)
 
 
 def stop_through_port(port: int) -> None:
@@ -48,20 +62,31 @@ def stop_through_port(port: int) -> None:
     Raises:
         ConfigError: tags are chosen, and debugpy is not installed.
     """
-    global _port  # noqa: PLW0603 a process is debugged as a whole
-    if not _chosen or _editors_debugger() is not None:
+    global _chosen  # noqa: PLW0603 a process is debugged as a whole
+    if not _chosen.tags or _editors_debugger() is not None:
         return
     if importlib.util.find_spec("debugpy") is None:
         raise ConfigError(
             "--db stops a training backbone through a debugger's port, which needs debugpy, not installed here; run: "
             "pip install debugpy, or use --backbone=debug, which stops in the terminal"
         )
-    _port = port
+    _chosen = replace(_chosen, port=port)
+
+
+def chosen() -> Breakpoints:
+    """Return where this process is to stop, for a process that runs a part of its work."""
+    return _chosen
+
+
+def choose(breakpoints: Breakpoints) -> None:
+    """Stop where another process, whose work this one does, is to."""
+    global _chosen  # noqa: PLW0603 a process is debugged as a whole
+    _chosen = breakpoints
 
 
 def any_chosen() -> bool:
     """Whether the run is to stop anywhere."""
-    return bool(_chosen)
+    return bool(_chosen.tags)
 
 
 def is_debugged() -> bool:
@@ -74,13 +99,13 @@ def is_debugged() -> bool:
 
 
 def _stop(frame: FrameType) -> None:
-    if _port is not None:
-        _wait_for_debugger(_port)
+    if _chosen.port is not None:
+        _wait_for_debugger(_chosen.port)
     # A debugger's own hook would stop in the frame that calls it: ours.
     pydevd = _editors_debugger()
     if pydevd is not None:
         pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
-    elif _port is not None:
+    elif _chosen.port is not None:
         return  # the debugger has left
     elif sys.breakpointhook is sys.__breakpointhook__ and _python_would_take_pdb():
         import pdb

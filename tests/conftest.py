@@ -26,11 +26,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out what needs a real vLLM where there is none."""
-    if importlib.util.find_spec("vllm") is None:
-        for item in items:
-            if item.get_closest_marker("vllm") is not None:
-                item.add_marker(pytest.mark.skip(reason="vLLM is not installed; .ci/vllm_tests runs this"))
+    """Skip what needs a real vLLM, or verl, where it is not installed."""
+    for package, where in (("vllm", ".ci/vllm_tests runs this"), ("verl", ".ci/verl_run runs this")):
+        if importlib.util.find_spec(package) is None:
+            skip = pytest.mark.skip(reason=f"{package} is not installed; {where}")
+            for item in items:
+                if item.get_closest_marker(package) is not None:
+                    item.add_marker(skip)
 
 
 TOOLS = [

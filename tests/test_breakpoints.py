@@ -13,7 +13,7 @@ from astuner.errors import ConfigError
 
 
 def test_only_chosen_tags_stop(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(breakpoints, "_chosen", frozenset())
+    monkeypatch.setattr(breakpoints, "_chosen", breakpoints.Breakpoints())
     stops: list[str] = []
     monkeypatch.setattr(sys, "breakpointhook", lambda: stops.append("stop"))
     bp("A")

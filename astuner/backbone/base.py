@@ -6,13 +6,14 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, cast
 
 from astuner.backbone.ingredients import Ingredients
 from astuner.backbone.phases import PhaseName, watched
 from astuner.backbone.progress import RunProgress
+from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
 from astuner.errors import BackboneError
 from astuner.run_record import RunRecord, RunSummary
@@ -33,6 +34,7 @@ class RunContext:
         running: knows the episodes that run, for whoever asks while they do.
         keep_engine: leave a server that the run starts for its engine warm.
         on_episode: called on the main thread with each episode of a dry run as it ends.
+        origins: where the user set a key (`file:line`, `command line`), for messages.
     """
 
     config: RunConfig
@@ -42,6 +44,7 @@ class RunContext:
     started: float
     running: RunningEpisodes
     keep_engine: bool = False
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda _: None
 
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
@@ -100,13 +103,20 @@ class _Home:
     path: str
     needs: tuple[str, ...]
     trains: bool
+    install: str = "pip install astuner"
 
 
 _BACKBONES = {
     "debug": _Home("astuner.backbone.debug.backbone->DebugBackbone", ("torch", "transformers"), trains=False),
     "local": _Home("astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"), trains=True),
+    "verl": _Home(
+        "astuner.backbone.verl.backbone->VerlBackbone",
+        ("verl", "transfer_queue", "ray"),
+        trains=True,
+        install="astuner install verl",
+    ),
 }
-_PLANNED = ("trinity", "verl")
+_PLANNED = ("trinity",)
 
 
 def load_training_backbone(name: str) -> TrainingBackbone:
@@ -139,9 +149,7 @@ def load_backbone(name: str) -> Backbone:
     home = _BACKBONES[name]
     missing = [package for package in home.needs if not _is_installed(package)]
     if missing:
-        raise BackboneError(
-            f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: pip install astuner"
-        )
+        raise BackboneError(f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: {home.install}")
     module, _, class_name = home.path.partition("->")
     backbone: Backbone = getattr(importlib.import_module(module), class_name)()
     return backbone

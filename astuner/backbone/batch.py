@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 from astuner.backbone.base import RunContext
 from astuner.backbone.ingredients import call_settings
 from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, Split, TaskRollout
+from astuner.task_rollout import BatchRequest, OnEpisode, Split
 from astuner.task_rollout.statistics import tokens_of
+
+
+class EpisodeRunner(Protocol):
+    """Runs batches of episodes: in this process (`TaskRollout`), or in others."""
+
+    def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        """Return the episodes, by task and then repeat; failed ones are among them, with their reason.
+
+        Args:
+            request: which episodes to run.
+            on_episode: called in this thread with each finished episode.
+            on_attempt: called here with each of them too, and with each failed attempt that is run again.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,7 +40,13 @@ class Batch:
     first_reward_seconds: float | None
 
 
-def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, name: str) -> Batch:
+def run_batch(
+    context: RunContext,
+    rollout: EpisodeRunner,
+    request: BatchRequest,
+    name: str,
+    on_attempt: OnEpisode = lambda _: None,
+) -> Batch:
     """Run the episodes of `request` behind a bar named `name`, which shows their mean reward."""
     rewards: list[float] = []
     first: float | None = None
@@ -41,11 +62,10 @@ def run_batch(context: RunContext, rollout: TaskRollout, request: BatchRequest, 
                 first = time.time() - context.started if first is None else first
             phase.advance(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "")
 
-        rollout.on_episode = finished
-        return Batch(rollout.run(request), first)
+        return Batch(rollout.run(request, finished, on_attempt), first)
 
 
-def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) -> Batch:
+def dry_run(context: RunContext, rollout: EpisodeRunner, split: Split, seed: int) -> Batch:
     """Run the episodes of the first `debug.debug_first_n_tasks` tasks, as a step or a validation would.
 
     Each is recorded as soon as it has ended: the page follows, and an interrupted run keeps what it has.
@@ -66,5 +86,4 @@ def dry_run(context: RunContext, rollout: TaskRollout, split: Split, seed: int) 
         context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
         context.on_episode(episode)
 
-    rollout.on_attempt = keep
-    return run_batch(context, rollout, request, "dry run")
+    return run_batch(context, rollout, request, "dry run", keep)

@@ -37,6 +37,7 @@ class Ingredients:
         codec: messages to ids and back.
         workflow: the class to tune; None for supervised training.
         judge: None where the workflow scores itself.
+        search: absolute folders where the user's code and relative paths are looked for.
     """
 
     tasks: TaskSet
@@ -45,6 +46,7 @@ class Ingredients:
     codec: ChatCodec
     workflow: type[Workflow] | None
     judge: BaseJudge | None
+    search: tuple[Path, ...] = ()
 
     def rollout(self, config: AstunerConfig, engine: LlmEngine, running: RunningEpisodes) -> TaskRollout:
         """Return what runs episodes against `engine`, and tells `running` of them."""
@@ -114,18 +116,42 @@ def gather(config: AstunerConfig, config_dir: Path, model: str | None = None) ->
     Raises:
         AstunerError: whatever is wrong with any of it.
     """
-    search = (Path.cwd(), config_dir)
+    search = (Path.cwd(), config_dir.absolute())
+    workflow, judge = _load_agent(config, search)
     supervised = config.trainer_common.algorithm.adv_estimator == "sft"
-    workflow = None
-    if config.rollout.agentscope_workflow and not supervised:
-        workflow = load_class(config.rollout.agentscope_workflow, Workflow, search=search)  # type: ignore[type-abstract]
-    judge = None
-    if config.task_judge.judge_protocol and not supervised:
-        judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     tasks = read_tasks(config.task_reader, base_dir=config_dir, search=search, transcripts=supervised)
     path = model_path(model, "--model", search) if model else model_path(config.model.path, "model.path", search)
     tokenizer = load_tokenizer(path)
-    return Ingredients(tasks, path, tokenizer, ChatCodec(tokenizer, config.model.renderer), workflow, judge)
+    codec = ChatCodec(tokenizer, config.model.renderer)
+    return Ingredients(tasks, path, tokenizer, codec, workflow, judge, search)
+
+
+def gather_agent(config: AstunerConfig, search: Sequence[Path], model_path: str) -> Ingredients:
+    """Load what another process of the same run needs to run episodes: everything but the tasks.
+
+    Args:
+        config: the resolved configuration.
+        search, model_path: of the run's own `Ingredients`.
+
+    Raises:
+        AstunerError: whatever is wrong with any of it.
+    """
+    workflow, judge = _load_agent(config, search)
+    tokenizer = load_tokenizer(model_path)
+    codec = ChatCodec(tokenizer, config.model.renderer)
+    return Ingredients(TaskSet((), ()), model_path, tokenizer, codec, workflow, judge, tuple(search))
+
+
+def _load_agent(config: AstunerConfig, search: Sequence[Path]) -> tuple[type[Workflow] | None, BaseJudge | None]:
+    """Return workflow and judge, where there are any; supervised training has neither."""
+    workflow = judge = None
+    if config.trainer_common.algorithm.adv_estimator == "sft":
+        return None, None
+    if config.rollout.agentscope_workflow:
+        workflow = load_class(config.rollout.agentscope_workflow, Workflow, search=search)  # type: ignore[type-abstract]
+    if config.task_judge.judge_protocol:
+        judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
+    return workflow, judge
 
 
 def one_at_a_time(config: AstunerConfig) -> bool:

@@ -19,13 +19,14 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 
 
 @contextlib.contextmanager
-def written_whole(final: Path, advice: str) -> Iterator[Path]:
-    """Give a new folder beside `final` to write a checkpoint to, which takes its place at the end of the block.
+def written_whole(final: Path, what: str, advice: str) -> Iterator[Path]:
+    """Give a new folder beside `final` to write to, which takes its place at the end of the block.
 
     An earlier folder of that name goes only then.
 
     Args:
-        final: the checkpoint's place.
+        final: its place.
+        what: names it in messages.
         advice: what to do where it cannot be written.
 
     Raises:
@@ -39,7 +40,7 @@ def written_whole(final: Path, advice: str) -> Iterator[Path]:
         _put_in_place(partial, final)
     except WRITE_ERRORS as error:
         free = free_space(final.parent)
-        raise RecordError(f"the checkpoint {final} could not be written: {error} ({free}). {advice}") from error
+        raise RecordError(f"{what} could not be written to {final}: {error} ({free}). {advice}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 

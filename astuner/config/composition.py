@@ -118,7 +118,7 @@ def _compose(main: Path, current: Session, command_line: CommandLine) -> tuple[D
     places = ",".join(_quoted(f"{UserYamlSource.scheme()}://{path}") for path in (main, *current.folders))
     overrides = [f"hydra.searchpath=[{places}]", *command_line.lines]
     try:
-        with _own_hydra(), initialize_config_dir(str(SHIPPED_FOLDER), version_base="1.3"):
+        with own_hydra(), initialize_config_dir(str(SHIPPED_FOLDER), version_base="1.3"):
             config = compose(_RUN, overrides=overrides)
             return config, _layers(main, current, overrides)
     except MissingConfigException as error:
@@ -157,7 +157,7 @@ def _quoted(text: str) -> str:
 
 
 @contextmanager
-def _own_hydra() -> Iterator[None]:
+def own_hydra() -> Iterator[None]:
     """Hydra keeps one global state: put aside what a caller may have there, and bring it back."""
     with _hydra_lock:
         outer = GlobalHydra.instance().hydra

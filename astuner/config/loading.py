@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from astuner.config.aliases import WITHOUT_EFFECT, canonical_values
@@ -29,11 +29,13 @@ class LoadedConfig:
         config: every value, checked; names such as `read_yaml_name` as written (see `resolve_names`).
         path: the YAML file that was asked for.
         notices: one line each, each once: older spellings, keys without effect, keys of another backbone.
+        origins: where the user set a key (`file:line`, `command line`), for what only the backbone can judge.
     """
 
     config: RunConfig
     path: Path
     notices: tuple[str, ...]
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
 
 
 def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None = None) -> LoadedConfig:
@@ -70,7 +72,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
     ]
     raise_problems(problems)
     notices = (*composed.notices, *renamed, *idle, *without_effect(config), *set_aside(config))
-    return LoadedConfig(config, path, tuple(dict.fromkeys(notices)))
+    return LoadedConfig(config, path, tuple(dict.fromkeys(notices)), origins)
 
 
 def check_config(config: RunConfig) -> tuple[str, ...]:

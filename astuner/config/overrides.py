@@ -97,8 +97,9 @@ def _read_key(override: Override, line: str, result: CommandLine) -> None:
     if unknown:
         result.problems.extend(unknown_key(path, COMMAND_LINE) for path in unknown)
         return
-    # A mapping that is empty so far takes new keys only by force.
+    # A mapping takes keys that it has not so far only by force. Whether `verl` and `trinity` may have them, they say.
     plain = not (override.is_add() or override.is_force_add() or override.is_delete())
-    adds = "++" if plain and owner == key and schema().keys[owner].free_form else ""
+    fills = owner is not None and (owner == key or len(owner) == 1) and schema().keys[owner].free_form
+    adds = "++" if plain and fills else ""
     result.lines.append(adds + line.replace(override.key_or_group, dotted(key), 1))
     (result.deleted if override.is_delete() else result.given).extend(paths_in(value, key))

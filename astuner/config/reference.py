@@ -19,6 +19,8 @@ from astuner.config.section import Section
 from astuner.config.support import REFUSALS, SCOPES
 from astuner.errors import ConfigError
 
+Parts = Mapping[str, Callable[[], str]]
+
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 
 _ALIAS_PLACES = {
@@ -31,20 +33,25 @@ _ALIAS_PLACES = {
 }
 
 
-def with_generated_parts(page: str) -> str:
+def with_generated_parts(page: str, parts: Parts | None = None) -> str:
     """Return the page's text with every generated part as the code has it today.
+
+    Args:
+        page: the text.
+        parts: what makes each part, by name; `PARTS` where it is None.
 
     Raises:
         ConfigError: a part is unknown, or one is missing.
     """
-    missing = set(PARTS)
+    made_by = PARTS if parts is None else parts
+    missing = set(made_by)
 
     def made_anew(found: re.Match[str]) -> str:
         name = found[2]
-        if name not in PARTS:
-            raise ConfigError(f"there is no generated part {name!r}; there are {', '.join(PARTS)}")
+        if name not in made_by:
+            raise ConfigError(f"there is no generated part {name!r}; there are {', '.join(made_by)}")
         missing.discard(name)
-        return f"{found[1]}\n{PARTS[name]()}\n{found[3]}"
+        return f"{found[1]}\n{made_by[name]()}\n{found[3]}"
 
     text = _PART.sub(made_anew, page)
     if missing:
@@ -58,10 +65,10 @@ def _keys() -> str:
     sections = {path for path in schema().sections if len(path) <= 2}
     loose = [path for path in schema().keys if path[:-1] == ()]
     parts = [
-        f"### {dotted(path)}\n\n{_table(('key', 'values', 'default', 'meaning'), _rows(path))}"
+        f"### {dotted(path)}\n\n{table(('key', 'values', 'default', 'meaning'), _rows(path))}"
         for path in sorted(sections - {()}, key=list(schema().sections).index)
     ]
-    root = _table(("key", "values", "default", "meaning"), (_key_row(path, ()) for path in loose))
+    root = table(("key", "values", "default", "meaning"), (_key_row(path, ()) for path in loose))
     return "\n".join([*parts, f"### Sections of other backbones\n\n{root}"])
 
 
@@ -121,7 +128,7 @@ def _bounds(allowed: Mapping[str, Any]) -> str:
 def _aliases() -> str:
     rows = [(f"`{alias.old}`", f"`{alias.new}`", _alias_place(alias)) for alias in ALIASES]
     rows += [(f"`{key}`", "nothing", "key") for key in WITHOUT_EFFECT]
-    return _table(("written", "read as", "where"), rows)
+    return table(("written", "read as", "where"), rows)
 
 
 def _alias_place(alias: Alias) -> str:
@@ -133,7 +140,7 @@ def _scopes() -> str:
         (", ".join(f"`{key}`" for key in scope.keys), ", ".join(scope.backbones) or "none")
         for scope in sorted(SCOPES, key=lambda scope: len(scope.keys))
     ]
-    return _table(("keys and sections", "used by"), rows)
+    return table(("keys and sections", "used by"), rows)
 
 
 def _refusals() -> str:
@@ -146,7 +153,7 @@ def _refusals() -> str:
         )
         for refusal in REFUSALS
     ]
-    return _table(("key or section", "refused", "by", "why, and what to do"), rows)
+    return table(("key or section", "refused", "by", "why, and what to do"), rows)
 
 
 def _code(value: object) -> str:
@@ -158,12 +165,13 @@ def _inline(value: object) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-PARTS: Mapping[str, Callable[[], str]] = {
+PARTS: Parts = {
     "aliases": _aliases,
     "scopes": _scopes,
     "refusals": _refusals,
@@ -171,11 +179,11 @@ PARTS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, parts: Parts | None = None) -> None:
     """Write the generated parts of the pages that the command line names."""
     for name in sys.argv[1:] if arguments is None else arguments:
         page = Path(name)
-        page.write_text(with_generated_parts(page.read_text(encoding="utf-8")), encoding="utf-8")
+        page.write_text(with_generated_parts(page.read_text(encoding="utf-8"), parts), encoding="utf-8")
 
 
 if __name__ == "__main__":

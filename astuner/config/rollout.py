@@ -133,7 +133,9 @@ class RolloutConfig(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """The share of a GPU's memory that an inference engine takes; null is 0.85 for debug, 0.5 beside a trainer."""
     name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
-    """The inference engine; auto is embedded for local and debug, vllm for verl and trinity. Debug starts vllm."""
+    """The inference engine; auto is embedded for local, debug and verl on a CPU, vllm otherwise. Debug starts vllm."""
+    mode: Literal["sync", "async"] = "sync"
+    """Whether sampling waits for the update (sync) or goes on while it is made (verl)."""
     num_repeat: PositiveInt = 4
     """Episodes per task in training (GRPO's group size)."""
     temperature: NonNegativeFloat = 0.9

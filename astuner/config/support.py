@@ -33,14 +33,16 @@ SCOPES = (
             "astuner.trainer_common.nnodes",
             "astuner.trainer_common.n_gpus_per_node",
             "astuner.trainer_common.fsdp_config",
+            "astuner.trainer_common.ray_address",
             "astuner.trainer_common.ulysses_sequence_parallel_size",
+            "astuner.rollout.gpu_memory_utilization",
             "astuner.rollout.tensor_model_parallel_size",
         ),
     ),
     Scope(("trinity",), ("astuner.rollout.n_vllm_engine", "trinity")),
-    Scope(("verl",), ("verl",)),
+    Scope(("verl",), ("astuner.rollout.mode", "verl")),
     # Debug makes the samples that an update would take.
-    Scope(_IN_PROCESS, ("astuner.trainer_common.device", "astuner.update")),
+    Scope(("debug", "local", "verl"), ("astuner.trainer_common.device", "astuner.update")),
     Scope(
         ("debug",),
         (
@@ -132,9 +134,27 @@ REFUSALS = (
     ),
     Refusal(
         "astuner.rollout.name",
-        _CLUSTER,
+        ("trinity",),
         ("embedded",),
         "this backbone has its engines on GPUs of their own; write auto, vllm or sglang",
+    ),
+    Refusal(
+        "astuner.rollout.mode",
+        ("verl",),
+        ("async",),
+        "every step's episodes are sampled with the weights of the step before; write sync or remove the line",
+    ),
+    Refusal(
+        "astuner.trainer_common.algorithm.adv_estimator",
+        ("verl",),
+        ("sft",),
+        "verl's trainer of transcripts is another program; use --backbone=local",
+    ),
+    Refusal(
+        "astuner.update.pack",
+        ("verl",),
+        ("tree",),
+        "verl computes whole rows; write auto or leaf (each timeline once) or none (each call)",
     ),
     Refusal(
         "astuner.rollout.use_agentscope_protocol",

@@ -84,7 +84,7 @@ class TrainerCommonConfig(Section):
     seed: NonNegativeInt = 42
     """Seeds task order, sampling and initialisation."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the local backbone computes; auto is CUDA where there is one."""
+    """Where the local and the verl backbone compute; auto is CUDA where there is one."""
     val_before_train: bool = False
     """Validate before the first step."""
     val_pass_n: PositiveInt = 4
@@ -104,7 +104,9 @@ class TrainerCommonConfig(Section):
     nnodes: PositiveInt = 1
     """Machines (verl, trinity)."""
     n_gpus_per_node: PositiveInt = 8
-    """GPUs per machine (verl, trinity)."""
+    """GPUs per machine (verl, trinity); for verl on a CPU worker processes, and one where it is left at its default."""
+    ray_address: str | None = None
+    """A Ray cluster to join, `host:port` or auto (verl, trinity); null starts Ray for the run."""
     logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = Field(
         default=["console", "tensorboard"]
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,7 @@ from astuner.backbone.phases import watched
 from astuner.backbone.progress import RunProgress
 from astuner.breakpoints import stop_through_port
 from astuner.config.dumping import to_yaml
+from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, load_config, resolve_names
 from astuner.config.root import RunConfig, starts_vllm
 from astuner.errors import AstunerError, ConfigError
@@ -63,6 +64,7 @@ class Launch:
         started: when the run began, seconds since the epoch: with the process, for the command.
         notices: what is to be said about the configuration.
         services: what runs beside it.
+        origins: where the user set a key, for what only the backbone can judge.
     """
 
     config: RunConfig
@@ -70,6 +72,7 @@ class Launch:
     started: float
     notices: tuple[str, ...] = ()
     services: Services = field(default_factory=Services)
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
 
     @staticmethod
     def from_yaml(
@@ -99,7 +102,7 @@ class Launch:
         config = resolve_names(loaded.config, loaded.path, exp_dir)
         config_dir = loaded.path.absolute().parent
         wanted = Services.named(services, config, config_dir, Path(exp_dir))
-        return Launch(config, config_dir, started, loaded.notices, wanted)
+        return Launch(config, config_dir, started, loaded.notices, wanted, loaded.origins)
 
     def announce(self) -> None:
         """Say the notices on the console."""
@@ -225,7 +228,8 @@ class Launch:
             stack.enter_context(_failure_logged(record))
             self._repeat_notices(brought)
             progress = RunProgress(console, shown=not one_at_a_time(config))
-            result = run(backbone, RunContext(self.config, brought, record, progress, self.started, running))
+            context = RunContext(self.config, brought, record, progress, self.started, running, origins=self.origins)
+            result = run(backbone, context)
             if isinstance(result, RunSummary):
                 print_summary(console, result, record.folder)
             return result

@@ -18,6 +18,8 @@ from astuner.task_rollout.pool import EpisodePool, Stuck
 from astuner.task_rollout.running import RunningEpisodes
 from astuner.task_runner import TaskRunner, last_call, own_frame
 
+OnEpisode = Callable[[Episode], None]
+
 
 @dataclass(frozen=True)
 class BatchRequest:
@@ -50,8 +52,6 @@ class TaskRollout:
         max_retries: how often a failed episode is run again.
         in_main_thread: run them one after another in the caller's thread, for debuggers.
         running: knows the episodes that run.
-        on_episode: called on the caller's thread with each finished episode, in order of completion.
-        on_attempt: called there before it, and with each failed attempt that is run again.
     """
 
     runner: TaskRunner
@@ -59,8 +59,6 @@ class TaskRollout:
     max_retries: int = 0
     in_main_thread: bool = False
     running: RunningEpisodes = field(default_factory=RunningEpisodes)
-    on_episode: Callable[[Episode], None] = lambda _: None
-    on_attempt: Callable[[Episode], None] = lambda _: None
     _pool: EpisodePool[Episode] | MainThread[Episode] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -68,10 +66,20 @@ class TaskRollout:
         deadline = self.runner.episode_timeout + self.runner.judge_timeout
         self._pool = MainThread() if self.in_main_thread else EpisodePool(self.workers, deadline)
 
-    def run(self, request: BatchRequest) -> list[Episode]:
+    def run(
+        self,
+        request: BatchRequest,
+        on_episode: OnEpisode = lambda _: None,
+        on_attempt: OnEpisode = lambda _: None,
+    ) -> list[Episode]:
         """Return the episodes, by task and then repeat; failed ones are among them, with their reason.
 
         An episode that was run again is preceded by its failed attempts.
+
+        Args:
+            request: which episodes to run.
+            on_episode: called in this thread with each finished episode, in order of completion.
+            on_attempt: called here before it, and with each failed attempt that is run again.
         """
         planned = [_episode_task(request, task, repeat) for task in request.tasks for repeat in range(request.repeats)]
         attempts: list[list[Episode]] = [[] for _ in planned]
@@ -80,9 +88,9 @@ class TaskRollout:
             last = attempt == self.max_retries
             for place, episode in self._attempt([_again(planned[i], attempt) for i in to_run], request.settings):
                 attempts[to_run[place]].append(episode)
-                self.on_attempt(episode)
+                on_attempt(episode)
                 if last or episode.status != "failed":
-                    self.on_episode(episode)
+                    on_episode(episode)
             to_run = [i for i in to_run if attempts[i][-1].status == "failed"]
             if not to_run:
                 break
@@ -91,7 +99,7 @@ class TaskRollout:
                 logger.warning(
                     "running {} failed episodes again (attempt {}); the first: {}", len(to_run), attempt + 2, why
                 )
-        _report_failures([tried[-1] for tried in attempts], request)
+        report_failures([tried[-1] for tried in attempts], request)
         return [episode for tried in attempts for episode in tried]
 
     def close(self) -> None:
@@ -135,6 +143,27 @@ def _episode_task(request: BatchRequest, task: Task, repeat: int) -> WorkflowTas
     )
 
 
+def lost_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]:
+    """Return failed episodes for all of `request`, of which nothing is known but why they were lost."""
+    now = time.time()
+    return [
+        Episode(
+            episode_id=_episode_task(request, task, repeat).episode_id,
+            task=task,
+            repeat_index=repeat,
+            status="failed",
+            reward=None,
+            is_success=None,
+            error_kind=kind,
+            error=error,
+            start_time=now,
+            end_time=now,
+        )
+        for task in request.tasks
+        for repeat in range(request.repeats)
+    ]
+
+
 def _again(task: WorkflowTask, attempt: int) -> WorkflowTask:
     """Return the task for its 0-based `attempt`: beyond the first, an episode with id and draws of its own."""
     if attempt == 0:
@@ -166,7 +195,8 @@ def _place(stuck: Stuck) -> str:
     return f"; it stood at {place.filename}:{place.lineno}, in {place.name}: {place.line}"
 
 
-def _report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
+def report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
+    """Warn of episodes that are left out, with their reasons."""
     lost = [episode for episode in episodes if episode.status != "ok"]
     if not lost:
         return

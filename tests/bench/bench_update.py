@@ -22,7 +22,7 @@ from workloads import BUILT_IN, VOCABULARY, Workload, calls_of, load
 
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.rows import Row
+from astuner.backbone.rows import Row
 from astuner.config.rollout import ModelConfig
 from astuner.config.trainer import PackMode
 from astuner.context_tracker import build_samples, count_tokens

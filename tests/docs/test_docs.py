@@ -26,7 +26,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from astuner import AstunerJob, Workflow
-from astuner.backbone.local.algorithms import ALGORITHMS, NO_CLIP
+from astuner.backbone.algorithms import ALGORITHMS, NO_CLIP
 from astuner.cli import astuner as command
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.loading import load_config

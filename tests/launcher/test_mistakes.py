@@ -67,7 +67,9 @@ def test_backbones(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPat
     astuner("--conf", "run.yaml", "--backbone", "foo").says(
         "--backbone", "'foo'", "'debug', 'local', 'trinity' or 'verl'"
     )
-    astuner("--conf", "run.yaml", "--backbone", "verl").says("not part of this version", "use one of: debug, local")
+    astuner("--conf", "run.yaml", "--backbone", "trinity").says(
+        "not part of this version", "use one of: debug, local, verl"
+    )
     real = importlib.util.find_spec
 
     def without_peft(name: str, package: str | None = None) -> ModuleSpec | None:

@@ -90,10 +90,10 @@ def request(**changes: Any) -> BatchRequest:
 
 def test_episodes_come_back_in_order_with_unique_ids(tokenizer: Any):
     seen: list[Episode] = []
-    rolling = rollout(tokenizer, Blocking, workers=4, on_episode=seen.append)
+    rolling = rollout(tokenizer, Blocking, workers=4)
     most_at_once.clear()
     began = time.monotonic()
-    episodes = rolling.run(request())
+    episodes = rolling.run(request(), seen.append)
     assert [(e.task.task_id, e.repeat_index) for e in episodes] == [(t.task_id, r) for t in TASKS for r in range(2)]
     assert len({e.episode_id for e in episodes}) == len(seen) == 10
     assert max(most_at_once) == 4
@@ -106,8 +106,8 @@ def test_episodes_come_back_in_order_with_unique_ids(tokenizer: Any):
 def test_failed_episodes_are_run_again_when_asked(tokenizer: Any, log: list[str]):
     attempts.clear()
     seen: list[Episode] = []
-    rolling = rollout(tokenizer, FailsOnce, workers=4, max_retries=1, on_episode=seen.append)
-    episodes = rolling.run(request())
+    rolling = rollout(tokenizer, FailsOnce, workers=4, max_retries=1)
+    episodes = rolling.run(request(), seen.append)
     assert Counter(e.status for e in episodes) == {"ok": 10, "failed": 2}  # no attempt is lost
     assert [e.episode_id for e in episodes if e.status == "failed"] == ["train-000003-t1-0", "train-000003-t1-1"]
     assert len(seen) == 10
@@ -157,10 +157,10 @@ def test_what_waits_when_a_batch_is_interrupted_is_never_begun(tokenizer: Any):
     def interrupt(_: Episode) -> None:
         raise KeyboardInterrupt
 
-    rolling = rollout(tokenizer, Blocking, workers=1, on_episode=interrupt)
+    rolling = rollout(tokenizer, Blocking, workers=1)
     most_at_once.clear()
     with pytest.raises(KeyboardInterrupt):
-        rolling.run(request())
+        rolling.run(request(), interrupt)
     rolling.close()
     time.sleep(0.3)  # ten episodes take 0.5 s, one after the other
     assert len(most_at_once) <= 2 * 2  # an entry at the beginning of an episode and one at its end

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 
+from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, RunContext
 from astuner.backbone.batch import dry_run
 from astuner.backbone.causal_lm import choose_device
-from astuner.backbone.local.algorithms import resolve
+from astuner.backbone.checkpoint_folder import write_model
+from astuner.backbone.finish import finish_training, leave_summary
 from astuner.backbone.local.checkpoint import Checkpoints
 from astuner.backbone.local.estimate import estimate_memory
-from astuner.backbone.local.loop import TrainingLoop
+from astuner.backbone.local.loop import LocalLoop, LocalReinforcementLoop
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.progress_state import RunState
-from astuner.backbone.local.reinforce import ReinforcementLoop
-from astuner.backbone.local.session import Session
+from astuner.backbone.local.session import LocalSession
 from astuner.backbone.local.supervised import SupervisedLoop
-from astuner.backbone.whole_folder import WRITE_ERRORS, free_space
+from astuner.backbone.progress_state import RunState
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError, NoSignalError, RecordError
-from astuner.model_tuner import ChatCodec, first_line
-from astuner.run_record import RunSummary, plot_run
+from astuner.errors import BackboneError, NoSignalError
+from astuner.model_tuner import first_line
+from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 
@@ -41,8 +39,8 @@ class LocalBackbone:
         algorithm = resolve(common.algorithm)
         checkpoints = Checkpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
         with _session(context) as session:
-            kind = SupervisedLoop if algorithm.rule is None else ReinforcementLoop
-            loop: TrainingLoop = kind(session, algorithm, checkpoints)
+            kind = SupervisedLoop if algorithm.rule is None else LocalReinforcementLoop
+            loop: LocalLoop = kind(session, algorithm, checkpoints)
             try:
                 loop.run()
             except NoSignalError:
@@ -52,16 +50,10 @@ class LocalBackbone:
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""
-        config = context.config.astuner
         with _session(context) as session:
             session.validate("validation")
         session.state.after = session.state.latest
-        path = session.ingredients.model_path
-        summary = session.state.summary(
-            backbone=NAME, seed=config.trainer_common.seed, started=context.started, model=path
-        )
-        context.record.write_summary(summary)
-        return summary
+        return leave_summary(session, NAME, session.ingredients.model_path)
 
     def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
         """Roll out a few tasks."""
@@ -75,21 +67,18 @@ class LocalBackbone:
         return estimate_memory(config, model_path)
 
 
-def _finish(session: Session) -> RunSummary:
+def _finish(session: LocalSession) -> RunSummary:
     """Leave the model, the plots and the summary of a run that has ended."""
-    context = session.context
-    with context.phase("save_checkpoint"):
-        folder = _save_model(context.record.folder / "model", session.policy, session.ingredients.codec)
-    plot_run(context.record.folder)
-    summary = session.state.summary(
-        backbone=NAME, seed=session.config.trainer_common.seed, started=context.started, model=str(folder)
-    )
-    context.record.write_summary(summary)
-    return summary
+    with session.context.phase("save_checkpoint"):
+        folder = write_model(
+            session.context.record.folder / "model",
+            lambda partial: session.policy.save(partial, session.ingredients.codec),
+        )
+    return finish_training(session, NAME, str(folder))
 
 
 @contextlib.contextmanager
-def _session(context: RunContext) -> Iterator[Session]:
+def _session(context: RunContext) -> Iterator[LocalSession]:
     """Load what a run of episodes needs, and stop it afterwards."""
     config = context.config.astuner
     torch.manual_seed(config.trainer_common.seed)
@@ -97,7 +86,7 @@ def _session(context: RunContext) -> Iterator[Session]:
         device = choose_device(config.trainer_common.device)
         with context.phase("load_model"):
             policy = Policy(config.model, context.ingredients.model_path, device, config.update.pack)
-        session = Session(context, policy, RunState())
+        session = LocalSession(context, RunState(), policy)
         try:
             yield session
         finally:
@@ -122,20 +111,3 @@ def _memory_named(config: AstunerConfig) -> Iterator[None]:
             "rollout.max_num_seqs, set model.gradient_checkpointing, or train adapters (model.lora.rank: 16); "
             "`astuner check` estimates what each part takes"
         ) from error
-
-
-def _save_model(folder: Path, policy: Policy, codec: ChatCodec) -> Path:
-    partial = folder.with_name(f".partial_{folder.name}")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        policy.save(partial, codec)
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
-    except WRITE_ERRORS as error:
-        free = free_space(folder)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise RecordError(
-            f"the tuned model could not be written to {folder}: {error} ({free}). Mend that, and the same command "
-            "goes on from the last checkpoint."
-        ) from error
-    return folder

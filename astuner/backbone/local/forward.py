@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.backbone.local.algorithms import entropy_from_logprobs
+from astuner.backbone.algorithms import entropy_from_logprobs
 from astuner.backbone.local.packed import packed_logits
 from astuner.context_tracker import Packing
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from astuner.backbone.schedule import learning_rate
 from astuner.config.trainer import OptimConfig
 from astuner.errors import BackboneError
 
@@ -24,18 +25,8 @@ class Optimiser:
         )
 
     def lr(self, step: int) -> float:
-        """Return the learning rate of training step `step` (1-based): linear warm-up, then the schedule."""
-        config = self._config
-        if step <= config.lr_warmup_steps:
-            return config.lr * step / (config.lr_warmup_steps + 1)
-        span = max(self._total - config.lr_warmup_steps, 1)
-        done = min((step - 1 - config.lr_warmup_steps) / span, 1.0)
-        shape = {
-            "constant": 1.0,
-            "linear": 1.0 - done,
-            "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-        }[config.lr_scheduler]
-        return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * shape)
+        """Return the learning rate of training step `step` (1-based)."""
+        return learning_rate(self._config, self._total, step)
 
     def step(self, step: int) -> float:
         """Apply the accumulated gradient and clear it; return its norm before clipping.

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from astuner.backbone.causal_lm import compute_dtype, load_causal_lm
 from astuner.backbone.local import packed
+from astuner.backbone.local.micro_batches import MicroBatch, micro_batches
 from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
-from astuner.backbone.local.rows import MicroBatch, Row, micro_batches
 from astuner.backbone.lora import merged_weights, with_lora
+from astuner.backbone.rows import Row
 from astuner.config.rollout import ModelConfig
 from astuner.config.trainer import PackMode
 from astuner.context_tracker import Packing

@@ -9,26 +9,27 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from astuner.backbone.local.algorithms import (
+from astuner.backbone.algorithms import (
     cross_entropy_losses,
     sample_scales,
     sft_token_mask,
     token_weights,
 )
+from astuner.backbone.interrupt import interrupt_deferred
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.interrupt import interrupt_deferred
-from astuner.backbone.local.loop import TrainingLoop
-from astuner.backbone.local.rows import MicroBatch, Row
+from astuner.backbone.local.loop import LocalLoop
+from astuner.backbone.local.micro_batches import MicroBatch
+from astuner.backbone.rows import Row
 from astuner.errors import TaskDataError
 from astuner.schema import Task, TokenCounts
 
 
 @dataclass
-class SupervisedLoop(TrainingLoop):
+class SupervisedLoop(LocalLoop):
     """Learns from the transcripts that the training tasks carry.
 
     Attributes:
-        session, algorithm, checkpoints: as in `TrainingLoop`.
+        session, algorithm, checkpoints: as in `LocalLoop`.
     """
 
     _training: dict[str, Row] = field(default_factory=dict, init=False)

@@ -166,7 +166,7 @@ class CheckpointStore:
         now = datetime.now(UTC)
         expires = now + timedelta(seconds=ttl_seconds) if ttl_seconds else None
         checkpoint = Checkpoint(run.run_id, kind, name, folder, now, expires, ephemeral)
-        with written_whole(folder, _ADVICE) as partial:
+        with written_whole(folder, "the checkpoint", _ADVICE) as partial:
             save_file(dict(weights), partial / "trained.safetensors")
             if optimiser is not None:
                 save_synced(optimiser, partial / "optimiser.pt")

@@ -22,8 +22,9 @@ from transformers import (
 
 from astuner.backbone.local import packed
 from astuner.backbone.local.forward import token_logprobs
+from astuner.backbone.local.micro_batches import micro_batches
 from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
-from astuner.backbone.local.rows import Row, micro_batches
+from astuner.backbone.rows import Row
 from astuner.context_tracker import Packing, pack
 
 SHAPE: dict[str, Any] = {

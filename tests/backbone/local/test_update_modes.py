@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from astuner.backbone.local.algorithms import resolve
+from astuner.backbone.algorithms import resolve
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy

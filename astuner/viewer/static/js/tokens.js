@@ -136,7 +136,7 @@ function point(tip, element, view, token) {
     ["text", view.has_texts ? visible(view.vocabulary[token.id] ?? "", 200) : "no tokenizer at hand"],
     ["kind", kindNames(view)[token.kind]], ["mask", String(token.mask)],
     ...token.sampled.map(({ call, logprob }) => [`logprob, call ${call + 1}`, probability(logprob)]),
-    ...token.updates.flatMap(({ advantage, logprob }) => [["current logprob", current(view, logprob, token.sampled)],
+    ...token.updates.flatMap(({ advantage, logprob }) => [["current logprob", current(advantage, logprob, token.sampled)],
       ["advantage", real(advantage ?? view.advantage, 4)]]),
     ["policy version", token.versions.join(", ") || "–"],
   ];
@@ -152,8 +152,8 @@ function point(tip, element, view, token) {
 const probability = (logprob) => `${real(logprob, 4)} (p ${real(Math.exp(logprob), 4)})`;
 
 // The trainer's, when it trained the token; beside one sampled logprob, also how far it is from that.
-function current(view, logprob, sampled) {
-  if (logprob === null) return view.has_updates ? "not computed: no advantage" : "not recorded";
+function current(advantage, logprob, sampled) {
+  if (logprob === null) return advantage === 0 ? "not computed: no advantage" : "not recorded";
   const moved = sampled.length === 1 ? logprob - sampled[0].logprob : 0;
   return `${probability(logprob)}${moved ? `, ${moved > 0 ? "+" : ""}${real(moved, 4)}` : ""}`;
 }

@@ -1,0 +1,136 @@
+"""Training rows as padded tensors, cut into micro-batches by a token budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from astuner.backbone.algorithms import CallTable
+from astuner.backbone.rows import Row, token_advantages
+from astuner.context_tracker import ID_BYTES, Packing, encode_ids, pack_encoded, shared_prefix_length
+
+# Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
+_MOST_PADDED_ON_CPU = 4096
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """B rows padded on the right to a common length T.
+
+    Attributes:
+        token_ids: [B, T] int64, padded with 0.
+        present: [B, T] bool, False for padding.
+        loss_mask: [B, T] int64.
+        logprobs: [B, T] float32, as sampled, 0 where not sampled.
+        old_logprobs: [B, T] float32, what ratios are taken to.
+        advantages: [B, T] float32, of the call that each trained token belongs to.
+        calls: where each LLM call's completion lies.
+        episodes: [B] int64.
+        rows: indices of its rows in the list it was cut from.
+        packing: of its rows, where each distinct prefix is to be computed once.
+    """
+
+    token_ids: Tensor
+    present: Tensor
+    loss_mask: Tensor
+    logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    calls: CallTable
+    episodes: Tensor
+    rows: tuple[int, ...]
+    packing: Packing | None = None
+
+
+def micro_batches(
+    rows: Sequence[Row], token_budget: int, device: torch.device, pays: Callable[[Packing], bool] | None = None
+) -> list[MicroBatch]:
+    """Cut rows into micro-batches.
+
+    Args:
+        rows: what to train on.
+        token_budget: the most tokens that a micro-batch computes, padding included; a longer row goes alone.
+        device: where the tensors are to be.
+        pays: says of a packing whether to compute it in the place of padded rows; None packs nothing.
+
+    Returns:
+        Micro-batches in an order that depends on the rows alone.
+    """
+    padded_budget = min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
+    if pays is None:
+        return _padded_batches(rows, range(len(rows)), padded_budget, device)
+    encoded = [encode_ids(row.token_ids) for row in rows]
+    batches: list[MicroBatch] = []
+    for chosen in _alike(encoded, token_budget):
+        packing = pack_encoded([encoded[index] for index in chosen])
+        if pays(packing):
+            batches.append(_pad(rows, chosen, device, packing))
+        else:
+            batches += _padded_batches(rows, chosen, padded_budget, device)
+    return batches
+
+
+def _alike(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
+    """Cut rows into parts of at most `token_budget` distinct prefixes; rows that begin alike go together."""
+    parts: list[list[int]] = []
+    total = 0
+    for index in sorted(range(len(encoded)), key=lambda index: (encoded[index], index)):
+        length = len(encoded[index]) // ID_BYTES
+        new = length - shared_prefix_length(encoded[parts[-1][-1]], encoded[index]) if parts else length
+        if parts and total + new <= token_budget:
+            parts[-1].append(index)
+            total += new
+        else:
+            parts.append([index])
+            total = length
+    return parts
+
+
+def _padded_batches(
+    rows: Sequence[Row], chosen: Sequence[int], token_budget: int, device: torch.device
+) -> list[MicroBatch]:
+    """Put rows of like length together, so that little is padded."""
+    order = sorted(chosen, key=lambda index: (-len(rows[index].token_ids), index))
+    batches: list[MicroBatch] = []
+    current: list[int] = []
+    for index in order:
+        longest = len(rows[current[0]].token_ids) if current else 0
+        if current and longest * (len(current) + 1) > token_budget:
+            batches.append(_pad(rows, current, device))
+            current = []
+        current.append(index)
+    if current:
+        batches.append(_pad(rows, current, device))
+    return batches
+
+
+def _pad(
+    rows: Sequence[Row], chosen: Sequence[int], device: torch.device, packing: Packing | None = None
+) -> MicroBatch:
+    length = max(len(rows[index].token_ids) for index in chosen)
+
+    def padded(field: str, dtype: torch.dtype) -> Tensor:
+        table = torch.zeros((len(chosen), length), dtype=dtype)
+        for place, index in enumerate(chosen):
+            values = getattr(rows[index], field)
+            table[place, : len(values)] = torch.as_tensor(values, dtype=dtype)
+        return table.to(device)
+
+    lengths = torch.tensor([len(rows[index].token_ids) for index in chosen])
+    calls = [(place, start, end) for place, index in enumerate(chosen) for start, end in rows[index].calls]
+    columns = torch.tensor(calls, dtype=torch.int64, device=device).reshape(-1, 3).unbind(1)
+    return MicroBatch(
+        token_ids=padded("token_ids", torch.int64),
+        present=(torch.arange(length) < lengths[:, None]).to(device),
+        loss_mask=padded("loss_mask", torch.int64),
+        logprobs=padded("logprobs", torch.float32),
+        old_logprobs=padded("old_logprobs" if rows[chosen[0]].old_logprobs else "logprobs", torch.float32),
+        advantages=token_advantages([rows[index] for index in chosen], length).to(device),
+        calls=CallTable(*columns),
+        episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
+        rows=tuple(chosen),
+        packing=packing,
+    )

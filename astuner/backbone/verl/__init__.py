@@ -1,0 +1,1 @@
+"""The verl backbone: verl's Ray trainer, on one machine or many."""

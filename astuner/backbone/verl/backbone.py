@@ -1,0 +1,74 @@
+"""The verl backbone: verl's workers and engines on a Ray cluster, astuner's episodes, algorithms and record."""
+
+from __future__ import annotations
+
+from astuner.backbone.algorithms import resolve
+from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.batch import dry_run
+from astuner.backbone.checkpoint_folder import write_model
+from astuner.backbone.finish import finish_training, leave_summary
+from astuner.backbone.verl.session import VerlSession, verl_session
+from astuner.config.root import AstunerConfig
+from astuner.errors import ConfigError, NoSignalError
+from astuner.run_record import RunSummary
+from astuner.schema import Episode
+from astuner.task_rollout import Split
+
+NAME = "verl"
+
+
+class VerlBackbone:
+    """Trains with verl, on one machine or many."""
+
+    def train(self, context: RunContext) -> RunSummary:
+        """Run the configured algorithm and leave the tuned model in `{record}/model`.
+
+        Raises:
+            ConfigError: it is supervised training.
+        """
+        common = context.config.astuner.trainer_common
+        algorithm = resolve(common.algorithm)
+        if algorithm.rule is None:
+            raise ConfigError(
+                "trainer_common.algorithm.adv_estimator is sft, which --backbone=verl does not offer; use "
+                "--backbone=local"
+            )
+        with verl_session(context) as session:
+            # What it needs is imported only once the environment is set up.
+            from astuner.backbone.verl.checkpoint import VerlCheckpoints
+            from astuner.backbone.verl.loop import VerlLoop
+
+            checkpoints = VerlCheckpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
+            loop = VerlLoop(session, algorithm, checkpoints)
+            try:
+                loop.run()
+            except NoSignalError:
+                _finish(session)
+                raise
+            return _finish(session)
+
+    def evaluate(self, context: RunContext) -> RunSummary:
+        """Validate once."""
+        with verl_session(context) as session:
+            session.sync()
+            session.validate("validation")
+            session.state.after = session.state.latest
+            return leave_summary(session, NAME, session.ingredients.model_path)
+
+    def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
+        """Roll out a few tasks."""
+        with verl_session(context) as session:
+            session.sync()
+            batch = dry_run(context, session.fleet, split, context.config.astuner.trainer_common.seed)
+            session.refuse_lost_engines()
+        return batch.episodes
+
+    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
+        """Return None: the model is in verl's workers and engines, on machines that this process may not see."""
+        return None
+
+
+def _finish(session: VerlSession) -> RunSummary:
+    """Leave the model, the plots and the summary of a run that has ended."""
+    folder = write_model(session.context.record.folder / "model", session.save_model)
+    return finish_training(session, NAME, str(folder))

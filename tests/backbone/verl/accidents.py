@@ -1,0 +1,64 @@
+"""Agents to which things happen, once or always."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class Letters(Workflow):
+    """Two turns; the reward is the share of letters in what the model says, which a random model learns to raise."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        said = ""
+        for _ in range(2):
+            answer = await model_tuner.chat(messages)
+            text = answer.parsed.content
+            said += text
+            messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "go on"}]
+        share = sum(char.isalpha() for char in said) / max(len(said), 1)
+        return WorkflowOutput(reward=share, is_success=share > 0.5, metadata={"said": said})
+
+
+def first_time(what: str) -> bool:
+    """Whether nobody has asked for this before, in any process of any run that shares ACCIDENTS."""
+    try:
+        (Path(os.environ["ACCIDENTS"]) / what).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class EpisodeAccidents(Letters):
+    """In step 1 an episode raises and one hangs; in step 2 a task fails, a worker dies, and so does all validation."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        split, step, *_ = workflow_task.episode_id.split("-")
+        at = split, int(step), workflow_task.repeat_index
+        if at == ("train", 1, 1):
+            raise RuntimeError("the environment broke down")
+        if at == ("train", 1, 2) and first_time("hang"):
+            await asyncio.sleep(1000)
+        if at[:2] == ("train", 2) and not workflow_task.task.metadata["unlucky"]:
+            raise RuntimeError("this task never works")
+        if at == ("train", 2, 0) and first_time("worker"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if at[:2] == ("val", 2):
+            raise RuntimeError("validation never works")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class EngineAccident(Letters):
+    """In step 3 the rollout engine dies, once."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith("train-000003-") and first_time("engine"):
+            import ray
+
+            ray.kill(ray.get_actor("astuner_embedded_0"))
+        return await super().execute(workflow_task, model_tuner)

@@ -1,0 +1,105 @@
+"""verl's workers and engines in a Ray of their own, for tests that look at them from inside."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from astuner.backbone.algorithms import resolve
+from astuner.config.changing import with_values
+from astuner.config.root import RunConfig
+from astuner.context_tracker import build_samples
+from astuner.schema import Episode, LlmCall, Task
+from tests.backbone.verl.plans import CPU, run_config
+
+TOTAL_STEPS = 4
+
+
+def small_run(algorithm: str = "grpo", **values: Any) -> RunConfig:
+    """A configuration whose update has all that an update can have: mini-batches, a KL, clipping."""
+    return run_config(
+        **{
+            "rollout__temperature": 1.0,
+            "rollout__max_model_len": 256,
+            "trainer_common__algorithm__adv_estimator": algorithm,
+            "trainer_common__use_kl_loss": True,
+            "trainer_common__kl_loss_coef": 0.1,
+            "trainer_common__mini_batch_num": 2,
+            "trainer_common__max_tokens_per_micro_batch": 256,
+            "trainer_common__optim__lr": 1e-3,
+            "trainer_common__optim__lr_warmup_steps": 2,
+            **values,
+        }
+    )
+
+
+@dataclass
+class Started:
+    """What a test works with."""
+
+    config: RunConfig
+    trainer: Any
+    engine: Any
+
+    def update(self) -> Any:
+        """A `VerlUpdate` on the workers."""
+        from astuner.backbone.verl.update import VerlUpdate
+
+        run = self.config.astuner
+        algorithm = resolve(run.trainer_common.algorithm)
+        return VerlUpdate(run, algorithm, self.trainer, torch.float32, TOTAL_STEPS, pad_token=0)
+
+
+@contextlib.contextmanager
+def started(config: RunConfig, model: Path, workers: int, folder: Path) -> Iterator[Started]:
+    """Start `workers` data-parallel workers and as many engines."""
+    from astuner.backbone.verl.client_engine import VerlEngine
+    from astuner.backbone.verl.cluster import prepare_environment, ray_running
+    from astuner.backbone.verl.composition import compose_verl_config
+
+    config = with_values(config, {"astuner.trainer_common.n_gpus_per_node": workers})
+    plan = replace(CPU, model_path=str(model), checkpoint_folder=folder, total_steps=TOTAL_STEPS)
+    environment = prepare_environment("cpu", own=True)
+    composed = compose_verl_config(config, plan)
+    with ray_running(composed, environment):
+        from astuner.backbone.verl.trainer import started_trainer
+
+        with started_trainer(composed, config.astuner, torch.float32) as trainer:
+            yield Started(config, trainer, VerlEngine(trainer.get_llm_client(), 256))
+
+
+def made_episodes(logprobs: Any, seed: int = 5) -> list[Episode]:
+    """Three groups of three: conversations of several rows each, of different lengths, some without any signal.
+
+    Args:
+        logprobs: from token ids to the log-probability of each, as the model has it.
+        seed: of everything.
+    """
+    rng = random.Random(seed)
+    made = []
+    for number in range(9):
+        task = number // 3
+        prompt = [rng.randrange(3, 60) for _ in range(6)]
+        calls: list[LlmCall] = []
+        for turn in range(1 + number % 3):
+            completion = [rng.randrange(3, 60) for _ in range(rng.randrange(2, 8))]
+            said = logprobs([*prompt, *completion])[len(prompt) :]
+            noisy = tuple(value + rng.uniform(-0.005, 0.005) for value in said)
+            calls.append(LlmCall(f"{number}/{turn}", f"e{number}", tuple(prompt), tuple(completion), noisy, "stop"))
+            # Every second turn goes on; the others begin a row of their own.
+            goes_on = [*prompt, *completion, *[rng.randrange(3, 60) for _ in range(2)]]
+            prompt = goes_on if turn % 2 == 0 else [rng.randrange(3, 60) for _ in range(9)]
+        reward = 1.0 if task == 2 else float(number % 3 == 0)
+        made.append(
+            Episode(
+                f"e{number}", Task(f"t{task}", "?"), number % 3, "ok", reward, True, tuple(calls),
+                samples=tuple(build_samples(calls)),
+            )
+        )  # fmt: skip
+    return made

@@ -1,0 +1,27 @@
+"""A configuration and a plan for it, as tests need them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from astuner.backbone.verl.plan import VerlPlan
+from astuner.config.changing import with_values
+from astuner.config.root import RunConfig
+
+GPU = VerlPlan(
+    device="cuda",
+    rollout_engine="vllm",
+    model_path="/models/small",
+    checkpoint_folder=Path("/records/run/checkpoints"),
+    total_steps=7,
+    n_val=3,
+)
+CPU = replace(GPU, device="cpu", rollout_engine="embedded")
+
+
+def run_config(**values: object) -> RunConfig:
+    """A configuration for verl; `trainer_common__optim__lr=1.0` sets a key below `astuner`."""
+    named: dict[str, Any] = {f"astuner.{key.replace('__', '.')}": value for key, value in values.items()}
+    return with_values(RunConfig(), {"astuner.backbone": "verl", **named})

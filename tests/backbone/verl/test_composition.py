@@ -1,0 +1,319 @@
+"""verl's configuration as composed from real packaged defaults: key by key, on a CPU, and with a `verl:` section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from astuner.backbone.verl.composition import compose_verl_config, packaged_config
+from astuner.backbone.verl.mapping import bare, cpu_mapping, verl_mapping
+from astuner.backbone.verl.plan import VerlPlan
+from astuner.config.changing import with_values
+from astuner.config.keys import KeyPath, dotted, schema
+from astuner.config.loading import load_config
+from astuner.config.root import RunConfig
+from astuner.errors import ConfigError
+from tests.backbone.verl.plans import CPU, GPU, run_config
+
+pytestmark = pytest.mark.verl
+
+SETTING = [path for path, entry in verl_mapping().entries.items() if entry.verl_keys]
+BASE: dict[str, object] = {"trainer_common__max_tokens_per_micro_batch": 20000, "trainer_common__mini_batch_num": 2}
+OTHERS: dict[str, tuple[object, ...]] = {
+    "astuner.data.train_batch_size": (64,),
+    "astuner.model.lora.target_modules": ("q_proj", ["q_proj", "v_proj"]),
+    "astuner.rollout.gpu_memory_utilization": (0.8,),
+    "astuner.rollout.max_model_len": (30000,),
+    "astuner.rollout.val_kwargs.num_repeat": (9,),
+    "astuner.trainer_common.mini_batch_num": (4,),
+    "astuner.trainer_common.optim.betas": ((0.8, 0.99),),
+    "astuner.trainer_common.kl_loss_coef": (0.5, 0.0),
+    "astuner.trainer_common.ray_address": ("10.0.0.1:6379",),
+    # The share of the longest sample on each of several GPUs counts only where it is the larger.
+    "astuner.trainer_common.max_tokens_per_micro_batch": (24000,),
+}
+
+
+def flat(config: DictConfig) -> dict[str, object]:
+    """Every value by its dotted key, references as they are written."""
+    found: dict[str, object] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{prefix}{key}.")
+        else:
+            found[prefix[:-1]] = node
+
+    walk(OmegaConf.to_container(config, resolve=False), "")
+    return found
+
+
+def changed_keys(before: DictConfig, after: DictConfig, mapped: set[str]) -> set[str]:
+    """The verl keys that differ; for what is set as a mapping, the key of the mapping."""
+    old, new = flat(before), flat(after)
+    differ = {key for key in old.keys() | new.keys() if old.get(key, "absent") != new.get(key, "absent")}
+    return {next((whole for whole in mapped if key.startswith(f"{whole}.")), key) for key in differ}
+
+
+def other_values(path: KeyPath) -> tuple[object, ...]:
+    """Values of a key that are not its default."""
+    if dotted(path) in OTHERS:
+        return OTHERS[dotted(path)]
+    key = schema().keys[path]
+    choices = get_args(key.annotation)
+    if isinstance(key.default, bool):
+        return (not key.default,)
+    if isinstance(key.default, str) and choices:
+        return tuple(choice for choice in choices if choice != key.default)
+    if isinstance(key.default, int):
+        return (key.default + 1,) if key.default >= 0 else (5,)
+    if isinstance(key.default, float):
+        return (key.default / 2 + 0.125,)
+    return ("something_else",) if isinstance(key.default, str) else OTHERS_BY_NULL[path[-1]]
+
+
+OTHERS_BY_NULL: dict[str, tuple[object, ...]] = {
+    "clip_ratio_low": (0.17,),
+    "clip_ratio_high": (0.33,),
+    "loss_agg_mode": ("token-mean", "seq-mean-token-sum-norm"),
+    "norm_adv_by_std": (False,),
+}
+
+
+@pytest.fixture(scope="module")
+def base() -> tuple[RunConfig, DictConfig]:
+    config = run_config(**BASE)
+    return config, compose_verl_config(config, GPU)
+
+
+@pytest.mark.parametrize("path", SETTING, ids=dotted)
+def test_a_key_changes_exactly_the_verl_keys_that_the_file_names(
+    path: KeyPath, base: tuple[RunConfig, DictConfig]
+) -> None:
+    config, composed = base
+    named = {bare(key) for key in verl_mapping().entries[path].verl_keys}
+    seen: set[str] = set()
+    for value in other_values(path):
+        if value == "sft":
+            continue
+        changes = changed_keys(composed, compose_verl_config(with_values(config, {dotted(path): value}), GPU), named)
+        assert changes <= named, value
+        seen |= changes
+    if path[-1] == "ulysses_sequence_parallel_size":  # the second key depends on it only where samples are long
+        long = run_config(rollout__max_model_len=100000)
+        split = with_values(long, {dotted(path): 2})
+        seen |= changed_keys(compose_verl_config(long, GPU), compose_verl_config(split, GPU), named)
+    assert seen == named
+
+
+def test_other_keys_change_nothing(base: tuple[RunConfig, DictConfig]) -> None:
+    config, composed = base
+    values = {
+        dotted(path): other_values(path)[0]
+        for path, entry in verl_mapping().entries.items()
+        if not entry.verl_keys and path in schema().keys and isinstance(schema().keys[path].default, bool | int | float)
+    }
+    assert len(values) > 10
+    assert compose_verl_config(with_values(config, values), GPU) == composed
+
+
+def test_the_file_names_verl_keys_as_verl_has_them() -> None:
+    """Without `+` where verl lists the key, with it where verl does not."""
+    mapping, cpu, listed = verl_mapping(), cpu_mapping(), packaged_config()
+    names = {key for entry in mapping.entries.values() for key in entry.verl_keys}
+    names |= {*mapping.facts, *mapping.fixed, *cpu.always, *cpu.own_ray, *cpu.own_ray_facts}
+    for key in names:
+        *around, last = bare(key).split(".")
+        section: Any = listed
+        for part in around:
+            section = section[part]
+        assert (last in list(section.keys())) is not key.startswith("+"), key
+    for own in mapping.own:
+        assert OmegaConf.select(listed, own, default="none") != "none", own
+
+
+def test_facts_and_fixed_keys_have_their_values(base: tuple[RunConfig, DictConfig]) -> None:
+    composed = base[1]
+    assert composed.actor_rollout_ref.model.path == "/models/small"
+    assert composed.actor_rollout_ref.rollout.name == "vllm"
+    assert composed.trainer.device == "cuda"
+    assert composed.trainer.default_local_dir == "/records/run/checkpoints"
+    assert composed.trainer.total_training_steps == 7
+    for key, fixed in verl_mapping().fixed.items():
+        assert OmegaConf.select(composed, key) == fixed.value
+
+
+@pytest.mark.parametrize("plan", [GPU, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+def test_verl_itself_takes_the_configuration(plan: VerlPlan, algorithm: str) -> None:
+    pytest.importorskip("transfer_queue", reason="verl's own dependencies are not installed here")
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.utils.config import validate_config
+
+    config = run_config(trainer_common__algorithm__adv_estimator=algorithm, trainer_common__n_gpus_per_node=2)
+    composed = compose_verl_config(config, plan)
+    validate_config(composed, use_reference_policy=need_reference_policy(composed), use_critic=False)
+    OmegaConf.resolve(composed)
+
+
+def test_a_cpu_has_the_cpus_values(base: tuple[RunConfig, DictConfig]) -> None:
+    composed = compose_verl_config(base[0], CPU)
+    cpu = cpu_mapping()
+    expected = {**cpu.always, **cpu.own_ray, "ray_kwargs.ray_init.num_gpus": 1}
+    for key, value in expected.items():
+        assert OmegaConf.select(composed, bare(key)) == value, key
+    assert composed.actor_rollout_ref.rollout.name == "astuner_embedded"
+    two = compose_verl_config(run_config(trainer_common__n_gpus_per_node=2), CPU)
+    assert (two.trainer.n_gpus_per_node, two.ray_kwargs.ray_init.num_gpus) == (2, 2)
+
+
+def test_a_ray_that_is_joined_is_not_told_what_it_has() -> None:
+    composed = compose_verl_config(run_config(trainer_common__ray_address="auto"), CPU)
+    assert composed.ray_kwargs.ray_init.address == "auto"
+    assert composed.ray_kwargs.ray_init.num_cpus is None
+    assert "num_gpus" not in composed.ray_kwargs.ray_init
+    assert composed.actor_rollout_ref.actor.strategy == "fsdp2"
+
+
+def test_the_result_is_closed_for_new_keys(base: tuple[RunConfig, DictConfig]) -> None:
+    assert OmegaConf.is_struct(base[1])
+
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write `run.yaml`: what every run needs (8 lines), and a `verl:` section."""
+    monkeypatch.chdir(tmp_path)
+
+    def writer(section: str) -> Path:
+        text = (
+            "astuner:\n  backbone: verl\n  model:\n    path: m\n  rollout:\n    agentscope_workflow: a->A\n"
+            f"  task_reader:\n    type: huggingface_dat_repo\nverl:\n{section}"
+        )
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return writer
+
+
+def composed_from(path: Path, *overrides: str, plan: VerlPlan = CPU) -> DictConfig:
+    loaded = load_config(path, overrides)
+    return compose_verl_config(loaded.config, replace(plan, origins=loaded.origins))
+
+
+def test_a_section_is_handed_through_nested_dotted_or_from_the_command_line(write: Write) -> None:
+    path = write(
+        "  actor_rollout_ref.rollout.enable_prefix_caching: false\n"
+        "  actor_rollout_ref:\n    nccl_timeout: 5\n    actor.fsdp_config.fsdp_size: 2\n"
+        "    rollout:\n      engine_kwargs:\n        vllm: {swap_space: 4}\n"
+        "  +actor_rollout_ref.model.override_config.rope_theta: 5\n"
+        "  ray_kwargs:\n    ray_init:\n      +log_to_driver: false\n"
+    )
+    rollout = "verl.actor_rollout_ref.rollout"
+    composed = composed_from(path, "verl.actor_rollout_ref.nccl_timeout=60", f"{rollout}.scheduling_policy=priority")
+    assert composed.actor_rollout_ref.nccl_timeout == 60
+    assert composed.actor_rollout_ref.rollout.scheduling_policy == "priority"
+    assert composed.actor_rollout_ref.rollout.enable_prefix_caching is False
+    assert composed.actor_rollout_ref.actor.fsdp_config.fsdp_size == 2
+    assert composed.actor_rollout_ref.rollout.engine_kwargs.vllm == {"swap_space": 4}
+    assert composed.actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa", "rope_theta": 5}
+    assert composed.ray_kwargs.ray_init.log_to_driver is False
+
+
+def test_what_a_cpu_has_can_be_changed(write: Write) -> None:
+    composed = composed_from(write("  actor_rollout_ref.actor:\n    use_torch_compile: true\n"))
+    assert composed.actor_rollout_ref.actor.use_torch_compile is True
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            "  actor_rollout_ref:\n    nccl_timout: 5\n",
+            r"^run\.yaml:11: unknown key 'verl\.actor_rollout_ref\.nccl_timout'; did you mean "
+            r"'verl\.actor_rollout_ref\.nccl_timeout'\?",
+        ),
+        (
+            "  trainer: {test_freq: 2}\n",
+            r"^run\.yaml:10: verl\.trainer\.test_freq is set by astuner\.trainer_common\.test_freq; change it there$",
+        ),
+        (
+            "  actor_rollout_ref:\n    actor:\n      clip_ratio_low: 0.1\n",
+            r"^run\.yaml:12: verl\.actor_rollout_ref\.actor\.clip_ratio_low is set by "
+            r"astuner\.trainer_common\.algorithm\.adv_estimator and "
+            r"astuner\.trainer_common\.algorithm\.clip_ratio_low; change it there$",
+        ),
+        (
+            "  +data.custom_cls.path: x\n",
+            r"^run\.yaml:10: verl\.data\.custom_cls\.path cannot be given: astuner\.task_reader has the tasks; ",
+        ),
+        (
+            "  actor_rollout_ref:\n    rollout:\n      agent: {+agent_loop_manager_class: a.B}\n",
+            r"^run\.yaml:12: verl\.actor_rollout_ref\.rollout\.agent\.agent_loop_manager_class cannot be given: "
+            r"astuner's workers run the episodes; remove it$",
+        ),
+        (
+            "  trainer.v1.trainer_mode: separate_async\n",
+            r"^run\.yaml:10: verl\.\S+ has to be 'sync': astuner's trainer is ",
+        ),
+        ("  trainer.device: cpu\n", r"^run\.yaml:10: verl\.trainer\.device is set by astuner from what the run is"),
+        ("  model_engine: megatron\n", r"^run\.yaml:10: verl\.model_engine cannot be given: .* FSDP"),
+        ("  trainer: 3\n", r"^run\.yaml:10: verl\.trainer cannot be given: astuner's loop takes the steps; remove it$"),
+        ("  ray_kwargs: 3\n", r"^run\.yaml:10: verl\.ray_kwargs is 3; expected a section with some of ray_init, "),
+        ("  zzz: 3\n", r"^run\.yaml:10: unknown key 'verl\.zzz'; verl has model_engine, actor_rollout_ref, "),
+        ("  total_epochs: 3\n", r"did you mean 'verl\.trainer\.total_epochs'\?"),
+        (
+            "  trainer: {x: 1}\n  data: {y: 2}\n",
+            r"^2 problems in the configuration:\n  run\.yaml:10: .*\n  run\.yaml:11",
+        ),
+    ],
+)
+def test_a_section_that_does_not_hold_is_refused_with_its_place(write: Write, section: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        composed_from(write(section))
+
+
+def test_a_place_on_the_command_line(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"^command line: unknown key 'verl\.ray_kwargs\.ray_int'; did you mean"):
+        composed_from(write("  {}\n"), "verl.ray_kwargs.ray_int=3")
+
+
+@pytest.mark.parametrize(
+    ("override", "plan", "message"),
+    [
+        (
+            "astuner.trainer_common.ulysses_sequence_parallel_size=2",
+            CPU,
+            r"^command line: astuner\.trainer_common\.ulysses_sequence_parallel_size does not go with a CPU: ",
+        ),
+        (
+            "astuner.rollout.name=embedded",
+            replace(GPU, rollout_engine="embedded"),
+            r"^command line: astuner\.rollout\.name is 'embedded', which this backbone offers on a CPU only",
+        ),
+        (
+            "astuner.rollout.name=sglang",
+            replace(CPU, rollout_engine="sglang"),
+            r"^command line: astuner\.rollout\.name is 'sglang', which this backbone offers on CUDA only",
+        ),
+        (
+            "astuner.rollout.tensor_model_parallel_size=3",
+            GPU,
+            r"^command line: astuner\.rollout\.tensor_model_parallel_size is 3, which does not divide the 8 GPUs of ",
+        ),
+    ],
+)
+def test_what_does_not_go_with_the_machine_is_refused(
+    write: Write, override: str, plan: VerlPlan, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        composed_from(write("  {}\n"), override, plan=plan)

@@ -1,0 +1,168 @@
+"""Updates on verl's workers are those of the local backbone, on one worker and on two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from astuner.backbone.algorithms import resolve
+from astuner.config.rollout import ModelConfig
+from astuner.config.root import RunConfig
+from astuner.errors import BackboneError
+from astuner.schema import Episode
+from tests.backbone.verl.clusters import TOTAL_STEPS, Started, made_episodes, small_run, started
+
+pytestmark = [pytest.mark.verl, pytest.mark.slow]
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class Local:
+    """The local backbone's policy."""
+
+    policy: Any
+
+    def logprobs(self, ids: list[int]) -> list[float]:
+        """Log-probability of each token, 0 for the first."""
+        from astuner.backbone.local.forward import token_logprobs
+
+        wanted = torch.tensor([[0] + [1] * (len(ids) - 1)])
+        with torch.no_grad():
+            return token_logprobs(self.policy.model, torch.tensor([ids]), wanted, 1.0)[0][0].tolist()
+
+    def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[dict[str, float], Weights]:
+        """Do the first training step; return metrics and weights."""
+        from astuner.backbone.local.optimiser import Optimiser
+        from astuner.backbone.local.update import PolicyUpdate
+
+        run = config.astuner
+        optimiser = Optimiser(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
+        update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimiser)
+        metrics = update.step(episodes, 1).metrics
+        return metrics, {name: value.clone() for name, value in self.policy.model.state_dict().items()}
+
+
+def local(folder: Path) -> Local:
+    from astuner.backbone.local.policy import Policy
+
+    return Local(Policy(ModelConfig(), str(folder), torch.device("cpu"), "leaf"))
+
+
+def saved(trainer: Any, folder: Path) -> Weights:
+    from transformers import AutoModelForCausalLM
+
+    trainer.save_model(folder, "float32")
+    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
+def cluster(request: Any, model_folder: Path, tmp_path_factory: Any) -> Iterator[Started]:
+    with started(small_run(), model_folder, request.param, tmp_path_factory.mktemp("verl")) as everything:
+        yield everything
+
+
+def test_rows_reach_the_workers_as_build_samples_made_them(cluster: Started, model_folder: Path):
+    episodes = made_episodes(local(model_folder).logprobs)
+    stored = cluster.update()._store(episodes, 1)
+    samples = [sample for episode in episodes for sample in episode.samples]
+    assert len({len(sample.token_ids) for sample in samples}) > 1
+    assert len(stored.keys) % cluster.trainer.workers == 0
+    names = ["prompts", "responses", "input_ids", "position_ids", "loss_mask", "rollout_log_probs", "rm_scores"]
+    found = cluster.trainer.get(stored.keys[: len(samples)], names)
+    rewards = [episode.reward for episode in episodes for _ in episode.samples]
+    for index, sample in enumerate(samples):
+        row = {name: found[name][index] for name in names}
+        start = len(row["prompts"])
+        assert start == min(span.start for span in sample.spans)
+        assert tuple(torch.cat([row["prompts"], row["responses"]]).tolist()) == sample.token_ids
+        assert tuple(row["input_ids"].tolist()) == sample.token_ids
+        assert tuple(row["position_ids"].tolist()) == sample.position_ids
+        assert tuple([0] * start + row["loss_mask"].tolist()) == sample.loss_mask
+        assert row["rollout_log_probs"].tolist() == torch.tensor(sample.logprobs[start:]).tolist()
+        assert row["rm_scores"].sum() == row["rm_scores"][-1] == rewards[index]
+    cluster.trainer.clear(stored.keys)
+
+
+def test_weights_that_did_not_arrive_are_noticed(cluster: Started, model_folder: Path, tmp_path: Path):
+    import ray
+
+    from astuner.backbone.verl.sync_check import check_first_sync
+
+    def check() -> None:
+        check_first_sync(cluster.trainer, cluster.engine, [5, 6, 7], torch.float32, 1.0)
+
+    cluster.trainer.sync_weights(0)
+    check()
+    stale = {name: value * 1.3 for name, value in saved(cluster.trainer, tmp_path / "model").items()}
+    ray.get([server.load_weights.remote(stale, 0) for server in cluster.trainer.servers])
+    with pytest.raises(BackboneError, match="first weight sync: logprobs of the rollout and of the trainer differ"):
+        check()
+    cluster.trainer.sync_weights(0)
+    check()
+
+
+def test_a_step_moves_the_weights_as_the_local_backbone_does(cluster: Started, model_folder: Path, tmp_path: Path):
+    here = local(model_folder)
+    episodes = made_episodes(here.logprobs)
+    expected, weights = here.step(cluster.config, episodes)
+    got = cluster.update().step(episodes, 1).metrics
+    assert got.keys() == expected.keys()
+    assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert got["update/optimiser_steps"] == 2
+    moved = saved(cluster.trainer, tmp_path / "model")
+    before = local(model_folder).policy.model.state_dict()
+    assert max(float((moved[name] - before[name]).abs().max()) for name in moved) > 1e-4
+    for name, value in weights.items():
+        assert float((moved[name] - value).abs().max()) < 1e-5, name
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_any_number_of_episodes_makes_the_wanted_optimiser_steps(cluster: Started, model_folder: Path, count: int):
+    # What the workers have learnt until now is not what these were sampled with.
+    folder = model_folder.parent / f"moved-{cluster.trainer.workers}-{count}"
+    cluster.trainer.save_model(folder, "float32")
+    episodes = made_episodes(local(folder).logprobs, seed=count)[:count]
+    metrics = cluster.update().step(episodes, 2).metrics
+    assert metrics.get("update/optimiser_steps", 0) == (0 if count == 1 else 2)
+
+
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+def test_every_algorithm_has_the_local_loss_and_gradient(
+    cluster: Started, model_folder: Path, tmp_path: Path, algorithm: str
+):
+    from astuner.backbone.verl.loss import row_loss
+
+    settings = {"trainer_common__mini_batch_num": 1, "trainer_common__algorithm__use_kl_in_reward": algorithm == "rloo"}
+    config = small_run(algorithm, **settings)
+    here = local(model_folder)
+    # The workers have learnt meanwhile; the reference is the starting model on both sides.
+    now = saved(cluster.trainer, tmp_path / "model")
+    here.policy.load_training_state({name: now[name] for name in here.policy.training_state()})
+    episodes = made_episodes(here.logprobs, seed=7)
+    expected, _ = here.step(config, episodes)
+    cluster.trainer.actor_rollout_wg.set_loss_fn(row_loss(config.astuner, torch.float32))
+    got = replace(cluster, config=config).update().step(episodes, 1).metrics
+    assert got["grad_norm"] > 1e-4
+    assert got == pytest.approx(expected, rel=2e-4, abs=1e-5)
+
+
+def test_adapters_reach_the_engines_merged(model_folder: Path, tmp_path: Path):
+    from astuner.backbone.verl.sync_check import check_first_sync
+
+    config = small_run(model__lora__rank=4, trainer_common__optim__lr=0.1)
+    with started(config, model_folder, 2, tmp_path) as cluster:
+        cluster.trainer.sync_weights(0)
+        cluster.update().step(made_episodes(local(model_folder).logprobs), 1)
+        with pytest.raises(BackboneError, match="did not sample with the trained weights"):
+            check_first_sync(cluster.trainer, cluster.engine, [5, 6, 7], torch.float32, 1.0)
+        cluster.trainer.sync_weights(1)
+        check_first_sync(cluster.trainer, cluster.engine, [5, 6, 7], torch.float32, 1.0)
+        merged = local(model_folder)
+        now = saved(cluster.trainer, tmp_path / "model")
+        assert now.keys() == merged.policy.model.state_dict().keys()

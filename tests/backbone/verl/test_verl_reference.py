@@ -1,0 +1,36 @@
+"""The tables of docs/en/backbone_verl.md are those of the mapping."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from astuner.backbone.verl.mapping import bare, verl_mapping
+from astuner.backbone.verl.reference import PARTS
+from astuner.config.reference import main, with_generated_parts
+
+PAGE = Path(__file__).parents[3] / "docs/en/backbone_verl.md"
+
+
+def test_the_page_is_up_to_date() -> None:
+    """If this fails: `python -m astuner.backbone.verl.reference docs/en/backbone_verl.md`."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_generated_parts(page, PARTS)
+
+
+def test_every_key_has_its_place() -> None:
+    mapped, rest = PARTS["mapping"](), PARTS["handled"]() + PARTS["refused"]()
+    for path, entry in verl_mapping().entries.items():
+        name = f"`{'.'.join(path).removeprefix('astuner.')}`"
+        assert (name in mapped) is bool(entry.verl_keys)
+        assert (name in rest) or entry.verl_keys, name
+        assert all(f"`{bare(key)}`" in mapped for key in entry.verl_keys)
+    owned = PARTS["owned"]()
+    assert all(f"`{key}`" in owned for key in (*verl_mapping().fixed, *verl_mapping().facts, *verl_mapping().own))
+
+
+def test_the_command_writes_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    empty = "".join(f"<!-- generated: {name} -->\n<!-- end of {name} -->\n" for name in PARTS)
+    page.write_text(empty)
+    main([str(page)], PARTS)
+    assert page.read_text(encoding="utf-8") == with_generated_parts(empty, PARTS)
