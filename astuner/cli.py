@@ -31,7 +31,7 @@ _CONF = click.option(
     help="The YAML configuration.",
 )
 _BACKBONE = click.option(
-    "--backbone", metavar="NAME", help="Overrides astuner.backbone; this version has debug and local."
+    "--backbone", metavar="NAME", help="Overrides astuner.backbone; this version has debug, local and verl."
 )
 _EXP_DIR = click.option(
     "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Where run records go."

@@ -265,7 +265,7 @@ def test_what_nobody_foresaw_is_one_message_and_a_traceback_in_the_log(
 def test_what_nobody_foresaw_before_there_is_a_record(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setattr("astuner.launcher.launch.load_config", lambda *_: 1 // 0)
+    monkeypatch.setattr("astuner.config.loading.load_config", lambda *_: 1 // 0)
     monkeypatch.setenv("OPENAI_API_KEY", "abcdefgh12345")
     ended = astuner("--conf", "run.yaml")
     assert ended.code == 1

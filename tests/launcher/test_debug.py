@@ -39,7 +39,7 @@ def debug(astuner: Command) -> Command:
 @pytest.fixture(autouse=True)
 def _no_tags_stay_chosen() -> Iterator[None]:
     yield
-    breakpoints._chosen = frozenset()
+    breakpoints._chosen = breakpoints.Breakpoints()
 
 
 def test_a_debug_run_shows_and_records_its_episodes(debug: Command, folder: Path):

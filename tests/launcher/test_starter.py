@@ -21,7 +21,7 @@ def test_the_project_runs_as_launch_json_says_and_trains(tmp_path: Path):
     assert f"wrote {tmp_path / 'project/.vscode/launch.json'}" in said
     assert said.splitlines()[-1].endswith("astuner --conf agent.yaml --backbone=debug")
     project = tmp_path / "project"
-    (configuration,) = json.loads((project / ".vscode/launch.json").read_text())["configurations"]
+    (configuration, _) = json.loads((project / ".vscode/launch.json").read_text())["configurations"]
     assert (configuration["type"], configuration["request"]) == ("debugpy", "launch")
     assert configuration["args"][:4] == ["--backbone", "debug", "--conf", "agent.yaml"]
     trains = ["--conf", "agent.yaml", "astuner.trainer_common.total_training_steps=12"]
