@@ -12,7 +12,6 @@ from astuner.config.root import BackboneName, RunConfig
 _ALL: tuple[BackboneName, ...] = ("debug", "local", "trinity", "verl")
 _TRAINING: tuple[BackboneName, ...] = ("local", "trinity", "verl")
 _CLUSTER: tuple[BackboneName, ...] = ("trinity", "verl")
-_IN_PROCESS: tuple[BackboneName, ...] = ("debug", "local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ SCOPES = (
             "astuner.trainer_common.fsdp_config",
             "astuner.trainer_common.ray_address",
             "astuner.trainer_common.ulysses_sequence_parallel_size",
-            "astuner.rollout.gpu_memory_utilization",
             "astuner.rollout.tensor_model_parallel_size",
         ),
     ),
@@ -58,15 +56,15 @@ SCOPES = (
         ),
     ),
     Scope(
-        _IN_PROCESS,
+        ("debug", "local", "verl"),
         ("astuner.deadlines.load_model", "astuner.deadlines.rollout", "astuner.deadlines.validation"),
     ),
     Scope(
-        ("local",),
+        ("local", "verl"),
         ("astuner.deadlines.save_checkpoint", "astuner.deadlines.sync_weights", "astuner.deadlines.update"),
     ),
     # `astuner check --dry-run` takes it for every backbone that it can roll out on.
-    Scope(_IN_PROCESS, ("astuner.debug.debug_first_n_tasks",)),
+    Scope(("debug", "local", "verl"), ("astuner.debug.debug_first_n_tasks",)),
     # Local has its engine in process.
     Scope(("debug", "trinity", "verl"), ("astuner.rollout.gpu_memory_utilization",)),
     # Debug rolls out and does not train.

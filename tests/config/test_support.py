@@ -48,7 +48,7 @@ def test_defaults_are_honoured_by_every_backbone_without_a_word() -> None:
         ("astuner.trainer_common.ulysses_sequence_parallel_size", 2, {"trinity", "verl"}),
         ("astuner.rollout.tensor_model_parallel_size", 2, {"trinity", "verl"}),
         ("astuner.rollout.n_vllm_engine", 3, {"trinity"}),
-        ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local"}),
+        ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local", "verl"}),
         ("astuner.debug.debug_vllm_port", 2000, {"debug"}),
         ("astuner.debug.debug_tensor_parallel_size", 2, {"debug"}),
         ("astuner.debug.debug_vllm_timeout", 2, {"debug"}),

@@ -157,7 +157,9 @@ def test_a_judge_that_raises_and_a_key_that_is_not_set(debug: Command, folder: P
 
 
 def test_what_debug_does_not_do(astuner: Command, train: Command, folder: Path):
-    astuner("eval", "--conf", "run.yaml", "--backbone=debug").says("has no trainer", "(local)", "--backbone=debug")
+    astuner("eval", "--conf", "run.yaml", "--backbone=debug").says(
+        "has no trainer", "(local, verl)", "--backbone=debug"
+    )
     ended = astuner("--conf", "run.yaml", "--validation")
     assert ended.code == 2
     assert "--validation is for --backbone=debug" in ended.out

@@ -120,7 +120,9 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(_failures_named())
         stack.enter_context(ray_running(composed, environment))
-        yield _started(context, composed, plan, stack)
+        with context.phase("load_model"):
+            session = _started(context, composed, plan, stack)
+        yield session
 
 
 @contextlib.contextmanager

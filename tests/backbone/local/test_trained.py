@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from astuner.backbone.local.algorithms import resolve
 
 from astuner import AstunerJob
+from astuner.backbone.algorithms import resolve
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy

@@ -199,7 +199,7 @@ def test_a_full_disk_is_an_error_of_that_request(served: Served, client: Any, mo
     with monkeypatch.context() as patched:
         patched.setattr("astuner.backbone.tinker_server.checkpoints.save_file", full)
         with pytest.raises(
-            tinker.RequestFailedError, match=r"could not be written: .*No space left.*MiB are free there"
+            tinker.RequestFailedError, match=r"could not be written to .*No space left.*MiB are free there"
         ):
             training.save_state("one").result()
     assert served.service.store.checkpoints(training.model_id) == []
