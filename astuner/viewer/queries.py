@@ -127,8 +127,8 @@ def metrics(db: sqlite3.Connection, after: int, generation: str | None) -> dict[
     """
     place = db.execute("select generation from places where file = 'metrics.jsonl'").fetchone()
     present = place["generation"] if place else None
-    anew = _was_cut(db, after) if generation is None else generation != present
-    if generation is not None and anew:
+    anew = after > 0 and generation != present
+    if anew:
         after = 0
     series: dict[str, list[list[float | None]]] = {}
     last = after
@@ -136,11 +136,6 @@ def metrics(db: sqlite3.Connection, after: int, generation: str | None) -> dict[
         series.setdefault(row["name"], []).append([row["step"], row["time"], row["value"]])
         last = row["id"]
     return {"last": last, "generation": present, "anew": anew, "series": series}
-
-
-def _was_cut(db: sqlite3.Connection, after: int) -> bool:
-    """Whether rows up to `after` hold no more, so far as that can be known without their generation."""
-    return after > 0 and (db.execute("select max(id) from metrics").fetchone()[0] or 0) < after
 
 
 def counts(db: sqlite3.Connection) -> dict[str, Any]:

@@ -26,6 +26,6 @@ export function note(changes) {
 export async function ask(path, query = {}) {
   const response = await fetch(`api/${path}?${link("", query).slice(3)}`);
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error ?? "the server could not read the question");
+  if (!response.ok) throw new Error(answer.error ?? answer.detail?.[0]?.msg ?? "the server could not read the question");
   return answer;
 }

@@ -54,14 +54,15 @@ export async function runPage(query) {
 
 async function load(name) {
   const [about, metrics] = await Promise.all([ask("run", { run: name }), ask("metrics", { run: name })]);
-  return { name, about, last: metrics.last, series: metrics.series };
+  return { name, about, last: metrics.last, generation: metrics.generation, series: metrics.series };
 }
 
 async function renew(run) {
-  const [about, news] = await Promise.all([ask("run", { run: run.name }), ask("metrics", { run: run.name, after: run.last })]);
-  run.about = about;
-  if (news.anew) { Object.assign(run, await load(run.name)); return; }
-  run.last = news.last;
+  const asked = { run: run.name, after: run.last, generation: run.generation };
+  const [about, news] = await Promise.all([ask("run", { run: run.name }), ask("metrics", asked)]);
+  Object.assign(run, { about, last: news.last, generation: news.generation });
+  // The run's file was written anew: the answer is all that there is now.
+  if (news.anew) run.series = {};
   for (const [name, points] of Object.entries(news.series)) run.series[name] = [...(run.series[name] ?? []), ...points];
 }
 

@@ -4,7 +4,7 @@ import { ask, link } from "./address.js";
 import { brief, count, h, list, real, share, svg } from "./dom.js";
 import { followed } from "./followed.js";
 
-const SHADES = { running: "good", stopped: "warn", finished: "soft" };
+const SHADES = { running: "good", stopped: "warn", finished: "soft", unreadable: "bad" };
 
 export async function runsPage() {
   const chosen = new Set();
@@ -28,7 +28,7 @@ function columns(chosen, compare) {
   return [
     ["", ticked, true],
     ["run", (run) => h("a", { href: link("run", { run: run.name }) }, brief(run.name, 60)), true],
-    ["state", (run) => h("span", { class: `pill ${SHADES[run.state]}` }, run.state), true],
+    ["state", (run) => h("span", { class: `pill ${SHADES[run.state]}`, title: run.error && brief(run.error, 300) }, run.state), true],
     ["step", (run) => count(run.counts.step)],
     ["reward", (run) => real(run.rewards.at(-1))],
     ["", (run) => spark(run.rewards)],
