@@ -19,12 +19,13 @@ from tests.viewer.conftest import Ask, client
 from tests.viewer.records import Agents, open_record, write_step
 
 
-def test_stretchesand_metrics_are_those_of_the_record(ask: Ask, runs: Path):
+def test_runs_and_metrics_are_those_of_the_record(ask: Ask, runs: Path):
     assert {run["name"] for run in ask("runs")} == {"first", "second"}
-    series = ask("metrics", run="first")["series"]
+    found = ask("metrics", run="first")
+    series = found["series"]
     rows = read_metrics(runs / "first")
     assert [value for _, _, value in series["reward/mean"]] == [row.metrics["reward/mean"] for row in rows]
-    assert ask("metrics", run="first", after=ask("metrics", run="first")["last"])["series"] == {}
+    assert ask("metrics", run="first", after=found["last"], generation=found["generation"])["series"] == {}
 
 
 def test_config_difference(ask: Ask):
