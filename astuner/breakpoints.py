@@ -28,6 +28,7 @@ class Breakpoints:
 
 
 _chosen = Breakpoints()
+_reached: set[str] = set()
 _waited = False
 _listening = threading.Lock()
 
@@ -39,6 +40,8 @@ def bp(tag: str) -> None:
     names stops at the end of this function, from which the next step leads there. In a training backbone the first
     stop waits until a debugger attaches to `debug.debugger_port`; once it has left, the run goes on by itself.
     """
+    if _chosen.tags:
+        _reached.add(tag)
     if tag in _chosen.tags:
         _stop(sys._getframe(1))
 
@@ -87,6 +90,15 @@ def choose(breakpoints: Breakpoints) -> None:
 def any_chosen() -> bool:
     """Whether the run is to stop anywhere."""
     return bool(_chosen.tags)
+
+
+def why_nothing_stopped() -> str | None:
+    """Say which chosen tags this process has not come to; None where it came to all of them."""
+    missed = _chosen.tags - _reached
+    if not missed:
+        return None
+    others = f"reached were: {', '.join(sorted(_reached))}" if _reached else "no line bp('TAG') was reached at all"
+    return f"--db: no line bp({', '.join(map(repr, sorted(missed)))}) was reached; {others}"
 
 
 def is_debugged() -> bool:

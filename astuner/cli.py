@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
@@ -402,12 +402,12 @@ def main() -> None:
     Exit codes: 0 done, 1 an error (printed as one message), 2 a command line that cannot be understood, 130 Ctrl-C,
     128 + n ended by signal n (143 for SIGTERM).
     """
-    with _orderly_end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        code = _run()
+    with _orderly_end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
+        code = _run(received)
     sys.exit(code)
 
 
-def _run() -> int:
+def _run(received: Sequence[int]) -> int:
     try:
         outcome: Any = astuner.main(standalone_mode=False)
     except click.ClickException as error:
@@ -416,7 +416,9 @@ def _run() -> int:
     except click.Abort as abort:  # click's name for Ctrl-C, and for an end of input
         return _report(abort.__cause__ or abort)
     except (Exception, KeyboardInterrupt) as error:
-        return _report(error)
+        # A signal that came in the midst of a library's work may come out as an error of that library's.
+        ended = bool(received) and not isinstance(error, AstunerError | KeyboardInterrupt)
+        return _report(_Terminated(received[-1]) if ended else error)
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -435,20 +437,24 @@ def _report(error: BaseException) -> int:
 
 
 @contextlib.contextmanager
-def _orderly_end_on(*numbers: int) -> Iterator[None]:
+def _orderly_end_on(*numbers: int) -> Iterator[Sequence[int]]:
     """Have the signals raise `_Terminated` in the main thread, but for those that are ignored (`nohup`).
+
+    The block is given the numbers of those that came.
 
     What comes right after one, as of somebody who holds Ctrl-C down, does not disturb the saving that it began.
     """
     latest = -math.inf
+    received: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
         nonlocal latest
         if time.monotonic() - latest < _SECONDS_OF_IMPATIENCE:
             return
         latest = time.monotonic()
+        received.append(number)
         raise _Terminated(number)
 
     ordinary = (signal.SIG_DFL, signal.default_int_handler)
     with signals_handled([number for number in numbers if signal.getsignal(number) in ordinary], end):
-        yield
+        yield received

@@ -14,6 +14,7 @@ from astuner.errors import ConfigError
 
 def test_only_chosen_tags_stop(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(breakpoints, "_chosen", breakpoints.Breakpoints())
+    monkeypatch.setattr(breakpoints, "_reached", set())
     stops: list[str] = []
     monkeypatch.setattr(sys, "breakpointhook", lambda: stops.append("stop"))
     bp("A")
@@ -22,6 +23,10 @@ def test_only_chosen_tags_stop(monkeypatch: pytest.MonkeyPatch):
     for tag in ("A", "B", "C"):
         bp(tag)
     assert stops == ["stop", "stop"]
+    assert breakpoints.why_nothing_stopped() is None
+    breakpoints.choose_tags("a|B")
+    said = "--db: no line bp('a') was reached; reached were: A, B, C"
+    assert breakpoints.why_nothing_stopped() == said
     assert breakpoints.any_chosen()
 
 

@@ -138,7 +138,7 @@ def _validation_table(summary: RunSummary) -> Table:
         table.add_column(name, justify="right" if name else "left")
     measured = {"before": summary.validation.before, "after": summary.validation.after}
     if not summary.steps:
-        measured = {"": summary.validation.after}
+        measured = {"this model": summary.validation.after}
     for name, entry in measured.items():
         table.add_row(name, *_cells(entry))
     return table

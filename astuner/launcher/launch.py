@@ -26,7 +26,7 @@ from astuner.backbone.base import (
 from astuner.backbone.ingredients import Ingredients, gather, one_at_a_time
 from astuner.backbone.phases import watched
 from astuner.backbone.progress import RunProgress
-from astuner.breakpoints import stop_through_port
+from astuner.breakpoints import stop_through_port, why_nothing_stopped
 from astuner.config.dumping import to_yaml
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, load_config, resolve_names
@@ -185,7 +185,8 @@ class Launch:
             try:
                 episodes = backbone.dry_run(context, split)
             except KeyboardInterrupt:
-                _print_episodes(context, ended, "episodes that had ended", split)
+                if ended:
+                    _print_episodes(context, ended, "episodes that had ended", split)
                 raise
             _print_episodes(context, episodes, "episodes", split)
             refuse_unrewarded(episodes)
@@ -230,6 +231,9 @@ class Launch:
             progress = RunProgress(console, shown=not one_at_a_time(config))
             context = RunContext(self.config, brought, record, progress, self.started, running, origins=self.origins)
             result = run(backbone, context)
+            # Other backbones run episodes in other processes.
+            if config.backbone in ("debug", "local") and (missed := why_nothing_stopped()) is not None:
+                logger.warning("{}", missed)
             if isinstance(result, RunSummary):
                 print_summary(console, result, record.folder)
             return result

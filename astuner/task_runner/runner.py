@@ -127,6 +127,7 @@ class TaskRunner:
         try:
             slow = f"episode {workflow_task.episode_id}: "
             limit = None if is_debugged() else self.episode_timeout
+            begun = time.monotonic()
             async with deadline(limit, lambda: slow + _too_slow(self.episode_timeout, tuner)) as timeout:
                 output = _checked(await _awaitable(self.workflow().execute(workflow_task, tuner)))
         # Of the thread's own loop nothing but the deadline cancels, so that whatever comes out of the workflow,
@@ -141,7 +142,8 @@ class TaskRunner:
             if tuner.madness is not None:
                 raise AgentMadness(tuner.madness) from error
             raise WorkflowError(_describe(error)) from error
-        if timeout.expired():  # the workflow took its cancellation for something else and went on
+        # The workflow took its cancellation for something else and went on, or held the thread, out of its reach.
+        if timeout.expired() or (limit is not None and time.monotonic() - begun > limit):
             raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner))
         return output
 

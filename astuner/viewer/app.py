@@ -107,7 +107,9 @@ def _add_episode_answers(app: FastAPI, indexes: Indexes) -> None:
         with index.reading() as db:
             row = queries.episode_by_key(db, episode)
         if row is None:
-            raise RecordError("the run has no such episode; it may have been removed as the run was resumed")
+            raise RecordError(
+                f"the run has no episode {episode[:80]!r}; it may have been removed as the run was resumed"
+            )
         recorded = read_episode_at(index.folder, row["path"])
         return _answer({"row": row, **episode_view(recorded, find_token_texts(index.folder))})
 

@@ -51,7 +51,7 @@ def export_run(
     if episode is not None:
         entries = [find_episode(episode, entries)]
     elif to == "html":
-        raise RecordError("an HTML file shows one episode: name it with --episode (astuner view and explain list them)")
+        raise RecordError("an HTML file shows one episode: name it with --episode (astuner view lists them)")
     path = out or Path(f"{folder.resolve().name if episode is None else Path(entries[0].path).stem}.{to}")
     if path.is_dir():
         raise RecordError(f"{path} is a folder: give --out the file to write, such as {path / f'episodes.{to}'}")

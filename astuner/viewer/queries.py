@@ -83,9 +83,12 @@ def episodes(db: sqlite3.Connection, wanted: EpisodeFilter, order: Order, offset
 
 
 def episode_by_key(db: sqlite3.Connection, key: str) -> dict[str, Any] | None:
-    """Return the latest episode with this key."""
-    row = db.execute("select * from episodes where key = ? order by id desc limit 1", (key,)).fetchone()
-    return _row(row) if row else None
+    """Return the latest episode with this key, or with this id."""
+    for column in ("key", "episode"):
+        row = db.execute(f"select * from episodes where {column} = ? order by id desc limit 1", (key,)).fetchone()
+        if row:
+            return _row(row)
+    return None
 
 
 def labels(db: sqlite3.Connection) -> dict[str, list[str]]:

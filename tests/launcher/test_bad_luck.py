@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -275,6 +276,19 @@ def test_what_nobody_foresaw_before_there_is_a_record(astuner: Command, folder: 
     (kept,) = folder.glob("astuner-*.log")
     assert str(kept) in ended.out
     assert "Traceback" in kept.read_text()
+
+
+def test_an_interrupt_that_a_library_turns_into_its_error(astuner: Command, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        except KeyboardInterrupt:
+            raise AttributeError("'NoneType' object has no attribute 'flags'") from None
+
+    monkeypatch.setattr("astuner.config.loading.load_config", interrupted)
+    ended = astuner("--conf", "run.yaml")
+    assert (ended.code, ended.out) == (130, "interrupted\n")
 
 
 def test_memory_that_is_not_enough_is_named(train: Command, folder: Path):

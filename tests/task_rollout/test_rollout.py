@@ -266,7 +266,8 @@ def test_an_episode_that_holds_the_main_thread_too_long_is_told_of(tokenizer: An
 
 def test_a_blocked_thread_is_told_of_at_the_workflows_own_deadline(tokenizer: Any, log: list[str]):
     rolling = rollout(tokenizer, BlocksAWhile, workers=1, episode_timeout=0.1, judge_timeout=1000)
-    rolling.run(request(tasks=TASKS[:1], repeats=1))
+    (late,) = rolling.run(request(tasks=TASKS[:1], repeats=1))
+    assert (late.status, late.error_kind, late.reward) == ("failed", "timeout", None)
     (said,) = [message for message in log if "it holds its thread" in message]
     assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.1 s)")
     assert "; no LLM call finished; it holds its thread; it stood at\n" in said

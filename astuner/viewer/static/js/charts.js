@@ -25,7 +25,7 @@ export function chart(title, lines, { seconds = false, smooth = 0 } = {}) {
       label: line.label, stroke: colour(line.color), dash: DASHES[line.dash % DASHES.length],
       width: 1.6, spanGaps: true, points: { size: 4 }, value: (_, value) => real(value, 4) }))],
     legend: { markers: { width: 3, dash: (_, index) => border(lines[index - 1]) } },
-    axes: [{ ...axis, size: 30 }, { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => real(tick, 4)) }],
+    axes: [{ ...axis, size: 30 }, { ...axis, size: roomFor, values: (_, ticks) => ticks.map((tick) => real(tick, 4)) }],
   };
   let plot = null;
   let data = joined(lines, smooth);
@@ -41,6 +41,11 @@ export function chart(title, lines, { seconds = false, smooth = 0 } = {}) {
     if (zoomed) plot.redraw();
   };
   return { box, update };
+}
+
+// The width of an axis: what its longest label takes.
+function roomFor(_, labels) {
+  return Math.max(40, 16 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length)));
 }
 
 function colour(number) {
