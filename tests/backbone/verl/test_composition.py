@@ -301,9 +301,10 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             r"^command line: astuner\.rollout\.name is 'embedded', which this backbone offers on a CPU only",
         ),
         (
-            "astuner.rollout.name=sglang",
-            replace(CPU, rollout_engine="sglang"),
-            r"^command line: astuner\.rollout\.name is 'sglang', which this backbone offers on CUDA only",
+            "astuner.rollout.name=vllm",
+            replace(CPU, rollout_engine="vllm"),
+            r"^command line: astuner\.rollout\.name is 'vllm', which this backbone offers on CUDA only: verl's vLLM "
+            r"replica wants the package vllm, .*; write embedded or auto$",
         ),
         (
             "astuner.rollout.tensor_model_parallel_size=3",

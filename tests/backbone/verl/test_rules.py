@@ -127,6 +127,6 @@ def test_greedy_sampling_leaves_the_logits_as_they_are() -> None:
     assert rules.logits_divisor(run_config(rollout__temperature=0.7).astuner, GPU) == 0.7
 
 
-@pytest.mark.parametrize(("engine", "name"), [("embedded", "astuner_embedded"), ("vllm", "vllm"), ("sglang", "sglang")])
+@pytest.mark.parametrize(("engine", "name"), [("embedded", "astuner_embedded"), ("vllm", "vllm")])
 def test_the_sampler_has_verls_name(engine: str, name: str) -> None:
     assert rules.rollout_name(run_config().astuner, replace(GPU, rollout_engine=engine)) == name  # type: ignore[arg-type]
