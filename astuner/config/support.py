@@ -137,6 +137,12 @@ REFUSALS = (
         "this backbone has its engines on GPUs of their own; write auto, vllm or sglang",
     ),
     Refusal(
+        "astuner.rollout.name",
+        ("verl",),
+        ("sglang",),
+        "no request has been made to SGLang's engine yet; write auto, vllm (on CUDA) or embedded (on a CPU)",
+    ),
+    Refusal(
         "astuner.rollout.mode",
         ("verl",),
         ("async",),

@@ -104,7 +104,7 @@ class TrainerCommonConfig(Section):
     nnodes: PositiveInt = 1
     """Machines (verl, trinity)."""
     n_gpus_per_node: PositiveInt = 8
-    """GPUs per machine (verl, trinity); for verl on a CPU worker processes, and one where it is left at its default."""
+    """GPUs per machine (verl, trinity); for verl 8 counts as not set: all that a machine has, one process on a CPU."""
     ray_address: str | None = None
     """A Ray cluster to join, `host:port` or auto (verl, trinity); null starts Ray for the run."""
     logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = Field(

@@ -74,7 +74,7 @@ def test_keys_of_other_backbones_are_set_aside(key: str, value: object, users: s
     ("key", "value", "refusers"),
     [
         ("astuner.rollout.name", "vllm", {"local"}),
-        ("astuner.rollout.name", "sglang", {"debug", "local"}),
+        ("astuner.rollout.name", "sglang", {"debug", "local", "verl"}),
         ("astuner.rollout.name", "embedded", {"trinity"}),
         ("astuner.rollout.mode", "async", {"verl"}),
         ("astuner.trainer_common.algorithm.adv_estimator", "sft", {"verl"}),
@@ -100,7 +100,7 @@ def test_a_refusal_has_the_place_where_the_key_was_set(write: Write, minimal: st
     path = write(minimal + "    name: sglang\n")
     with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'sglang', which --backbone=local"):
         load_config(path)
-    assert load_config(path, backbone="verl").config.astuner.rollout.name == "sglang"
+    assert load_config(path, backbone="trinity").config.astuner.rollout.name == "sglang"
 
 
 def test_one_notice_lists_all_keys_set_aside(write: Write, minimal: str) -> None:

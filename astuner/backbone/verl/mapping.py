@@ -1,4 +1,4 @@
-"""mapping.yaml and cpu.yaml of `default_config/verl`, read: which key of astuner sets which key of verl."""
+"""mapping.yaml and machine.yaml of `default_config/verl`, read: which key of astuner sets which key of verl."""
 
 from __future__ import annotations
 
@@ -80,16 +80,20 @@ class VerlMapping:
 
 
 @dataclass(frozen=True, slots=True)
-class CpuMapping:
-    """cpu.yaml.
+class MachineMapping:
+    """machine.yaml.
 
     Attributes:
-        always: verl key to value.
-        own_ray: the same, where Ray is started for the run.
-        own_ray_facts: verl key to rule, where Ray is started for the run.
+        everywhere: verl key to value.
+        without_flash_attention: the same, where flash-attention does not import, as on every CPU.
+        cpu: the same, on a CPU.
+        own_ray: the same, on a CPU where Ray is started for the run.
+        own_ray_facts: verl key to rule, on a CPU where Ray is started for the run.
     """
 
-    always: Mapping[str, object]
+    everywhere: Mapping[str, object]
+    without_flash_attention: Mapping[str, object]
+    cpu: Mapping[str, object]
     own_ray: Mapping[str, object]
     own_ray_facts: Mapping[str, str]
 
@@ -113,9 +117,9 @@ def verl_mapping() -> VerlMapping:
 
 
 @cache
-def cpu_mapping() -> CpuMapping:
-    """cpu.yaml as shipped."""
-    return CpuMapping(**read_yaml(SHIPPED_FOLDER / "verl" / "cpu.yaml").tree)
+def machine_mapping() -> MachineMapping:
+    """machine.yaml as shipped."""
+    return MachineMapping(**read_yaml(SHIPPED_FOLDER / "verl" / "machine.yaml").tree)
 
 
 def _entry(key: str, treatment: Mapping[str, Any]) -> Entry:

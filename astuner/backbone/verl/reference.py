@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from astuner.backbone.verl.mapping import PLAIN, Entry, bare, cpu_mapping, verl_mapping
+from astuner.backbone.verl.mapping import PLAIN, Entry, bare, machine_mapping, verl_mapping
 from astuner.backbone.verl.rules import RULES
 from astuner.config.keys import dotted, parts
 from astuner.config.reference import Parts, main, table
@@ -57,13 +57,19 @@ def _owned() -> str:
     return table(("verl's key or section", "value", "why"), rows)
 
 
-def _cpu() -> str:
-    """What a CPU adds."""
-    cpu = cpu_mapping()
-    rows = [(f"`{bare(key)}`", f"`{json.dumps(value)}`", "always") for key, value in cpu.always.items()]
-    when = "unless `trainer_common.ray_address` joins a Ray"
-    rows += [(f"`{bare(key)}`", f"`{json.dumps(value)}`", when) for key, value in cpu.own_ray.items()]
-    rows += [(f"`{bare(key)}`", _of_rule(rule), when) for key, rule in cpu.own_ray_facts.items()]
+def _machine() -> str:
+    """What verl's configuration has by what the run is on."""
+    machine, own = machine_mapping(), "on a CPU, unless `trainer_common.ray_address` joins a Ray"
+    groups = (
+        (machine.everywhere, "always"),
+        (machine.without_flash_attention, "where flash-attention does not import, and on a CPU"),
+        (machine.cpu, "on a CPU"),
+        (machine.own_ray, own),
+    )
+    rows = [
+        (f"`{bare(key)}`", f"`{json.dumps(value)}`", when) for group, when in groups for key, value in group.items()
+    ]
+    rows += [(f"`{bare(key)}`", _of_rule(rule), own) for key, rule in machine.own_ray_facts.items()]
     return table(("verl's key", "value", "when"), rows)
 
 
@@ -78,7 +84,7 @@ def _short(entry: Entry) -> str:
     return dotted(entry.path[1:] if entry.path[:1] == parts("astuner") else entry.path)
 
 
-PARTS: Parts = {"mapping": _mapping, "handled": _handled, "refused": _refused, "owned": _owned, "cpu": _cpu}
+PARTS: Parts = {"mapping": _mapping, "handled": _handled, "refused": _refused, "owned": _owned, "machine": _machine}
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ from astuner.config.root import AstunerConfig
 
 Rule = Callable[[AstunerConfig, VerlPlan], object]
 
+GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
+
 EMBEDDED = "astuner_embedded"
 """verl's name for astuner's own engine."""
 
@@ -52,7 +54,7 @@ def model_path(config: AstunerConfig, plan: VerlPlan) -> str:
 
 
 def rollout_name(config: AstunerConfig, plan: VerlPlan) -> str:
-    """vllm, sglang, or astuner_embedded."""
+    """vllm on CUDA, astuner_embedded on a CPU."""
     return EMBEDDED if plan.rollout_engine == "embedded" else plan.rollout_engine
 
 
@@ -136,10 +138,14 @@ def resume_mode(config: AstunerConfig, plan: VerlPlan) -> str:
 
 
 def trainers_per_node(config: AstunerConfig, plan: VerlPlan) -> int:
-    """As given; on a CPU, where it has its default, one worker process."""
+    """As given; its default, 8, is all GPUs of the machine (8 in a Ray that is joined) and on a CPU one process."""
     given = config.trainer_common.n_gpus_per_node
-    default = schema().keys[parts("astuner.trainer_common.n_gpus_per_node")].default
-    return 1 if plan.device == "cpu" and given == default else given
+    # A record's config.yaml names every key, so that a default cannot be told from a value of its own.
+    if given != schema().keys[parts(GPUS_PER_NODE)].default:
+        return given
+    if plan.device == "cpu":
+        return 1
+    return given if config.trainer_common.ray_address is not None else plan.gpus
 
 
 def pretended_gpus(config: AstunerConfig, plan: VerlPlan) -> int:

@@ -246,7 +246,8 @@ def _of_the_machine() -> Iterator[Finding]:
     if is_taken(_RAY_PORT):
         yield Finding(
             f"Ray's port {_RAY_PORT} is in use by {holder(_RAY_PORT)}",
-            "end that process, if it is a Ray cluster that nobody needs, before --with-ray",
+            "runs of verl start a Ray with ports of its own; --with-ray takes this port: end that process before, if "
+            "it is a Ray cluster that nobody needs",
             broken=False,
         )
 

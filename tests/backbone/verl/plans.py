@@ -17,8 +17,10 @@ GPU = VerlPlan(
     checkpoint_folder=Path("/records/run/checkpoints"),
     total_steps=7,
     n_val=3,
+    flash_attention=True,
+    gpus=8,
 )
-CPU = replace(GPU, device="cpu", rollout_engine="embedded")
+CPU = replace(GPU, device="cpu", rollout_engine="embedded", flash_attention=False, gpus=0)
 
 
 def run_config(**values: object) -> RunConfig:

@@ -11,7 +11,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from astuner.backbone.verl.composition import compose_verl_config, packaged_config
-from astuner.backbone.verl.mapping import bare, cpu_mapping, verl_mapping
+from astuner.backbone.verl.mapping import bare, machine_mapping, verl_mapping
 from astuner.backbone.verl.plan import VerlPlan
 from astuner.config.changing import with_values
 from astuner.config.keys import KeyPath, dotted, schema
@@ -23,7 +23,11 @@ from tests.backbone.verl.plans import CPU, GPU, run_config
 pytestmark = pytest.mark.verl
 
 SETTING = [path for path, entry in verl_mapping().entries.items() if entry.verl_keys]
-BASE: dict[str, object] = {"trainer_common__max_tokens_per_micro_batch": 20000, "trainer_common__mini_batch_num": 2}
+BASE: dict[str, object] = {
+    "trainer_common__max_tokens_per_micro_batch": 20000,
+    "trainer_common__mini_batch_num": 2,
+    "trainer_common__ray_address": "auto",  # so that the GPUs of this machine are no bound
+}
 OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.data.train_batch_size": (64,),
     "astuner.model.lora.target_modules": ("q_proj", ["q_proj", "v_proj"]),
@@ -125,9 +129,10 @@ def test_other_keys_change_nothing(base: tuple[RunConfig, DictConfig]) -> None:
 
 def test_the_file_names_verl_keys_as_verl_has_them() -> None:
     """Without `+` where verl lists the key, with it where verl does not."""
-    mapping, cpu, listed = verl_mapping(), cpu_mapping(), packaged_config()
+    mapping, machine, listed = verl_mapping(), machine_mapping(), packaged_config()
     names = {key for entry in mapping.entries.values() for key in entry.verl_keys}
-    names |= {*mapping.facts, *mapping.fixed, *cpu.always, *cpu.own_ray, *cpu.own_ray_facts}
+    names |= {*mapping.facts, *mapping.fixed, *machine.everywhere, *machine.without_flash_attention}
+    names |= {*machine.cpu, *machine.own_ray, *machine.own_ray_facts}
     for key in names:
         *around, last = bare(key).split(".")
         section: Any = listed
@@ -162,15 +167,28 @@ def test_verl_itself_takes_the_configuration(plan: VerlPlan, algorithm: str) -> 
     OmegaConf.resolve(composed)
 
 
-def test_a_cpu_has_the_cpus_values(base: tuple[RunConfig, DictConfig]) -> None:
-    composed = compose_verl_config(base[0], CPU)
-    cpu = cpu_mapping()
-    expected = {**cpu.always, **cpu.own_ray, "ray_kwargs.ray_init.num_gpus": 1}
+def test_a_cpu_has_the_cpus_values() -> None:
+    composed = compose_verl_config(run_config(), CPU)
+    machine = machine_mapping()
+    expected = {**machine.everywhere, **machine.without_flash_attention, **machine.cpu, **machine.own_ray}
+    expected |= {"ray_kwargs.ray_init.num_gpus": 1}
     for key, value in expected.items():
         assert OmegaConf.select(composed, bare(key)) == value, key
     assert composed.actor_rollout_ref.rollout.name == "astuner_embedded"
     two = compose_verl_config(run_config(trainer_common__n_gpus_per_node=2), CPU)
     assert (two.trainer.n_gpus_per_node, two.ray_kwargs.ray_init.num_gpus) == (2, 2)
+
+
+def test_every_machine_has_the_version_of_fsdp_that_was_run(base: tuple[RunConfig, DictConfig]) -> None:
+    actor, ref = base[1].actor_rollout_ref.actor, base[1].actor_rollout_ref.ref
+    assert {actor.strategy, actor.fsdp_config.strategy, ref.fsdp_config.strategy} == {"fsdp2"}
+
+
+def test_a_gpu_without_flash_attention_packs_no_rows(base: tuple[RunConfig, DictConfig]) -> None:
+    without = compose_verl_config(base[0], replace(GPU, flash_attention=False))
+    assert without.actor_rollout_ref.model.use_remove_padding is False
+    assert without.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
+    assert base[1].actor_rollout_ref.model.use_remove_padding is True
 
 
 def test_a_ray_that_is_joined_is_not_told_what_it_has() -> None:
@@ -301,9 +319,25 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             r"^command line: astuner\.rollout\.name is 'embedded', which this backbone offers on a CPU only",
         ),
         (
-            "astuner.rollout.name=sglang",
-            replace(CPU, rollout_engine="sglang"),
-            r"^command line: astuner\.rollout\.name is 'sglang', which this backbone offers on CUDA only",
+            "astuner.rollout.name=vllm",
+            replace(CPU, rollout_engine="vllm"),
+            r"^command line: astuner\.rollout\.name is 'vllm', which this backbone offers on CUDA only: verl's vLLM "
+            r"replica wants the package vllm, .*; write embedded or auto$",
+        ),
+        (
+            "astuner.trainer_common.ulysses_sequence_parallel_size=2",
+            replace(GPU, flash_attention=False),
+            r"^command line: \S+ulysses_sequence_parallel_size is 2: .* flash-attention does not import here; install ",
+        ),
+        (
+            "astuner.trainer_common.n_gpus_per_node=4",
+            replace(GPU, gpus=2),
+            r"^command line: astuner\.trainer_common\.n_gpus_per_node is 4, and this machine has 2; write that or ",
+        ),
+        (
+            "astuner.trainer_common.nnodes=2",
+            GPU,
+            r"^command line: astuner\.trainer_common\.nnodes is 2, and a Ray started for the run is on one machine; ",
         ),
         (
             "astuner.rollout.tensor_model_parallel_size=3",

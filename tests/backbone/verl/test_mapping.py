@@ -1,4 +1,4 @@
-"""mapping.yaml and cpu.yaml by themselves: complete, and in step with what support.py sets aside and refuses."""
+"""mapping.yaml and machine.yaml by themselves: complete, and in step with what support.py sets aside and refuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from astuner.backbone.verl.mapping import PLAIN, Entry, bare, cpu_mapping, verl_mapping
+from astuner.backbone.verl.mapping import PLAIN, Entry, bare, machine_mapping, verl_mapping
 from astuner.backbone.verl.rules import RULES
 from astuner.config.keys import KeyPath, dotted, schema
 from astuner.config.search_path import SHIPPED_FOLDER
@@ -63,9 +63,9 @@ def test_what_is_refused_is_what_support_refuses() -> None:
 
 
 def test_every_rule_exists_and_is_used() -> None:
-    mapping, cpu = verl_mapping(), cpu_mapping()
+    mapping, machine = verl_mapping(), machine_mapping()
     named = {rule for entry in mapping.entries.values() for rule in entry.verl_keys.values()} - {PLAIN}
-    named |= set(mapping.facts.values()) | set(cpu.own_ray_facts.values())
+    named |= set(mapping.facts.values()) | set(machine.own_ray_facts.values())
     assert named == set(RULES)
     assert all(rule.__doc__ for rule in RULES.values())
 
@@ -93,7 +93,7 @@ def test_no_verl_key_is_set_in_two_ways() -> None:
             assert group & other == set()
 
 
-@pytest.mark.parametrize("name", ["mapping.yaml", "cpu.yaml"])
+@pytest.mark.parametrize("name", ["mapping.yaml", "machine.yaml"])
 def test_no_line_is_written_twice(name: str) -> None:
     """YAML takes the last of two equal keys without a word."""
     lines = (SHIPPED_FOLDER / "verl" / name).read_text(encoding="utf-8").splitlines()

@@ -71,10 +71,14 @@ def test_nothing_is_validated_without_tasks() -> None:
     assert (rules.validate_first(run, none), rules.validation_steps(run, none)) == (False, -1)
 
 
-def test_a_laptop_has_one_worker_unless_more_are_asked_for() -> None:
+def test_there_are_as_many_workers_as_asked_for_or_as_the_machine_has() -> None:
     default, two = run_config().astuner, run_config(trainer_common__n_gpus_per_node=2).astuner
     assert (rules.trainers_per_node(default, CPU), rules.trainers_per_node(two, CPU)) == (1, 2)
     assert (rules.trainers_per_node(default, GPU), rules.trainers_per_node(two, GPU)) == (8, 2)
+    joined = run_config(trainer_common__ray_address="auto").astuner
+    one = replace(GPU, gpus=1)
+    assert (rules.trainers_per_node(default, one), rules.trainers_per_node(two, one)) == (1, 2)
+    assert (rules.trainers_per_node(joined, one), rules.trainers_per_node(joined, CPU)) == (8, 1)
     nodes = run_config(trainer_common__n_gpus_per_node=2, trainer_common__nnodes=3).astuner
     assert rules.pretended_gpus(nodes, CPU) == 6
 
@@ -127,6 +131,6 @@ def test_greedy_sampling_leaves_the_logits_as_they_are() -> None:
     assert rules.logits_divisor(run_config(rollout__temperature=0.7).astuner, GPU) == 0.7
 
 
-@pytest.mark.parametrize(("engine", "name"), [("embedded", "astuner_embedded"), ("vllm", "vllm"), ("sglang", "sglang")])
+@pytest.mark.parametrize(("engine", "name"), [("embedded", "astuner_embedded"), ("vllm", "vllm")])
 def test_the_sampler_has_verls_name(engine: str, name: str) -> None:
     assert rules.rollout_name(run_config().astuner, replace(GPU, rollout_engine=engine)) == name  # type: ignore[arg-type]
