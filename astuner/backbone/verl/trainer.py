@@ -109,6 +109,11 @@ class VerlTrainer(PPOTrainerSync):
         return int(max(group._dispatch_info["actor"])) + 1
 
     @property
+    def processes(self) -> int:
+        """All training workers, those that share a batch's rows among them."""
+        return int(self.actor_rollout_wg.world_size)
+
+    @property
     def servers(self) -> list[Any]:
         """The engines' actors."""
         return [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
