@@ -14,6 +14,9 @@ from astuner.errors import BackboneError
 from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
 
+_LEAST_CPUS = 64
+_CPUS_PER_WORKER = 3
+
 _CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "astuner.backbone.verl.cpu_platform",
@@ -89,6 +92,8 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
             folder = stack.enter_context(ray_folder())
             settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
             settings["_temp_dir"] = folder
+            # Ray only counts with them: verl's processes would wait for ever on a machine with few.
+            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, _LEAST_CPUS)
         stack.callback(ray.shutdown)  # none but this one, even half started
         try:
             ray.init(**settings)
@@ -96,6 +101,39 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
         except Exception as error:
             raise BackboneError(_no_ray(settings["address"], error)) from error
         yield
+
+
+def refuse_small_ray(config: DictConfig, patience: float = 300.0) -> None:
+    """Make sure that verl's processes have room, for which verl itself waits without end or word.
+
+    Args:
+        config: verl's.
+        patience: seconds that a Ray has to free or to add what is asked of it.
+
+    Raises:
+        BackboneError: with what Ray has.
+    """
+    import ray
+
+    workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    # TransferQueue's controller and units, and verl's workers with the processes beside each.
+    bundles = [{"CPU": 1}] * (1 + units) + [{"CPU": _CPUS_PER_WORKER, "GPU": 1}] * workers
+    group = ray.util.placement_group(bundles)
+    try:
+        if not group.wait(patience):
+            cpus = sum(bundle["CPU"] for bundle in bundles)
+            raise BackboneError(
+                f"Ray has no room for verl's processes after {patience:.0f} s: they take {cpus} CPUs and {workers} "
+                f"GPUs; of {_counted(ray.cluster_resources())} it has {_counted(ray.available_resources())} left. End "
+                "what else computes there, give it more nodes, or lower trainer_common.n_gpus_per_node or nnodes"
+            )
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def _counted(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{resources.get(kind, 0):.0f} {kind}s" for kind in ("CPU", "GPU"))
 
 
 def _no_ray(address: str, error: Exception) -> str:
