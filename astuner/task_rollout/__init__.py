@@ -9,7 +9,7 @@ from astuner.task_rollout.rollout import (
     lost_episodes,
     report_failures,
 )
-from astuner.task_rollout.running import RunningEpisodes
+from astuner.task_rollout.running import RunningEpisodes, current_episode
 
 __all__ = [
     "BatchRequest",
@@ -17,6 +17,7 @@ __all__ = [
     "RunningEpisodes",
     "Split",
     "TaskRollout",
+    "current_episode",
     "episode_seed",
     "lost_episodes",
     "report_failures",

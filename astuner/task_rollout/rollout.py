@@ -32,6 +32,7 @@ class BatchRequest:
         step: the training step, for ids and seeds.
         seed: the run's seed.
         settings: sampling and lengths.
+        only: the episodes to run, by task id and repeat; None for all.
     """
 
     tasks: Sequence[Task]
@@ -40,6 +41,12 @@ class BatchRequest:
     step: int
     seed: int
     settings: CallSettings
+    only: frozenset[tuple[str, int]] | None = None
+
+    def episodes(self) -> list[tuple[Task, int]]:
+        """Return task and repeat of each episode, in order."""
+        pairs = [(task, repeat) for task in self.tasks for repeat in range(self.repeats)]
+        return pairs if self.only is None else [pair for pair in pairs if (pair[0].task_id, pair[1]) in self.only]
 
 
 @dataclass
@@ -81,7 +88,7 @@ class TaskRollout:
             on_episode: called in this thread with each finished episode, in order of completion.
             on_attempt: called here before it, and with each failed attempt that is run again.
         """
-        planned = [_episode_task(request, task, repeat) for task in request.tasks for repeat in range(request.repeats)]
+        planned = [_episode_task(request, task, repeat) for task, repeat in request.episodes()]
         attempts: list[list[Episode]] = [[] for _ in planned]
         to_run = list(range(len(planned)))
         for attempt in range(self.max_retries + 1):
@@ -159,8 +166,7 @@ def lost_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]
             start_time=now,
             end_time=now,
         )
-        for task in request.tasks
-        for repeat in range(request.repeats)
+        for task, repeat in request.episodes()
     ]
 
 

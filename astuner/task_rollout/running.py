@@ -7,11 +7,20 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
+from uuid import uuid4
 
 from astuner.model_tuner import ModelTuner
 from astuner.stacks import Stack, shown, task_stack
 from astuner.task_runner import last_call
+
+_CURRENT: ContextVar[str | None] = ContextVar("astuner_episode", default=None)
+
+
+def current_episode() -> str | None:
+    """Return the key of the episode that the caller belongs to, of no other one in any process; None outside of any."""
+    return _CURRENT.get()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +58,11 @@ class RunningEpisodes:
         assert task is not None
         running = _Running(episode_id, tuner, time.time(), task, threading.current_thread())
         self._running[running] = None
+        token = _CURRENT.set(f"{episode_id}-{uuid4().hex}")
         try:
             yield
         finally:
+            _CURRENT.reset(token)
             del self._running[running]
 
     def __bool__(self) -> bool:

@@ -9,7 +9,7 @@ from astuner.backbone.checkpoint_folder import write_model
 from astuner.backbone.finish import finish_training, leave_summary
 from astuner.backbone.verl.session import VerlSession, verl_session
 from astuner.config.root import AstunerConfig
-from astuner.errors import ConfigError, NoSignalError
+from astuner.errors import NoSignalError
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
@@ -21,18 +21,9 @@ class VerlBackbone:
     """Trains with verl, on one machine or many."""
 
     def train(self, context: RunContext) -> RunSummary:
-        """Run the configured algorithm and leave the tuned model in `{record}/model`.
-
-        Raises:
-            ConfigError: it is supervised training.
-        """
+        """Run the configured algorithm and leave the tuned model in `{record}/model`."""
         common = context.config.astuner.trainer_common
         algorithm = resolve(common.algorithm)
-        if algorithm.rule is None:
-            raise ConfigError(
-                "trainer_common.algorithm.adv_estimator is sft, which --backbone=verl does not offer; use "
-                "--backbone=local"
-            )
         with verl_session(context) as session:
             # What it needs is imported only once the environment is set up.
             from astuner.backbone.verl.checkpoint import VerlCheckpoints

@@ -11,11 +11,13 @@ from ray.exceptions import RayError
 
 from astuner.backbone.checkpoint_folder import CheckpointFolder, unreadable
 from astuner.backbone.verl.trainer import VerlTrainer
+from astuner.errors import RecordError
 from astuner.model_tuner import first_line
 
 _STATE = "progress.json"
 _ACTOR = "actor"
 _MODEL = "model"
+_WORKERS = "workers"
 
 
 class VerlCheckpoints:
@@ -46,7 +48,7 @@ class VerlCheckpoints:
                 save_model(folder / _MODEL)
             except RayError as error:
                 raise OSError(first_line(error)) from error
-            (folder / _STATE).write_text(json.dumps({**progress, "step": step}))
+            (folder / _STATE).write_text(json.dumps({**progress, "step": step, _WORKERS: trainer.processes}))
 
         return self._folder.write(step, fill)
 
@@ -54,14 +56,25 @@ class VerlCheckpoints:
         """Restore the newest checkpoint and return its progress (with `step`), or None where there is none.
 
         Raises:
-            RecordError: it cannot be read.
+            RecordError: it cannot be read, or was made with another number of workers.
         """
         newest = self._folder.newest()
         if newest is None:
             return None
         try:
             progress: dict[str, Any] = json.loads((newest / _STATE).read_text())
+            made_with = progress.pop(_WORKERS, trainer.processes)
+            if made_with != trainer.processes:
+                raise RecordError(_of_other_workers(newest, made_with, trainer.processes))
             trainer.load(newest / _ACTOR)
         except (RayError, OSError, ValueError) as error:
             raise unreadable(newest, first_line(error)) from error
         return progress
+
+
+def _of_other_workers(checkpoint: Path, made_with: int, workers: int) -> str:
+    return (
+        f"the checkpoint {checkpoint} was made with {made_with} training workers, each of which wrote its part; this "
+        f"run has {workers}. Set trainer_common.n_gpus_per_node × nnodes to {made_with} to go on from it, or "
+        "trainer_common.resume: false to start anew; the checkpoint is whole, keep it"
+    )

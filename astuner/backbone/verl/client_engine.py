@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from collections.abc import Sequence
 from typing import Any
+from uuid import uuid4
 
 from ray.exceptions import RayError, RayTaskError
 
 from astuner.errors import AstunerError, ContextLengthError, ModelError
 from astuner.schema import Completion, FinishReason, SamplingParams
+from astuner.task_rollout import current_episode
 
 
 class VerlEngine:
@@ -31,6 +30,8 @@ class VerlEngine:
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Sample one completion.
 
+        The calls of an episode go to one engine, whose cache has their prefix; any other call to that with the fewest.
+
         Raises:
             ContextLengthError: the prompt leaves no room for a single token.
             ModelError: the engine is broken or gone.
@@ -43,7 +44,7 @@ class VerlEngine:
             )
         try:
             output = await self._client.generate(
-                _sticky_id(), prompt_ids=list(prompt_ids), sampling_params=_sampling(params, room)
+                current_episode() or uuid4().hex, prompt_ids=list(prompt_ids), sampling_params=_sampling(params, room)
             )
         except RayTaskError as error:
             if isinstance(error.cause, AstunerError):
@@ -55,11 +56,6 @@ class VerlEngine:
 
     def close(self) -> None:
         """Do nothing: the engines are verl's."""
-
-
-def _sticky_id() -> str:
-    """Name the thread: an episode has one for itself, and its calls find their prefix in the same engine's cache."""
-    return f"{socket.gethostname()}-{os.getpid()}-{threading.get_ident()}"
 
 
 def _sampling(params: SamplingParams, room: int) -> dict[str, Any]:

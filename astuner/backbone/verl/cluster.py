@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-import psutil
-import ray
 from omegaconf import DictConfig, OmegaConf
 
+from astuner.backbone.verl.ray_folder import MEND, ray_folder
 from astuner.errors import BackboneError
+from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
 
-_PREFIX = "astuner-ray-"
+_LEAST_CPUS = 64
+_CPUS_PER_WORKER = 3
 
 _CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
@@ -32,11 +30,16 @@ _OWN_ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "0",
     # Ray's default leaves its workers what other processes do not want of a core: they are the run itself.
     "RAY_worker_niceness": "0",
+    # Read when ray is imported: without it, Ray takes the network's address for 127.0.0.1 and listens on all.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 
-def prepare_environment(device: str, *, own: bool) -> dict[str, str]:
-    """Set what verl and Ray read from the environment, before they are imported; return what workers need of it.
+@contextlib.contextmanager
+def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
+    """Set for the block what verl and Ray read from the environment, before they are imported.
+
+    Gives what workers need of it.
 
     Args:
         device: `cpu` or `cuda`.
@@ -49,9 +52,13 @@ def prepare_environment(device: str, *, own: bool) -> dict[str, str]:
         wanted |= _OWN_ENVIRONMENT
     if device == "cpu" and own:
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
-    for name, value in wanted.items():
-        os.environ.setdefault(name, value)
-    return {name: os.environ[name] for name in wanted}
+    added = wanted.keys() - os.environ.keys()
+    os.environ.update({name: wanted[name] for name in added})
+    try:
+        yield {name: os.environ[name] for name in wanted}
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 @contextlib.contextmanager
@@ -65,8 +72,15 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
         environment: variables that the workers need.
 
     Raises:
-        BackboneError: there is none at that address, or none can be started.
+        BackboneError: there is none at that address, or none can be started, or this process has one already.
     """
+    import ray
+
+    if ray.is_initialized():
+        raise BackboneError(
+            "this process is connected to a Ray already, which is left as it is; call ray.shutdown() before, or run "
+            "astuner in a process of its own, with trainer_common.ray_address to join that Ray"
+        )
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
@@ -75,9 +89,12 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     settings = {"log_to_driver": False, "logging_level": "ERROR", **settings, "runtime_env": runtime}
     with contextlib.ExitStack() as stack:
         if settings.get("address") is None:
-            folder = stack.enter_context(_temporary_folder())
-            settings = {"include_dashboard": False, **settings, "address": "local", "_temp_dir": folder}
-        stack.callback(ray.shutdown)
+            folder = stack.enter_context(ray_folder())
+            settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
+            settings["_temp_dir"] = folder
+            # Ray only counts with them: verl's processes would wait for ever on a machine with few.
+            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, _LEAST_CPUS)
+        stack.callback(ray.shutdown)  # none but this one, even half started
         try:
             ray.init(**settings)
         # Ray raises errors of many kinds here.
@@ -86,30 +103,43 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
         yield
 
 
+def refuse_small_ray(config: DictConfig, patience: float = 300.0) -> None:
+    """Make sure that verl's processes have room, for which verl itself waits without end or word.
+
+    Args:
+        config: verl's.
+        patience: seconds that a Ray has to free or to add what is asked of it.
+
+    Raises:
+        BackboneError: with what Ray has.
+    """
+    import ray
+
+    workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    # TransferQueue's controller and units, and verl's workers with the processes beside each.
+    bundles = [{"CPU": 1}] * (1 + units) + [{"CPU": _CPUS_PER_WORKER, "GPU": 1}] * workers
+    group = ray.util.placement_group(bundles)
+    try:
+        if not group.wait(patience):
+            cpus = sum(bundle["CPU"] for bundle in bundles)
+            raise BackboneError(
+                f"Ray has no room for verl's processes after {patience:.0f} s: they take {cpus} CPUs and {workers} "
+                f"GPUs; of {_counted(ray.cluster_resources())} it has {_counted(ray.available_resources())} left. End "
+                "what else computes there, give it more nodes, or lower trainer_common.n_gpus_per_node or nnodes"
+            )
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def _counted(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{resources.get(kind, 0):.0f} {kind}s" for kind in ("CPU", "GPU"))
+
+
 def _no_ray(address: str, error: Exception) -> str:
     if address == "local":
-        return f"Ray could not be started: {first_line(error)}"
+        return f"Ray could not be started: {first_line(error)}; if its folder is to blame, {MEND}"
     return (
         f"the Ray at {address} (trainer_common.ray_address) could not be joined: {first_line(error)}; start one there "
         "with `ray start --head`, or leave the key out to have one started for the run"
     )
-
-
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[str]:
-    """Give a folder with a short path: Ray's sockets lie deep in it, and a socket's path has at most 107 characters."""
-    parent = Path(tempfile.gettempdir())
-    _remove_left_behind(parent)
-    folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove_left_behind(parent: Path) -> None:
-    """Remove the folders of runs that were killed."""
-    for folder in parent.glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(folder, ignore_errors=True)

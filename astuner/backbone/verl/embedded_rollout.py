@@ -15,11 +15,9 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
 from astuner.backbone.causal_lm import load_causal_lm
+from astuner.backbone.verl.rules import EMBEDDED
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.schema import SamplingParams
-
-EMBEDDED = "astuner_embedded"
-"""verl's name for it (`actor_rollout_ref.rollout.name`)."""
 
 
 class EmbeddedServer:

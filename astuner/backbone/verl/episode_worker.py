@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loguru import logger
+
 from astuner.backbone.ingredients import gather_agent
 from astuner.backbone.verl.client_engine import VerlEngine
 from astuner.breakpoints import Breakpoints, choose
@@ -17,7 +19,7 @@ from astuner.config.root import AstunerConfig
 from astuner.run_record import redact
 from astuner.run_record.plain import to_plain
 from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, RunningEpisodes
+from astuner.task_rollout import BatchRequest, RunningEpisodes, report_failures
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,27 @@ class EpisodeWorker:
         """Return the process's id, once everything is loaded."""
         return os.getpid()
 
-    def run(self, request: BatchRequest, policy_version: int) -> Iterator[Episode | Sequence[Episode]]:
-        """Yield the episodes as they end, and at last the failed attempts of those that were run again."""
+    def run(self, request: BatchRequest, policy_version: int) -> Iterator[Episode | str | Sequence[Episode]]:
+        """Yield episodes and warnings as they come, and at last the failed attempts of episodes that were run again."""
         self._engine.policy_version = policy_version
-        ended: queue.SimpleQueue[Episode | None] = queue.SimpleQueue()
+        ended: queue.SimpleQueue[Episode | str | None] = queue.SimpleQueue()
+        # Ray shows the driver nothing of what is logged here; of episodes that are left out, the driver tells itself.
+        sink = logger.add(
+            lambda message: ended.put(str(message).rstrip()),
+            level="WARNING",
+            format="{message}",
+            filter=lambda record: record["function"] != report_failures.__name__,
+        )
         everything = self._threads.submit(self._rollout.run, request, ended.put)
         everything.add_done_callback(lambda _: ended.put(None))
         shown = set()
         while (episode := ended.get()) is not None:
+            if isinstance(episode, str):
+                yield episode
+                continue
             shown.add(episode.episode_id)
             yield _portable(episode)
+        logger.remove(sink)
         yield [_portable(episode) for episode in everything.result() if episode.episode_id not in shown]
 
 

@@ -17,23 +17,19 @@ PADDING_LENGTH = 2
 """Tokens of a row that fills up."""
 
 
-def sample_fields(sample: Sample, reward: float) -> Fields:
+def sample_fields(sample: Sample) -> Fields:
     """Return a sample as verl has it: what precedes the first trained token is the prompt, the rest the response.
 
     Args:
         sample: a row of N tokens, P of them prompt.
-        reward: of its episode.
 
     Returns:
         `prompts` [P], `responses` [R], `input_ids` and `position_ids` [P + R], all int64; of the response, [R] each:
-        `response_mask` and `loss_mask` (int64: how often a token is trained), `rollout_log_probs` and `rm_scores`
-        (float32, the reward at the last token).
+        `response_mask` and `loss_mask` (int64: how often a token is trained) and `rollout_log_probs` (float32).
     """
     start = prompt_length(sample)
     ids = torch.tensor(sample.token_ids)
     mask = torch.tensor(sample.loss_mask[start:])
-    scores = torch.zeros(len(mask))
-    scores[-1] = reward
     return {
         "prompts": ids[:start],
         "responses": ids[start:],
@@ -42,7 +38,6 @@ def sample_fields(sample: Sample, reward: float) -> Fields:
         "response_mask": mask,
         "loss_mask": mask.clone(),
         "rollout_log_probs": torch.tensor(sample.logprobs[start:], dtype=torch.float32),
-        "rm_scores": scores,
     }
 
 
@@ -61,7 +56,6 @@ def padding_fields(token_id: int) -> Fields:
         "response_mask": torch.zeros(1, dtype=torch.int64),
         "loss_mask": torch.zeros(1, dtype=torch.int64),
         "rollout_log_probs": torch.zeros(1),
-        "rm_scores": torch.zeros(1),
     }
 
 

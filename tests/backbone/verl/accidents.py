@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from uuid import uuid4
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
@@ -62,3 +63,14 @@ class EngineAccident(Letters):
 
             ray.kill(ray.get_actor("astuner_embedded_0"))
         return await super().execute(workflow_task, model_tuner)
+
+
+class Deadly(Workflow):
+    """Ends its process whenever one of its episodes is of the unlucky task's second repeat."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        (Path(os.environ["ACCIDENTS"]) / f"{workflow_task.episode_id}.{uuid4().hex}").touch()
+        if (workflow_task.task.task_id, workflow_task.repeat_index) == ("unlucky", 1):
+            await asyncio.sleep(1)  # others end before
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("no engine is asked here")

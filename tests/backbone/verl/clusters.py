@@ -60,14 +60,13 @@ class Started:
 def started(config: RunConfig, model: Path, workers: int, folder: Path) -> Iterator[Started]:
     """Start `workers` data-parallel workers and as many engines."""
     from astuner.backbone.verl.client_engine import VerlEngine
-    from astuner.backbone.verl.cluster import prepare_environment, ray_running
+    from astuner.backbone.verl.cluster import environment_prepared, ray_running
     from astuner.backbone.verl.composition import compose_verl_config
 
     config = with_values(config, {"astuner.trainer_common.n_gpus_per_node": workers})
     plan = replace(CPU, model_path=str(model), checkpoint_folder=folder, total_steps=TOTAL_STEPS)
-    environment = prepare_environment("cpu", own=True)
     composed = compose_verl_config(config, plan)
-    with ray_running(composed, environment):
+    with environment_prepared("cpu", own=True) as environment, ray_running(composed, environment):
         from astuner.backbone.verl.trainer import started_trainer
 
         with started_trainer(composed, config.astuner, torch.float32) as trainer:

@@ -1,0 +1,81 @@
+"""The Ray of a run: whose it is, where it listens, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from omegaconf import OmegaConf
+
+from astuner.errors import BackboneError
+
+pytestmark = pytest.mark.verl
+
+CONFIG = {
+    "ray_kwargs": {"ray_init": {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80_000_000}},
+    "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
+    "trainer": {"n_gpus_per_node": 1, "nnodes": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def own_ray() -> Iterator[None]:
+    from astuner.backbone.verl.cluster import environment_prepared, ray_running
+
+    with environment_prepared("cpu", own=True) as environment, ray_running(OmegaConf.create(CONFIG), environment):
+        yield
+
+
+def test_the_environment_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch):
+    from astuner.backbone.verl.cluster import environment_prepared
+
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")
+    before = dict(os.environ)
+    with environment_prepared("cpu", own=True) as wanted:
+        assert wanted["TORCH_COMPILE_DISABLE"] == "0"
+        assert wanted["VERL_PLATFORM"] == os.environ["VERL_PLATFORM"] == "cpu"
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert dict(os.environ) == before
+
+
+LISTENING = f"""
+import psutil
+from omegaconf import OmegaConf
+from astuner.backbone.verl.cluster import environment_prepared, ray_running
+with environment_prepared("cpu", own=True) as environment, ray_running(OmegaConf.create({CONFIG}), environment):
+    for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        for place in process.net_connections():
+            if place.status == psutil.CONN_LISTEN:
+                print(place.laddr.ip.removeprefix("::ffff:"))
+"""
+
+
+def test_a_ray_of_its_own_listens_on_this_machine_only():
+    # In a new process: ray reads its environment when it is imported.
+    command = [sys.executable, "-c", LISTENING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    addresses = done.stdout.split()
+    assert len(addresses) > 5
+    assert set(addresses) == {"127.0.0.1"}
+
+
+def test_a_ray_that_is_there_is_left_alone(own_ray: None):
+    import ray
+
+    from astuner.backbone.verl.cluster import ray_running
+
+    with pytest.raises(BackboneError, match=r"connected to a Ray already"), ray_running(OmegaConf.create(CONFIG), {}):
+        pass
+    assert ray.is_initialized()
+    assert ray.cluster_resources()["CPU"] == 2
+
+
+def test_a_ray_without_room_is_named_with_what_it_lacks(own_ray: None):
+    from astuner.backbone.verl.cluster import refuse_small_ray
+
+    expected = r"they take 5 CPUs and 1 GPUs; of 2 CPUs and 0 GPUs it has 2 CPUs and 0 GPUs left"
+    with pytest.raises(BackboneError, match=expected):
+        refuse_small_ray(OmegaConf.create(CONFIG), patience=0.5)
