@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -81,6 +82,9 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
             "this process is connected to a Ray already, which is left as it is; call ray.shutdown() before, or run "
             "astuner in a process of its own, with trainer_common.ray_address to join that Ray"
         )
+    if environment.get("VERL_PLATFORM") == "cpu":
+        # verl looks for it only when it is first imported, which may have been before.
+        importlib.import_module("astuner.backbone.verl.cpu_platform")
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
