@@ -4,62 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from astuner.backbone.algorithms import resolve
-from astuner.config.rollout import ModelConfig
-from astuner.config.root import RunConfig
 from astuner.errors import BackboneError, RecordError
-from astuner.schema import Episode
-from tests.backbone.verl.clusters import TOTAL_STEPS, Started, made_episodes, small_run, started
+from tests.backbone.verl.clusters import Started, made_episodes, small_run, started
+from tests.backbone.verl.local_side import local, saved
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
-
-Weights = dict[str, torch.Tensor]
-
-
-@dataclass
-class Local:
-    """The local backbone's policy."""
-
-    policy: Any
-
-    def logprobs(self, ids: list[int]) -> list[float]:
-        """Log-probability of each token, 0 for the first."""
-        from astuner.backbone.local.forward import token_logprobs
-
-        wanted = torch.tensor([[0] + [1] * (len(ids) - 1)])
-        with torch.no_grad():
-            return token_logprobs(self.policy.model, torch.tensor([ids]), wanted, 1.0)[0][0].tolist()
-
-    def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[dict[str, float], Weights]:
-        """Do the first training step; return metrics and weights."""
-        from astuner.backbone.local.optimiser import Optimiser
-        from astuner.backbone.local.update import PolicyUpdate
-
-        run = config.astuner
-        optimiser = Optimiser(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
-        update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimiser)
-        metrics = update.step(episodes, 1).metrics
-        return metrics, {name: value.clone() for name, value in self.policy.model.state_dict().items()}
-
-
-def local(folder: Path) -> Local:
-    from astuner.backbone.local.policy import Policy
-
-    return Local(Policy(ModelConfig(), str(folder), torch.device("cpu"), "leaf"))
-
-
-def saved(trainer: Any, folder: Path) -> Weights:
-    from transformers import AutoModelForCausalLM
-
-    trainer.save_model(folder, "float32")
-    return AutoModelForCausalLM.from_pretrained(folder).state_dict()
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
@@ -161,19 +117,3 @@ def test_every_algorithm_has_the_local_loss_and_gradient(
     got = replace(cluster, config=config).update().step(episodes, 1).metrics
     assert got["grad_norm"] > 1e-4
     assert got == pytest.approx(expected, rel=2e-4, abs=1e-5)
-
-
-def test_adapters_reach_the_engines_merged(model_folder: Path, tmp_path: Path):
-    from astuner.backbone.verl.sync_check import check_first_sync
-
-    config = small_run(model__lora__rank=4, trainer_common__optim__lr=0.1)
-    with started(config, model_folder, 2, tmp_path) as cluster:
-        cluster.trainer.sync_weights(0)
-        cluster.update().step(made_episodes(local(model_folder).logprobs), 1)
-        with pytest.raises(BackboneError, match="did not sample with the trained weights"):
-            check_first_sync(cluster.trainer, cluster.engine, [5, 6, 7], torch.float32, 1.0)
-        cluster.trainer.sync_weights(1)
-        check_first_sync(cluster.trainer, cluster.engine, [5, 6, 7], torch.float32, 1.0)
-        merged = local(model_folder)
-        now = saved(cluster.trainer, tmp_path / "model")
-        assert now.keys() == merged.policy.model.state_dict().keys()
