@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TINKER_TELEMETRY"] = "0"  # a client that outlives its server complains of it for minutes
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tiny models gain nothing from a second thread, and lose much where something else computes beside them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
