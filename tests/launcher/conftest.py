@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from astuner.cli import main
+from tests.launcher.service_processes import Declare, free_port
 
 HERE = Path(__file__).parent
 
@@ -104,3 +105,21 @@ def train(astuner: Command) -> Command:
         return astuner("--conf", "run.yaml", *(f"astuner.{setting}" for setting in settings))
 
     return run
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def declare(folder: Path) -> Declare:
+    """Declare services in run.yaml: `declare(name={"command": …})`."""
+    shutil.copy(HERE / "a_service.py", folder)
+
+    def write(**services: dict[str, Any]) -> None:
+        tree = yaml.safe_load((folder / "run.yaml").read_text())
+        tree["astuner"]["services"] = services
+        (folder / "run.yaml").write_text(yaml.safe_dump(tree))
+
+    return write

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from astuner.run_record import read_summary
 from tests.launcher.debug_client import DebugClient
-from tests.llm_engine.completions_server import listening
+from tests.launcher.service_processes import free_port
 
 SECONDS = 120.0
 WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"
@@ -27,11 +27,6 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
         yield client
         client.event("terminated")
     assert read_summary(folder / "launcher_record/run-debug").episodes.ok == 2
-
-
-def free_port() -> int:
-    with listening() as place:
-        return int(place.getsockname()[1])
 
 
 @contextmanager

@@ -8,13 +8,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +22,9 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from astuner.run_record import read_episode, read_index
 from astuner.schema import LlmCall
+from tests.launcher.liveness import lives, wait_for
+from tests.launcher.service_processes import free_port
+from tests.launcher.vllm_commands import Commands
 from tests.llm_engine.completions_server import listening
 
 ROOT = Path(__file__).parents[2]
@@ -32,123 +32,6 @@ STAND_IN = Path(__file__).parent / "stand_in"
 RUN = Path("launcher_record/run-debug")
 HANGS = "astuner.rollout.agentscope_workflow='agents->HangsFromTheStart'"
 GREEDY = "--validation"
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-@dataclass(frozen=True)
-class Server:
-    """What a running server holds.
-
-    Attributes:
-        pids: its processes and their guard.
-        memory: its files in /dev/shm.
-        tmp: its temporary folder.
-        port: its port.
-    """
-
-    pids: list[int]
-    memory: set[Path]
-    tmp: Path
-    port: int
-
-    @classmethod
-    def under(cls, guard: psutil.Process, port: int) -> Server:
-        pids = [process.pid for process in (guard, *guard.children(recursive=True))]
-        tmp = Path(guard.children()[0].environ()["TMPDIR"])
-        return cls(pids, {path for pid in pids for path in shared_memory(pid)}, tmp, port)
-
-    def assert_lives(self) -> None:
-        assert len(self.pids) >= 3
-        assert self.memory
-        assert all(path.exists() for path in (*self.memory, self.tmp))
-
-    def assert_gone(self) -> None:
-        assert [pid for pid in self.pids if lives(pid)] == []
-        assert [path for path in (*self.memory, self.tmp) if path.exists()] == []
-        with socket.socket() as probe:
-            assert probe.connect_ex(("127.0.0.1", self.port)) != 0
-
-
-def lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def shared_memory(pid: int) -> set[Path]:
-    """The files in /dev/shm that a process has mapped, those apart that have no name any more."""
-    try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:
-        return set()
-    return {Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
-
-
-@dataclass
-class Commands:
-    """Runs `astuner` in processes of their own, and sees what servers they have."""
-
-    folder: Path
-    port: int
-    env: dict[str, str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        with (self.folder / "out.txt").open("w") as out:
-            command = [sys.executable, "-m", "astuner", *arguments]
-            run = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out, text=True)
-        self.started.append(run)
-        return run
-
-    def debug(self, *settings: str) -> subprocess.Popen[str]:
-        port = f"astuner.debug.debug_vllm_port={self.port}"
-        return self.start("--conf", "run.yaml", "--backbone=debug", "astuner.rollout.name=vllm", port, *settings)
-
-    def said(self, run: subprocess.Popen[str]) -> tuple[int, str]:
-        code = run.wait(400)
-        return code, (self.folder / "out.txt").read_text()
-
-    @property
-    def printed(self) -> str:
-        return (self.folder / "out.txt").read_text()
-
-    def guards(self) -> list[psutil.Process]:
-        """The guards of servers on our port."""
-        port = str(self.port)
-        return [
-            process
-            for process in psutil.process_iter()
-            if lives(process.pid)
-            and "astuner.processes.guard" in _words(process)
-            and any(port in _words(child) for child in process.children())
-        ]
-
-    def server(self) -> Server:
-        (guard,) = self.guards()
-        return Server.under(guard, self.port)
-
-    def server_of(self, run: subprocess.Popen[str], sign: str = "vllm: ready after") -> Server:
-        """The server of a run that goes on, once its output has the sign."""
-        wait_for(lambda: sign in self.printed or run.poll() is not None)
-        assert run.poll() is None, self.printed
-        return self.server()
-
-    def noted(self) -> Path:
-        return Path(self.env["XDG_CACHE_HOME"]) / f"astuner/engines/{self.port}.json"
-
-
-def _words(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +64,7 @@ def commands(
 ) -> Iterator[Commands]:
     yaml = (folder / "run.yaml").read_text()
     (folder / "run.yaml").write_text(yaml.replace("path: model\n", f"path: {model_for_vllm}\n"))
-    with listening() as free:
-        port = free.getsockname()[1]
+    port = free_port()
     stand_in = [str(STAND_IN)] if request.param == "stand-in" else []
     cache = tmp_path_factory.mktemp("cache")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([*stand_in, str(ROOT)]), "XDG_CACHE_HOME": str(cache)}

@@ -1,0 +1,116 @@
+"""The `astuner` command in processes of its own, and what a vLLM that it starts holds."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.launcher.liveness import lives, wait_for
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a running server holds.
+
+    Attributes:
+        pids: its processes and their guard.
+        memory: its files in /dev/shm.
+        tmp: its temporary folder.
+        port: its port.
+    """
+
+    pids: list[int]
+    memory: set[Path]
+    tmp: Path
+    port: int
+
+    @classmethod
+    def under(cls, guard: psutil.Process, port: int) -> Server:
+        pids = [process.pid for process in (guard, *guard.children(recursive=True))]
+        tmp = Path(guard.children()[0].environ()["TMPDIR"])
+        return cls(pids, {path for pid in pids for path in shared_memory(pid)}, tmp, port)
+
+    def assert_lives(self) -> None:
+        assert len(self.pids) >= 3
+        assert self.memory
+        assert all(path.exists() for path in (*self.memory, self.tmp))
+
+    def assert_gone(self) -> None:
+        assert [pid for pid in self.pids if lives(pid)] == []
+        assert [path for path in (*self.memory, self.tmp) if path.exists()] == []
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", self.port)) != 0
+
+
+def shared_memory(pid: int) -> set[Path]:
+    """The files in /dev/shm that a process has mapped, those apart that have no name any more."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {Path(line[line.index("/dev/shm/") :]) for line in lines if "/dev/shm/" in line and "(deleted)" not in line}
+
+
+@dataclass
+class Commands:
+    """Runs `astuner` in processes of their own, and sees what servers they have."""
+
+    folder: Path
+    port: int
+    env: dict[str, str]
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        with (self.folder / "out.txt").open("w") as out:
+            command = [sys.executable, "-m", "astuner", *arguments]
+            run = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out, text=True)
+        self.started.append(run)
+        return run
+
+    def debug(self, *settings: str) -> subprocess.Popen[str]:
+        port = f"astuner.debug.debug_vllm_port={self.port}"
+        return self.start("--conf", "run.yaml", "--backbone=debug", "astuner.rollout.name=vllm", port, *settings)
+
+    def said(self, run: subprocess.Popen[str]) -> tuple[int, str]:
+        code = run.wait(400)
+        return code, (self.folder / "out.txt").read_text()
+
+    @property
+    def printed(self) -> str:
+        return (self.folder / "out.txt").read_text()
+
+    def guards(self) -> list[psutil.Process]:
+        """The guards of servers on our port."""
+        port = str(self.port)
+        return [
+            process
+            for process in psutil.process_iter()
+            if lives(process.pid)
+            and "astuner.processes.guard" in _words(process)
+            and any(port in _words(child) for child in process.children())
+        ]
+
+    def server(self) -> Server:
+        (guard,) = self.guards()
+        return Server.under(guard, self.port)
+
+    def server_of(self, run: subprocess.Popen[str], sign: str = "vllm: ready after") -> Server:
+        """The server of a run that goes on, once its output has the sign."""
+        wait_for(lambda: sign in self.printed or run.poll() is not None)
+        assert run.poll() is None, self.printed
+        return self.server()
+
+    def noted(self) -> Path:
+        return Path(self.env["XDG_CACHE_HOME"]) / f"astuner/engines/{self.port}.json"
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
