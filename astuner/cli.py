@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import shlex
 import signal
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from astuner.breakpoints import choose_tags
+from astuner.command_groups import TrainByDefault, WithServices
 from astuner.errors import AstunerError
-from astuner.signals import signals_handled
+from astuner.signals import Terminated, orderly_end_on
 
 if TYPE_CHECKING:
     from astuner.launcher.launch import Launch
@@ -62,48 +58,7 @@ _DB = click.option(
 _OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
-class _TrainByDefault(click.Group):
-    """A group that takes `astuner --conf …` for `astuner train --conf …`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        asks_for_help = bool(args) and args[0] in ("--help", "--version")
-        if args and args[0] not in self.commands and not asks_for_help:
-            if not args[0].startswith("-") and "=" not in args[0]:
-                raise click.UsageError(_no_such_command(args[0], self.commands), ctx)
-            args = ["train", *args]
-        return super().parse_args(ctx, args)
-
-
-class _WithServices(click.Command):
-    """A command that takes `--with-NAME` for any name: which there are is in the configuration."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        spelled: list[str] = []
-        for argument in args:
-            option = argument.partition("=")[0]
-            if option in ("--kill", "--autokill"):
-                raise click.UsageError(_NO_KILL.format(option), ctx)
-            is_service = argument.startswith("--with-")
-            spelled += ["--with-NAME", argument.removeprefix("--with-")] if is_service else [argument]
-        return super().parse_args(ctx, spelled)
-
-
-_NO_KILL = (
-    "{} of older versions ended processes by their name, other people's too, and is no longer offered. A run stops "
-    "what it started itself (--with-NAME), also when it fails or is killed; if a port is in use, the error says by "
-    "which process, and you can end that one"
-)
-
-
-def _no_such_command(given: str, commands: Iterable[str]) -> str:
-    if given.endswith((".yaml", ".yml")):
-        return f"{given!r} is no command; to train with a configuration, write: astuner --conf {given}"
-    near = get_close_matches(given, commands, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(commands))}"
-    return f"{given!r} is no command; {hint}"
-
-
-@click.group(cls=_TrainByDefault, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=TrainByDefault, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="astuner")
 def astuner() -> None:
     """Tune the model behind an agent: your workflow, your tasks, your judge.
@@ -112,7 +67,7 @@ def astuner() -> None:
     """
 
 
-@astuner.command(cls=_WithServices)
+@astuner.command(cls=WithServices)
 @_CONF
 @_BACKBONE
 @click.option("--validation", is_flag=True, help="With --backbone=debug: roll out validation tasks.")
@@ -146,7 +101,7 @@ def train(
         launch.train()
 
 
-@astuner.command(name="eval", cls=_WithServices)
+@astuner.command(name="eval", cls=WithServices)
 @_CONF
 @click.option("--model", metavar="PATH", help="Measure this folder or hub name instead of astuner.model.path.")
 @click.option("--tasks", type=click.IntRange(min=1), help="Measure the first N validation tasks only.")
@@ -168,7 +123,7 @@ def evaluate(
     _launch(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
 
 
-@astuner.command(cls=_WithServices)
+@astuner.command(cls=WithServices)
 @_CONF
 @click.option("--dry-run", is_flag=True, help="Also roll out a few training episodes.")
 @_BACKBONE
@@ -387,24 +342,13 @@ def serve_tinker(
     )
 
 
-_SECONDS_OF_IMPATIENCE = 3.0
-
-
-class _Terminated(KeyboardInterrupt):
-    """The process was told to end, by Ctrl-C or otherwise."""
-
-    def __init__(self, signal_number: int) -> None:
-        super().__init__()
-        self.signal_number = signal_number
-
-
 def main() -> None:
     """Run the command and exit.
 
     Exit codes: 0 done, 1 an error (printed as one message), 2 a command line that cannot be understood, 130 Ctrl-C,
     128 + n ended by signal n (143 for SIGTERM).
     """
-    with _orderly_end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
+    with orderly_end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
         code = _run(received)
     sys.exit(code)
 
@@ -420,7 +364,7 @@ def _run(received: Sequence[int]) -> int:
     except (Exception, KeyboardInterrupt) as error:
         # A signal that came in the midst of a library's work may come out as an error of that library's.
         ended = bool(received) and not isinstance(error, AstunerError | KeyboardInterrupt)
-        return _report(_Terminated(received[-1]) if ended else error)
+        return _report(Terminated(received[-1]) if ended else error)
     return outcome if isinstance(outcome, int) else 0
 
 
@@ -436,27 +380,3 @@ def _report(error: BaseException) -> int:
     else:
         print_unexpected(error)
     return 1
-
-
-@contextlib.contextmanager
-def _orderly_end_on(*numbers: int) -> Iterator[Sequence[int]]:
-    """Have the signals raise `_Terminated` in the main thread, but for those that are ignored (`nohup`).
-
-    The block is given the numbers of those that came.
-
-    What comes right after one, as of somebody who holds Ctrl-C down, does not disturb the saving that it began.
-    """
-    latest = -math.inf
-    received: list[int] = []
-
-    def end(number: int, _frame: FrameType | None) -> None:
-        nonlocal latest
-        if time.monotonic() - latest < _SECONDS_OF_IMPATIENCE:
-            return
-        latest = time.monotonic()
-        received.append(number)
-        raise _Terminated(number)
-
-    ordinary = (signal.SIG_DFL, signal.default_int_handler)
-    with signals_handled([number for number in numbers if signal.getsignal(number) in ordinary], end):
-        yield received

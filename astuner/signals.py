@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
+
+_SECONDS_OF_IMPATIENCE = 3.0
 
 
 def answer_usr1() -> None:
@@ -57,3 +61,35 @@ def signals_handled(numbers: Iterable[int], handler: Callable[[int, FrameType | 
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was told to end, by Ctrl-C or otherwise."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__()
+        self.signal_number = signal_number
+
+
+@contextlib.contextmanager
+def orderly_end_on(*numbers: int) -> Iterator[Sequence[int]]:
+    """Have the signals raise `Terminated` in the main thread, but for those that are ignored (`nohup`).
+
+    The block is given the numbers of those that came.
+
+    What comes right after one, as of somebody who holds Ctrl-C down, does not disturb the saving that it began.
+    """
+    latest = -math.inf
+    received: list[int] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        nonlocal latest
+        if time.monotonic() - latest < _SECONDS_OF_IMPATIENCE:
+            return
+        latest = time.monotonic()
+        received.append(number)
+        raise Terminated(number)
+
+    ordinary = (signal.SIG_DFL, signal.default_int_handler)
+    with signals_handled([number for number in numbers if signal.getsignal(number) in ordinary], end):
+        yield received

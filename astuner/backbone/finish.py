@@ -1,7 +1,11 @@
-"""How a run ends, whatever trained it: its plots and its summary."""
+"""How a run ends, whatever trained it: its model, its plots and its summary."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+from astuner.backbone.checkpoint_folder import write_model
 from astuner.backbone.session import Session
 from astuner.run_record import RunSummary, plot_run
 
@@ -22,7 +26,19 @@ def leave_summary(session: Session, backbone: str, model: str) -> RunSummary:
     return summary
 
 
-def finish_training(session: Session, backbone: str, model: str) -> RunSummary:
-    """Leave the plots and the summary of a run that has trained."""
-    plot_run(session.context.record.folder)
-    return leave_summary(session, backbone, model)
+def finish_training(session: Session, backbone: str, save_model: Callable[[Path], None]) -> RunSummary:
+    """Leave the model, the plots and the summary of a run that has trained.
+
+    Args:
+        session: what has been trained.
+        backbone: its name.
+        save_model: writes the model into the folder that it is given.
+
+    Raises:
+        RecordError: the model cannot be written.
+    """
+    context = session.context
+    with context.phase("save_checkpoint"):
+        model = write_model(context.record.folder / "model", save_model)
+    plot_run(context.record.folder)
+    return leave_summary(session, backbone, str(model))

@@ -29,7 +29,7 @@ from astuner.backbone.progress import RunProgress
 from astuner.breakpoints import stop_through_port, why_nothing_stopped
 from astuner.config.dumping import to_yaml
 from astuner.config.keys import KeyPath
-from astuner.config.loading import LoadedConfig, load_config, resolve_names
+from astuner.config.loading import LoadedConfig, resolve_names
 from astuner.config.root import RunConfig, starts_vllm
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
@@ -75,24 +75,8 @@ class Launch:
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
 
     @staticmethod
-    def from_yaml(
-        path: Path,
-        overrides: Sequence[str] = (),
-        backbone: str | None = None,
-        exp_dir: str = DEFAULT_EXP_DIR,
-        services: Sequence[str] = (),
-    ) -> Launch:
-        """Load a YAML file, and find the services that `--with-NAME` asks for.
-
-        Raises:
-            ConfigError: the file, a key or an override is wrong, or there is no such service.
-            ServiceError: a built-in service needs a package that is not installed.
-        """
-        return Launch.of_loaded(load_config(path, overrides, backbone), exp_dir, services)
-
-    @staticmethod
     def of_loaded(loaded: LoadedConfig, exp_dir: str = DEFAULT_EXP_DIR, services: Sequence[str] = ()) -> Launch:
-        """The same, for a file that is loaded.
+        """Make a launch of a YAML file that is loaded, and find the services that `--with-NAME` asks for.
 
         Raises:
             ConfigError: there is no such service.

@@ -13,6 +13,7 @@ from rich.console import Console
 from step_task import LEARNING_RATE, Gate, Sizes, questions
 
 from astuner.backbone.progress import Phase, RunProgress
+from astuner.config.loading import load_config
 from astuner.launcher import launch
 
 
@@ -80,7 +81,8 @@ def main(folder: Path) -> None:
     gate = Gate()
     # The one thing that is not as in `astuner --conf`: its progress bars are ours.
     launch.RunProgress = partial(GatedProgress, gate=gate)
-    summary = launch.Launch.from_yaml(configuration(folder, sizes), exp_dir=str(folder / "records")).train()
+    loaded = load_config(configuration(folder, sizes))
+    summary = launch.Launch.of_loaded(loaded, exp_dir=str(folder / "records")).train()
     gate.finish(tokens=summary.tokens.raw, completion_tokens=summary.tokens.trained)
 
 

@@ -11,7 +11,6 @@ from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, RunContext
 from astuner.backbone.batch import dry_run
 from astuner.backbone.causal_lm import choose_device
-from astuner.backbone.checkpoint_folder import write_model
 from astuner.backbone.finish import finish_training, leave_summary
 from astuner.backbone.local.checkpoint import Checkpoints
 from astuner.backbone.local.estimate import estimate_memory
@@ -44,9 +43,9 @@ class LocalBackbone:
             try:
                 loop.run()
             except NoSignalError:
-                _finish(session)
+                finish_training(session, NAME, session.save_model)
                 raise
-            return _finish(session)
+            return finish_training(session, NAME, session.save_model)
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""
@@ -65,16 +64,6 @@ class LocalBackbone:
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
         """Estimate from shapes."""
         return estimate_memory(config, model_path)
-
-
-def _finish(session: LocalSession) -> RunSummary:
-    """Leave the model, the plots and the summary of a run that has ended."""
-    with session.context.phase("save_checkpoint"):
-        folder = write_model(
-            session.context.record.folder / "model",
-            lambda partial: session.policy.save(partial, session.ingredients.codec),
-        )
-    return finish_training(session, NAME, str(folder))
 
 
 @contextlib.contextmanager

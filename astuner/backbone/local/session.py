@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from astuner.backbone.batch import Batch, run_batch
 from astuner.backbone.local.policy import Policy
@@ -51,6 +52,10 @@ class LocalSession(Session):
         batch = run_batch(self.context, self.rollout, request, name)
         self.engine.raise_if_broken()
         return batch
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder, adapters merged in."""
+        self.policy.save(folder, self.ingredients.codec)
 
     def close(self) -> None:
         """Stop the engine and the episode threads, where they were started."""

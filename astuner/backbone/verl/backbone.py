@@ -5,9 +5,8 @@ from __future__ import annotations
 from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, RunContext
 from astuner.backbone.batch import dry_run
-from astuner.backbone.checkpoint_folder import write_model
 from astuner.backbone.finish import finish_training, leave_summary
-from astuner.backbone.verl.session import VerlSession, verl_session
+from astuner.backbone.verl.session import verl_session
 from astuner.config.root import AstunerConfig
 from astuner.errors import NoSignalError
 from astuner.run_record import RunSummary
@@ -34,9 +33,9 @@ class VerlBackbone:
             try:
                 loop.run()
             except NoSignalError:
-                _finish(session)
+                finish_training(session, NAME, session.save_model)
                 raise
-            return _finish(session)
+            return finish_training(session, NAME, session.save_model)
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""
@@ -57,9 +56,3 @@ class VerlBackbone:
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
         """Return None: the model is in verl's workers and engines, on machines that this process may not see."""
         return None
-
-
-def _finish(session: VerlSession) -> RunSummary:
-    """Leave the model, the plots and the summary of a run that has ended."""
-    folder = write_model(session.context.record.folder / "model", session.save_model)
-    return finish_training(session, NAME, str(folder))
