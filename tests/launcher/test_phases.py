@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
+from torch import Tensor
 
+from astuner.backbone.local.policy import Policy
 from astuner.backbone.phases import PhaseName, watched
 from astuner.config.deadlines import DeadlinesConfig
 from astuner.task_rollout import RunningEpisodes
@@ -69,7 +71,14 @@ def test_an_overlong_rollout_names_its_episodes_calls_and_stacks(astuner: Comman
         ("save_checkpoint", "saving has taken"),
     ],
 )
-def test_training_has_all_phases(train: Command, phase: PhaseName, words: str):
+def test_training_has_all_phases(train: Command, phase: PhaseName, words: str, monkeypatch: pytest.MonkeyPatch):
+    full_weights = Policy.full_weights
+
+    def slowly(policy: Policy) -> Mapping[str, Tensor]:
+        time.sleep(0.05)  # a model this small is handed over before its deadline can pass
+        return full_weights(policy)
+
+    monkeypatch.setattr(Policy, "full_weights", slowly)
     ended = train(f"deadlines.{phase}=0.0005", "trainer_common.total_training_steps=1")
     assert ended.code == 0, ended.out
     assert words in ended.out
