@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from astuner.backbone.cluster.head import StartedRay
 from astuner.backbone.ingredients import Ingredients
 from astuner.backbone.phases import PhaseName, watched
 from astuner.backbone.progress import RunProgress
@@ -35,6 +36,7 @@ class RunContext:
         keep_engine: leave a server that the run starts for its engine warm.
         on_episode: called on the main thread with each episode of a dry run as it ends.
         origins: where the user set a key (`file:line`, `command line`), for messages.
+        ray: that `--with-ray` or `--with-ray-cluster` has started, for backbones that compute on one.
     """
 
     config: RunConfig
@@ -46,6 +48,7 @@ class RunContext:
     keep_engine: bool = False
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda _: None
+    ray: StartedRay | None = None
 
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
         """Have the log say where things stand if the block, a phase of the run, passes its deadline."""

@@ -107,5 +107,6 @@ def test_one_notice_lists_all_keys_set_aside(write: Write, minimal: str) -> None
     text = minimal + "  trainer_common: {nnodes: 2, n_gpus_per_node: 8}\nverl: {a: 1}\n"
     loaded = load_config(write(text), ["astuner.rollout.tensor_model_parallel_size=2"])
     assert loaded.notices == (
-        "not used by local: astuner.trainer_common.nnodes, astuner.rollout.tensor_model_parallel_size, verl",
+        "not used by local: astuner.trainer_common.nnodes, astuner.trainer_common.n_gpus_per_node, "
+        "astuner.rollout.tensor_model_parallel_size, verl",
     )

@@ -10,12 +10,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from astuner.backbone.verl.ray_folder import MEND, ray_folder
+from astuner.backbone.cluster.environment import LEAST_CPUS, ON_LOOPBACK, OWN_RAY
+from astuner.backbone.cluster.folder import MEND, ray_folder
+from astuner.backbone.cluster.joining import found_ray, not_joined
 from astuner.errors import BackboneError
 from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
 
-_LEAST_CPUS = 64
 _CPUS_PER_WORKER = 3
 
 _CPU_ENVIRONMENT = {
@@ -24,15 +25,6 @@ _CPU_ENVIRONMENT = {
     # verl has its engines registered for CUDA; the same code runs on a CPU.
     "VERL_ENGINE_DEVICE": "cuda",
     "TORCH_COMPILE_DISABLE": "1",
-}
-_OWN_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray would kill workers where the machine is nearly full of other things; the system does so when it is full.
-    "RAY_memory_monitor_refresh_ms": "0",
-    # Ray's default leaves its workers what other processes do not want of a core: they are the run itself.
-    "RAY_worker_niceness": "0",
-    # Read when ray is imported: without it, Ray takes the network's address for 127.0.0.1 and listens on all.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
 
@@ -44,13 +36,13 @@ def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
 
     Args:
         device: `cpu` or `cuda`.
-        own: whether the Ray is started for the run.
+        own: whether the Ray is started for the run, on this machine alone.
     """
     wanted = {"TOKENIZERS_PARALLELISM": "false", "VERL_LOGGING_LEVEL": "ERROR", "TQ_LOGGING_LEVEL": "ERROR"}
     if device == "cpu":
         wanted |= _CPU_ENVIRONMENT
     if own:
-        wanted |= _OWN_ENVIRONMENT
+        wanted |= OWN_RAY | ON_LOOPBACK
     if device == "cpu" and own:
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
     added = wanted.keys() - os.environ.keys()
@@ -97,7 +89,9 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
             settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
             settings["_temp_dir"] = folder
             # Ray only counts with them: verl's processes would wait for ever on a machine with few.
-            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, _LEAST_CPUS)
+            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, LEAST_CPUS)
+        else:
+            settings["address"] = found_ray(settings["address"])
         stack.callback(ray.shutdown)  # none but this one, even half started
         try:
             ray.init(**settings)
@@ -143,7 +137,9 @@ def _counted(resources: Mapping[str, float]) -> str:
 def _no_ray(address: str, error: Exception) -> str:
     if address == "local":
         return f"Ray could not be started: {first_line(error)}; if its folder is to blame, {MEND}"
+    # Of versions that differ, Ray tells in several lines, and in the cause of what it raises.
+    why = " ".join(str(error.__cause__ or error).split())
     return (
-        f"the Ray at {address} (trainer_common.ray_address) could not be joined: {first_line(error)}; start one there "
-        "with `ray start --head`, or leave the key out to have one started for the run"
+        f"{not_joined(address)}: {why}. Start its nodes in this environment, whose Ray and Python it has to have, or "
+        "leave the key out to have one started for the run"
     )

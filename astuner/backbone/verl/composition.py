@@ -80,7 +80,7 @@ def _for_machine(config: RunConfig, plan: VerlPlan) -> Mapping[str, object]:
         values |= machine.without_flash_attention
     if plan.device == "cpu":
         values |= machine.cpu
-        if run.trainer_common.ray_address is None:
+        if run.trainer_common.ray_address is None and plan.ray is None:
             values |= machine.own_ray
             values |= {key: RULES[rule](run, plan) for key, rule in machine.own_ray_facts.items()}
     return values
@@ -121,9 +121,9 @@ def _uncounted(run: AstunerConfig, plan: VerlPlan) -> Iterator[Problem]:
     common = run.trainer_common
     if plan.device == "cpu" or common.ray_address is not None:
         return
-    if common.nnodes > 1:
+    if common.nnodes > 1 and (plan.ray is None or not plan.ray.others_join):
         key = "astuner.trainer_common.nnodes"
-        mend = "start a Ray cluster and give its ray_address, or write 1"
+        mend = "start a Ray cluster and give its ray_address, use --with-ray-cluster, or write 1"
         yield _problem(plan, key, f"{key} is {common.nnodes}, and a Ray started for the run is on one machine; {mend}")
     wanted = trainers_per_node(run, plan)
     if wanted > plan.gpus:

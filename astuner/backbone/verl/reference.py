@@ -59,7 +59,8 @@ def _owned() -> str:
 
 def _machine() -> str:
     """What verl's configuration has by what the run is on."""
-    machine, own = machine_mapping(), "on a CPU, unless `trainer_common.ray_address` joins a Ray"
+    machine = machine_mapping()
+    own = "on a CPU, unless a Ray is joined (`trainer_common.ray_address`, `--with-ray`)"
     groups = (
         (machine.everywhere, "always"),
         (machine.without_flash_attention, "where flash-attention does not import, and on a CPU"),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
@@ -82,6 +83,7 @@ class VerlUpdate:
         dtype: what the model computes in.
         total_steps: of the run.
         pad_token: fills rows that fill up.
+        run_id: begins the keys of its rows, so that they are those of no other run.
     """
 
     config: AstunerConfig
@@ -90,6 +92,7 @@ class VerlUpdate:
     dtype: torch.dtype
     total_steps: int
     pad_token: int
+    run_id: str = field(default_factory=lambda: uuid4().hex)
 
     def step(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
         """Train on episodes that have a reward and samples; groups are the episodes of one task.
@@ -116,7 +119,7 @@ class VerlUpdate:
             samples=[sample for _, _, sample in numbered],
             rows=[Row.of_sample(sample, index, number) for index, number, sample in numbered],
             old_logprobs=[torch.tensor(s.logprobs[prompt_length(s) :], dtype=torch.float32) for _, _, s in numbered],
-            prefix=f"step{step}",
+            prefix=f"{self.run_id}-step{step}",
         )
         fields = [sample_fields(sample) for sample in stored.samples]
         self.trainer.put([stored.key(place) for place in range(len(fields))], fields)

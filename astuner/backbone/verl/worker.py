@@ -11,9 +11,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from astuner.run_record import redact_output
+
 
 class TrainingActor(ActorRolloutRefWorker):
     """Actor, reference and rollout adapter of one accelerator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        redact_output()
+        super().__init__(*args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_learning_rate(self, rate: float) -> None:

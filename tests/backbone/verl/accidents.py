@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
+
+from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
@@ -74,3 +78,20 @@ class Deadly(Workflow):
             await asyncio.sleep(1)  # others end before
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("no engine is asked here")
+
+
+class TellsSecrets(Letters):
+    """Says its node's key to whoever listens, and leaves a line of when and where it ran."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        import ray
+
+        key, began = os.environ["NODE_API_KEY"], time.time()
+        print("the key is", key, flush=True)
+        logger.warning("the key is {}", key)
+        output = await super().execute(workflow_task, model_tuner)
+        with (Path(os.environ["ACCIDENTS"]) / "ran").open("a") as file:
+            file.write(f"{began} {time.time()} {ray.get_runtime_context().get_node_id()}\n")
+        if workflow_task.repeat_index == 3:
+            raise RuntimeError(f"refused: {key}")
+        return replace(output, metadata={"key": key})

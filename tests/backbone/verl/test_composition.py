@@ -335,6 +335,12 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             r"^command line: astuner\.trainer_common\.n_gpus_per_node is 4, and this machine has 2; write that or ",
         ),
         (
+            # What was the default once is no exception.
+            "astuner.trainer_common.n_gpus_per_node=8",
+            replace(GPU, gpus=2),
+            r"^command line: astuner\.trainer_common\.n_gpus_per_node is 8, and this machine has 2; write that or ",
+        ),
+        (
             "astuner.trainer_common.nnodes=2",
             GPU,
             r"^command line: astuner\.trainer_common\.nnodes is 2, and a Ray started for the run is on one machine; ",

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from astuner.breakpoints import chosen
 from astuner.model_tuner import CallSettings
 from astuner.schema import Episode, Task
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout import BatchRequest, RunningEpisodes
 from tests.backbone.verl.plans import run_config
 
 pytestmark = pytest.mark.verl
@@ -41,7 +41,7 @@ def test_only_the_episode_that_ends_its_process_is_lost(
         environment_prepared("cpu", own=True) as environment,
         ray_running(OmegaConf.create(CONFIG), environment | {"ACCIDENTS": str(tmp_path)}),
     ):
-        fleet = EpisodeFleet(job)
+        fleet = EpisodeFleet(job, RunningEpisodes())
         fleet.start()
         try:
             found = fleet.run(request, told.append, lambda _: None)
