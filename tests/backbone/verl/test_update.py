@@ -112,6 +112,22 @@ def test_any_number_of_episodes_makes_the_wanted_optimiser_steps(cluster: Starte
     assert metrics.get("update/optimiser_steps", 0) == (0 if count == 1 else 2)
 
 
+def test_a_saved_model_generates_as_the_one_it_came_from(cluster: Started, tmp_path: Path):
+    from transformers import GenerationConfig
+
+    start = Path(cluster.trainer.config.actor_rollout_ref.model.path)
+    before = GenerationConfig.from_pretrained(start) if (start / "generation_config.json").exists() else None
+    GenerationConfig(do_sample=True, temperature=0.7, eos_token_id=[1, 2]).save_pretrained(start)
+    try:
+        saved(cluster.trainer, tmp_path / "model")
+    finally:
+        (start / "generation_config.json").unlink()
+        if before is not None:
+            before.save_pretrained(start)
+    after = GenerationConfig.from_pretrained(tmp_path / "model")
+    assert (after.temperature, after.eos_token_id) == (0.7, [1, 2])
+
+
 @pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
 def test_every_algorithm_has_the_local_loss_and_gradient(
     cluster: Started, model_folder: Path, tmp_path: Path, algorithm: str
