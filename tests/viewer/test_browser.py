@@ -85,8 +85,10 @@ def test_a_chart_is_read_with_the_pointer(page: Page):
 
 def test_from_step_to_group_to_episode(page: Page, runs: Path):
     page.open("step?run=first&step=2&split=train")
-    page.driver.find_element("link text", "sum/0").click()
+    page.one("a[title='sum/0']").click()
     page.wait(lambda: page.all(".side article"))
+    assert page.texts("h1") == ["What is 1 + 2?"]
+    assert "task sum/0" in page.text()
     rewards = [entry.reward for entry in read_index(runs / "first") if entry.step == 2 and entry.task_id == "sum/0"]
     shown = page.texts(".side article b")
     assert shown == [f"reward {reward:.0f}" for reward in sorted(rewards, reverse=True)]
@@ -104,6 +106,8 @@ def test_filters_narrow_the_list_and_stay_in_the_address(page: Page, runs: Path)
     assert "fork=tools_changed" in page.driver.current_url
     page.open("episodes?run=first&error=workflow&step=2")
     assert page.texts("[data-total]")[0].endswith("of 1")
+    page.open("episodes?run=first&text=what%20is%201")
+    assert page.texts("[data-total]")[0].endswith("of 18")
     page.open("episodes?run=first&text=nothing-has-this")
     assert page.texts("[data-total]")[0] == "no episode"
 
@@ -140,7 +144,7 @@ def test_each_calls_own_advantage_is_shown(page: Page, runs: Path):
     assert len(set(own.values())) > 1
     between = f"{round(min(own.values()), 3):g} … {round(max(own.values()), 3):g}"
     page.open("step?run=first&step=2&split=train")
-    page.driver.find_element("link text", "sum/0").click()
+    page.one("a[title='sum/0']").click()
     page.wait(lambda: page.all(".side article"))
     assert any(f"solver {between}" in text for text in page.texts(".side article p"))
     page.open(f"episode?run=first&episode={key_of(entry.episode_id)}&timeline=1")
