@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def driver() -> Iterator[Any]:
 def page(driver: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     with served(runs, tmp_path_factory.mktemp("cache")) as address:
         yield Page(driver, address)
+
+
+@contextmanager
+def another(page: Page, folder: Path) -> Iterator[Page]:
+    """Serve another folder's runs, and leave the page before its server ends: it would go on asking."""
+    with served(folder, folder) as address:
+        yield Page(page.driver, address)
+        page.driver.get("about:blank")
 
 
 @pytest.fixture(autouse=True)
@@ -187,8 +196,7 @@ def test_a_link_leads_to_a_token(page: Page):
 def test_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
     with open_record(tmp_path / "live") as record:
         write_step(record, agents, 1)
-        with served(tmp_path, tmp_path) as address:
-            live = Page(page.driver, address)
+        with another(page, tmp_path) as live:
             live.open("run?run=live")
             assert live.texts(".tile b")[0] == "1"
             write_step(record, agents, 2)
@@ -205,8 +213,7 @@ def test_what_begins_and_ends_while_a_run_is_followed(page: Page, agents: Agents
         ActionChains(page.driver).move_by_offset(5, 5).perform()
         return page.texts(".u-legend .u-value")[0]
 
-    with served(tmp_path, tmp_path) as address:
-        live = Page(page.driver, address)
+    with another(page, tmp_path) as live:
         with open_record(tmp_path / "live") as record:
             for step in range(1, 6):
                 write_step(record, agents, step)
