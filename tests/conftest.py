@@ -27,12 +27,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a real vLLM, or verl, where it is not installed."""
-    for package, where in (("vllm", ".ci/vllm_tests runs this"), ("verl", ".ci/verl_run runs this")):
-        if importlib.util.find_spec(package) is None:
-            skip = pytest.mark.skip(reason=f"{package} is not installed; {where}")
+    """Skip what needs a real vLLM, verl, or both, where they are not installed."""
+    needed = {
+        "vllm": (("vllm",), ".ci/vllm_tests"),
+        "verl": (("verl",), ".ci/verl_run"),
+        "verl_vllm": (("verl", "vllm"), ".ci/backbone_environments"),
+    }
+    for marker, (packages, where) in needed.items():
+        missing = [package for package in packages if importlib.util.find_spec(package) is None]
+        if missing:
+            skip = pytest.mark.skip(reason=f"not installed here: {', '.join(missing)}; {where} runs this")
             for item in items:
-                if item.get_closest_marker(package) is not None:
+                if item.get_closest_marker(marker) is not None:
                     item.add_marker(skip)
 
 
@@ -77,21 +83,20 @@ def tokenizer() -> Any:
     return build_tokenizer([conversation(rng) for _ in range(50)], context=512)
 
 
-@pytest.fixture(scope="session")
-def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Qwen3-shaped model of some 50,000 parameters, with that tokenizer."""
+def saved_model(tokenizer: Any, folder: Path, *, hidden_size: int, head_dim: int) -> Path:
+    """Write a random Qwen3-shaped model of some 50,000 parameters, with that tokenizer."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=32,
+        hidden_size=hidden_size,
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=512,
         initializer_range=0.1,
         tie_word_embeddings=True,
@@ -99,10 +104,21 @@ def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Pa
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
     )
-    folder = tmp_path_factory.mktemp("models") / "tiny"
     Qwen3ForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def model_folder(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model."""
+    return saved_model(tokenizer, tmp_path_factory.mktemp("models") / "tiny", hidden_size=32, head_dim=16)
+
+
+@pytest.fixture(scope="session")
+def model_for_vllm(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with attention heads of a size that vLLM has on a CPU."""
+    return saved_model(tokenizer, tmp_path_factory.mktemp("models") / "for_vllm", hidden_size=64, head_dim=32)
 
 
 @pytest.fixture

@@ -13,12 +13,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from astuner.run_record import read_episode, read_index
 from astuner.schema import LlmCall
@@ -32,30 +31,6 @@ STAND_IN = Path(__file__).parent / "stand_in"
 RUN = Path("launcher_record/run-debug")
 HANGS = "astuner.rollout.agentscope_workflow='agents->HangsFromTheStart'"
 GREEDY = "--validation"
-
-
-@pytest.fixture(scope="module")
-def model_for_vllm(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with attention heads of a size that vLLM has on a CPU."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    folder = tmp_path_factory.mktemp("models") / "for_vllm"
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.vllm)])

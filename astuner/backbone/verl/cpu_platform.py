@@ -13,6 +13,12 @@ import torch.distributed
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+from astuner.backbone.verl.vllm_name import answer_for_vllm
+from astuner.backbone.vllm_server.on_cpu import cpu_environment
+
+# Here, as every process of verl's loads this module before it looks for vLLM.
+answer_for_vllm()
+
 
 def _returning(value: object) -> Callable[..., object]:
     return lambda *args, **kwargs: value
@@ -130,6 +136,10 @@ class CpuPlatform(PlatformBase):
 
     def ray_noset_envvars(self) -> list[str]:
         return []
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        # Ray gives an engine's process one thread, where the user has not said otherwise.
+        return {name: os.environ.get(name, value) for name, value in cpu_environment().items()}
 
     def is_ipc_supported(self) -> bool:
         return False

@@ -131,7 +131,10 @@ class EmbeddedAdapter(BaseRollout):
             global_steps: the policy version.
             kwargs: not looked at; adapters are merged already.
         """
-        gathered = {name: tensor.detach().to("cpu") for name, tensor in weights}
+        gathered = {}
+        for name, tensor in weights:
+            if self.is_leader_rank:
+                gathered[name] = tensor.detach().to("cpu")
         if self.is_leader_rank:
             server = ray.get_actor(_actor_name(self.replica_rank))
             await server.load_weights.remote(gathered, global_steps or 0)

@@ -9,6 +9,7 @@ import verl.workers.engine.fsdp.transformer_impl as fsdp
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_id, get_device_name
+from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
 from astuner.backbone.verl import embedded_rollout
 
@@ -41,7 +42,17 @@ def _merged_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
 
 fsdp.FSDPEngine._merged_lora_per_tensor_param = _merged_weights
 
+
+def _vllm_on_cpu() -> type[RolloutReplica]:
+    # It imports vLLM.
+    from astuner.backbone.verl.vllm_on_cpu import CpuVllmReplica
+
+    return CpuVllmReplica
+
+
 if get_device_name() == "cpu":
+    RolloutReplicaRegistry.register("vllm", _vllm_on_cpu)
+
     _policy_of_torch: Any = fsdp.CPUOffloadPolicy
 
     def _unpinned(pin_memory: bool = False) -> Any:

@@ -56,7 +56,7 @@ def model_path(config: AstunerConfig, plan: VerlPlan) -> str:
 
 
 def rollout_name(config: AstunerConfig, plan: VerlPlan) -> str:
-    """vllm on CUDA, astuner_embedded on a CPU."""
+    """vllm; on a CPU astuner_embedded, unless vllm is asked for."""
     return EMBEDDED if plan.rollout_engine == "embedded" else plan.rollout_engine
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from loguru import logger
@@ -19,9 +20,10 @@ from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.verl.composition import compose_verl_config
 from astuner.backbone.verl.plan import RolloutEngine, VerlPlan
+from astuner.backbone.vllm_server.on_cpu import refuse_unknown_heads
 from astuner.breakpoints import chosen
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError, ModelError
+from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
 from astuner.task_rollout import BatchRequest
 
@@ -67,17 +69,9 @@ class VerlSession(Session):
         Raises:
             ModelError: with what ended it.
         """
-        import ray
-        from ray.exceptions import RayError
+        from astuner.backbone.verl.engine_health import refuse_lost_engines
 
-        # verl's own engines have no such method; every actor of Ray's says whether it is there.
-        alive = [getattr(server, "ready", server.__ray_ready__).remote() for server in self.trainer.servers]
-        try:
-            ray.get(alive, timeout=60)
-        except RayError as error:
-            raise ModelError(
-                f"a rollout engine is gone: {first_line(error)}. The same command goes on from the last checkpoint"
-            ) from error
+        refuse_lost_engines(self.trainer.servers)
 
     def sync(self) -> None:
         """Hand the engines the weights as they are after `state.step` steps, and make sure that they arrived.
@@ -94,7 +88,12 @@ class VerlSession(Session):
         check_first_sync(self.trainer, self.engine, prompt, self.dtype, self.config.rollout.temperature or 1.0)
 
     def push_weights(self, version: int) -> None:
-        """Hand the engines the weights as policy version `version`."""
+        """Hand the engines the weights as policy version `version`.
+
+        Raises:
+            ModelError: an engine is gone.
+        """
+        self.refuse_lost_engines()  # verl would wait without end for one that is to take weights
         self.trainer.sync_weights(version)
         self.fleet.policy_version = version
 
@@ -158,9 +157,12 @@ def _plan(context: RunContext) -> VerlPlan:
     order = TaskOrder(tasks.training, config.data.train_batch_size, None)
     common = config.trainer_common
     path = context.ingredients.model_path
+    engine = _engine(config, device)
+    if engine == "vllm":
+        _refuse_unfit_for_vllm(path, device)
     return VerlPlan(
         device="cuda" if device.type == "cuda" else "cpu",
-        rollout_engine=_engine(config, device),
+        rollout_engine=engine,
         # Workers have another working directory.
         model_path=str(Path(path).resolve()) if Path(path).exists() else path,
         checkpoint_folder=context.record.folder / "checkpoints",
@@ -174,10 +176,29 @@ def _plan(context: RunContext) -> VerlPlan:
 
 def _positions(path: str) -> int | None:
     """Return how many positions the model has, where its configuration says."""
+    positions = getattr(_shape(path), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
+
+
+def _shape(path: str) -> Any:
     from transformers import AutoConfig
 
-    positions = getattr(AutoConfig.from_pretrained(path).get_text_config(), "max_position_embeddings", None)
-    return positions if isinstance(positions, int) else None
+    return AutoConfig.from_pretrained(path).get_text_config()
+
+
+def _refuse_unfit_for_vllm(path: str, device: torch.device) -> None:
+    """Find out before anything starts that vLLM is not here, or cannot compute the model.
+
+    Raises:
+        BackboneError: it is not installed.
+        ModelError: its attention on a CPU does not do.
+    """
+    if find_spec("vllm") is None:
+        command = "astuner install verl" + (" --cpu --vllm" if device.type == "cpu" else "")
+        without = "; or write rollout.name: embedded" if device.type == "cpu" else ""
+        raise BackboneError(f"rollout.name is vllm, and vLLM is not installed here; run: {command}{without}")
+    if device.type == "cpu":
+        refuse_unknown_heads(path, _shape(path))
 
 
 def _engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:

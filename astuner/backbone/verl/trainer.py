@@ -27,7 +27,16 @@ from astuner.errors import BackboneError
 
 _PARTITION = "train"
 _SAMPLE = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
-_CREDIT = ["rollout_log_probs", "advantages", "old_log_probs", "call_starts", "call_ends", "row_scale", "mini_batch"]
+_CREDIT = [
+    "rollout_log_probs",
+    "advantages",
+    "old_log_probs",
+    "call_starts",
+    "call_ends",
+    "row_scale",
+    "mini_batch",
+    "row",
+]
 
 
 @contextlib.contextmanager

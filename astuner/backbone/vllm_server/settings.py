@@ -11,18 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 from loguru import logger
 
 from astuner.backbone.vllm_server.installed import Device, InstalledVllm
+from astuner.backbone.vllm_server.on_cpu import cache_bytes, cpu_environment, refuse_unknown_heads
 from astuner.config.rollout import RolloutConfig
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError, ModelError
-
-_CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""What vLLM 0.28's attention on a CPU computes; with another size the server starts, and its first request ends it."""
-_MOST_CACHE = 4 * 2**30
-_CACHE_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +101,7 @@ class VllmSettings:
         """The server's environment: `given`, with what vLLM needs where the user has not said otherwise."""
         defaults = {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
         if self.device == "cpu":
-            # A core stays for the agents; vLLM would bind its threads to cores that others may be using.
-            cores = len(psutil.Process().cpu_affinity() or ()) if hasattr(psutil.Process, "cpu_affinity") else 2
-            defaults |= {"OMP_NUM_THREADS": str(max(1, cores - 1)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+            defaults |= cpu_environment()
         return {**defaults, **given}
 
 
@@ -132,7 +125,7 @@ def settings_for(config: AstunerConfig, model_path: str, installed: InstalledVll
         )
     shape = _text_config(model_path)
     if device == "cpu":
-        _check_heads(model_path, shape)
+        refuse_unknown_heads(model_path, shape)
     length = _fitting_length(config.rollout.max_model_len, shape)
     dtype = config.model.dtype
     if dtype == "auto":
@@ -150,7 +143,7 @@ def settings_for(config: AstunerConfig, model_path: str, installed: InstalledVll
         max_num_seqs=sequences,
         logprobs_mode=_logprobs_mode(config.rollout),
         gpu_memory_utilization=_share_of_gpu(config) if device == "cuda" else None,
-        kv_cache_bytes=_cache_bytes(shape, length, sequences, width) if device == "cpu" else None,
+        kv_cache_bytes=cache_bytes(shape, length, sequences, width) if device == "cpu" else None,
         device=device,
         gpus=os.environ.get("CUDA_VISIBLE_DEVICES") if device == "cuda" else None,
         vllm=installed.version,
@@ -173,33 +166,12 @@ def _text_config(model_path: str) -> Any:
         raise ModelError(f"model.path {model_path!r} is no model that transformers knows: {error}") from error
 
 
-def _head_size(shape: Any) -> int:
-    return int(getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads)
-
-
-def _check_heads(model_path: str, shape: Any) -> None:
-    size = _head_size(shape)
-    if size not in _CPU_HEAD_SIZES:
-        raise ModelError(
-            f"model.path {model_path!r} has attention heads of size {size}; on a CPU, vLLM computes sizes "
-            f"{', '.join(map(str, _CPU_HEAD_SIZES))}. Use another model, or rollout.name: embedded"
-        )
-
-
 def _fitting_length(wanted: int, shape: Any) -> int:
     positions = getattr(shape, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions >= wanted:
         return wanted
     logger.info("max_model_len={} is more than the model's {} positions; using the latter", wanted, positions)
     return positions
-
-
-def _cache_bytes(shape: Any, length: int, sequences: int, width: int) -> int:
-    """Bytes with which `sequences` requests of `length` tokens fit, at most 4 GiB; a single one always fits."""
-    heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    a_token: int = shape.num_hidden_layers * heads * _head_size(shape) * 2 * width
-    a_sequence = (length // _CACHE_BLOCK + 2) * _CACHE_BLOCK * a_token
-    return max(a_sequence * 2, min(a_sequence * sequences, _MOST_CACHE))
 
 
 def _logprobs_mode(rollout: RolloutConfig) -> str:

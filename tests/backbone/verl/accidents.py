@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
@@ -67,6 +68,26 @@ class EngineAccident(Letters):
 
             ray.kill(ray.get_actor("astuner_embedded_0"))
         return await super().execute(workflow_task, model_tuner)
+
+
+class CoreAccident(Letters):
+    """In step 2 the process in which vLLM computes dies, once; the actor around it lives."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith("train-000002-") and first_time("core"):
+            cores = [process for process in psutil.process_iter(["name"]) if is_core_of_this_run(process)]
+            assert len(cores) == 1
+            cores[0].kill()
+        return await super().execute(workflow_task, model_tuner)
+
+
+def is_core_of_this_run(process: psutil.Process) -> bool:
+    """Whether it is an EngineCore of vLLM's that the same test has started."""
+    try:
+        mark = process.environ().get("ASTUNER_TEST_MARK")
+        return "EngineCor" in process.name() and mark == os.environ["ASTUNER_TEST_MARK"]
+    except psutil.Error:
+        return False
 
 
 class Deadly(Workflow):
