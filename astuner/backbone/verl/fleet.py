@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from astuner.backbone.verl.episode_worker import EpisodeWorker, Said, WorkerJob
+from astuner.breakpoints import is_debugged
 from astuner.errors import AstunerError, BackboneError
 from astuner.model_tuner import first_line
 from astuner.run_record import learn_secrets
@@ -177,12 +178,13 @@ class EpisodeFleet:
 
     def _collect(self, index: int, request: BatchRequest, missing: set[tuple[str, int]], arrived: _Arrived) -> None:
         rollout, judge = self.job.config.rollout, self.job.config.task_judge
-        patience = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        seconds = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        patience = None if is_debugged() else seconds
         stream = self._actors[index].run.options(num_returns="streaming").remote(request, self.policy_version)
         while True:
             ready, _ = ray.wait([stream], timeout=patience)
             if not ready:
-                raise _WorkerStuckError(f"no episode ended within {patience:.0f} s")
+                raise _WorkerStuckError(f"no episode ended within {seconds:.0f} s")
             try:
                 news = ray.get(next(stream))
             except StopIteration:

@@ -14,6 +14,7 @@ import psutil
 from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner.breakpoints import bp
 
 
 class Letters(Workflow):
@@ -116,3 +117,13 @@ class TellsSecrets(Letters):
         if workflow_task.repeat_index == 3:
             raise RuntimeError(f"refused: {key}")
         return replace(output, metadata={"key": key})
+
+
+class StopsAtATag(Letters):
+    """Stops where `--db=HERE` says."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        said = output.metadata["said"]
+        bp("HERE")
+        return replace(output, metadata={"length": len(said)})
