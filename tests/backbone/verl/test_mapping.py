@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from astuner.backbone.verl.mapping import PLAIN, Entry, bare, machine_mapping, verl_mapping
+from astuner.backbone.key_mapping import PLAIN, Entry, bare
+from astuner.backbone.verl.mapping import machine_mapping, verl_mapping
 from astuner.backbone.verl.rules import RULES
 from astuner.config.keys import KeyPath, dotted, schema
 from astuner.config.search_path import SHIPPED_FOLDER
@@ -34,7 +35,7 @@ def test_the_file_names_only_keys_and_sections_that_exist() -> None:
 
 def test_a_section_as_a_whole_sets_nothing() -> None:
     """Or a change of one of its keys would change what another stands for."""
-    assert all(path in schema().keys for path, entry in verl_mapping().entries.items() if entry.verl_keys)
+    assert all(path in schema().keys for path, entry in verl_mapping().entries.items() if entry.trainer_keys)
 
 
 def test_what_is_unused_is_what_support_sets_aside() -> None:
@@ -64,7 +65,7 @@ def test_what_is_refused_is_what_support_refuses() -> None:
 
 def test_every_rule_exists_and_is_used() -> None:
     mapping, machine = verl_mapping(), machine_mapping()
-    named = {rule for entry in mapping.entries.values() for rule in entry.verl_keys.values()} - {PLAIN}
+    named = {rule for entry in mapping.entries.values() for rule in entry.trainer_keys.values()} - {PLAIN}
     named |= set(mapping.facts.values()) | set(machine.own_ray_facts.values())
     assert named == set(RULES)
     assert all(rule.__doc__ for rule in RULES.values())
@@ -74,19 +75,22 @@ def test_keys_that_set_the_same_verl_key_do_so_by_the_same_rule() -> None:
     rules: dict[str, set[str]] = {}
     setters: Counter[str] = Counter()
     for entry in verl_mapping().entries.values():
-        for key, rule in entry.verl_keys.items():
+        for key, rule in entry.trainer_keys.items():
             rules.setdefault(bare(key), set()).add(f"{key}: {rule}")
             setters[bare(key)] += 1
     assert [found for found in rules.values() if len(found) > 1] == []
     plain = {
-        bare(key) for entry in verl_mapping().entries.values() for key, rule in entry.verl_keys.items() if rule == PLAIN
+        bare(key)
+        for entry in verl_mapping().entries.values()
+        for key, rule in entry.trainer_keys.items()
+        if rule == PLAIN
     }
     assert [key for key in plain if setters[key] > 1] == []
 
 
 def test_no_verl_key_is_set_in_two_ways() -> None:
     mapping = verl_mapping()
-    mapped = {bare(key) for entry in mapping.entries.values() for key in entry.verl_keys}
+    mapped = {bare(key) for entry in mapping.entries.values() for key in entry.trainer_keys}
     groups = [mapped, set(mapping.facts), set(mapping.fixed)]
     for index, group in enumerate(groups):
         for other in groups[index + 1 :]:
@@ -104,8 +108,8 @@ def test_no_line_is_written_twice(name: str) -> None:
 
 def test_reasons_and_words_are_given() -> None:
     mapping = verl_mapping()
-    assert all(bool(entry.text) is not bool(entry.verl_keys) for entry in mapping.entries.values())
-    assert all(bool(entry.verl_keys) is (entry.kind in ("sets", "mirrors")) for entry in mapping.entries.values())
+    assert all(bool(entry.text) is not bool(entry.trainer_keys) for entry in mapping.entries.values())
+    assert all(bool(entry.trainer_keys) is (entry.kind in ("sets", "mirrors")) for entry in mapping.entries.values())
     assert all(fixed.why for fixed in mapping.fixed.values())
     assert all(mapping.own.values())
     assert read_yaml(SHIPPED_FOLDER / "verl" / "mapping.yaml").tree.keys() == {"keys", "facts", "fixed", "own"}
