@@ -131,7 +131,7 @@ class RolloutConfig(Section):
     max_num_seqs: PositiveInt = 64
     """Requests that one engine computes at the same time."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The share of a GPU's memory that an inference engine takes; null is 0.5 for verl (a trainer is there too), else 0.85."""
+    """The share of a GPU's memory that an inference engine takes; null is 0.5 beside verl's trainer, else 0.85."""
     name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
     """The inference engine; auto is embedded for local, debug and on a CPU, vllm otherwise. Debug starts vllm."""
     mode: Literal["sync", "async"] = "sync"

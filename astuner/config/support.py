@@ -172,15 +172,6 @@ REFUSALS = (
         "advantages are made where episodes end, and the starting model's logprobs come later, in the trainer; "
         "write use_kl_loss: true",
     ),
-    *(
-        Refusal(
-            f"astuner.trainer_common.algorithm.{key}",
-            ("trinity",),
-            None,
-            "it belongs to use_kl_in_reward, which this backbone does not offer; remove the line",
-        )
-        for key in ("kl_coef", "kl_penalty")
-    ),
     Refusal(
         "astuner.trainer_common.optim.lr_scheduler",
         ("trinity",),
