@@ -125,7 +125,8 @@ def _too_stale(run: AstunerConfig) -> Iterator[Problem]:
     if interval > staleness + 1:
         yield _problem(
             f"weights that are synced every astuner.asynchrony.sync_interval ({interval}) steps are up to "
-            f"{interval - 1} steps old, and astuner.asynchrony.max_staleness is {staleness}; lower the first or raise the second",
+            f"{interval - 1} steps old, and astuner.asynchrony.max_staleness is {staleness}; lower the first or raise the "
+            "second",
             "astuner.asynchrony.sync_interval",
             "astuner.asynchrony.max_staleness",
         )

@@ -16,7 +16,8 @@ import ray
 from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from astuner.backbone.verl.episode_worker import EpisodeWorker, WorkerJob
+from astuner.backbone.episode_worker import in_order
+from astuner.backbone.verl.episode_worker import VerlEpisodeWorker, WorkerJob
 from astuner.errors import AstunerError, BackboneError
 from astuner.model_tuner import first_line
 from astuner.schema import Episode
@@ -72,7 +73,7 @@ class EpisodeFleet:
             update={"rollout": config.rollout.model_copy(update={"max_env_worker": self._shares[index]})}
         )
         # Episodes mostly wait for engines: a worker must not have to wait for a core that verl's processes hold.
-        actor = ray.remote(EpisodeWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
+        actor = ray.remote(VerlEpisodeWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
         return actor.remote(replace(self.job, config=own))
 
     def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
@@ -100,7 +101,7 @@ class EpisodeFleet:
                 on_attempt(episode)
                 if news.ended:
                     on_episode(episode)
-        ordered = _in_order(found, request)
+        ordered = in_order(found, request)
         last = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
         report_failures(list(last.values()), request)
         return ordered
@@ -222,13 +223,3 @@ def _as_ours(error: RayTaskError, what: str) -> AstunerError:
     ours = type(cause)(str(cause)) if known else BackboneError(f"{what}: {type(cause).__name__}: {cause}")
     ours.__cause__ = error
     return ours
-
-
-def _in_order(episodes: Sequence[Episode], request: BatchRequest) -> list[Episode]:
-    place = {task.task_id: index for index, task in enumerate(request.tasks)}
-    return sorted(episodes, key=lambda e: (place[e.task.task_id], e.repeat_index, _attempt(e)))
-
-
-def _attempt(episode: Episode) -> int:
-    _, mark, number = episode.episode_id.rpartition("#")
-    return int(number) if mark and number.isdecimal() else 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from astuner.backbone.algorithms import Algorithm, token_kl
-from astuner.backbone.rows import Row, mini_batches, row_scales
+from astuner.backbone.rows import Row, mini_batches, prompt_length, row_scales
 from astuner.backbone.schedule import learning_rate
 from astuner.backbone.step_credit import (
     StepCredit,
@@ -29,7 +29,6 @@ from astuner.backbone.verl.fields import (
     credit_fields,
     padding_credit,
     padding_fields,
-    prompt_length,
     sample_fields,
 )
 from astuner.backbone.verl.layout import arrange

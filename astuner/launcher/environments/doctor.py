@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from astuner.backbone.verl.ray_folder import MEND as RAY_FOLDER_MEND
-from astuner.backbone.verl.ray_folder import is_too_long, wanted_parent
+from astuner.backbone.ray_folder import MEND as RAY_FOLDER_MEND
+from astuner.backbone.ray_folder import is_too_long, wanted_parent
 from astuner.errors import InstallError
 from astuner.launcher.environments.entering import install_command, lacking_here
 from astuner.launcher.environments.inspection import Inspection, has_nvidia_gpu, inspect

@@ -1,0 +1,93 @@
+"""The Ray that a run computes on, whatever trains there: one of its own, or one that is joined."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from astuner.backbone.ray_folder import MEND, ray_folder
+from astuner.errors import BackboneError
+from astuner.loopback import ADDRESS
+from astuner.model_tuner import first_line
+
+_LEAST_CPUS = 64
+
+OWN_ENVIRONMENT: Mapping[str, str] = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray would kill workers where the machine is nearly full of other things; the system does so when it is full.
+    "RAY_memory_monitor_refresh_ms": "0",
+    # Ray's default leaves its workers what other processes do not want of a core: they are the run itself.
+    "RAY_worker_niceness": "0",
+    # Read when ray is imported: without it, Ray takes the network's address for 127.0.0.1 and listens on all.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
+"""What a Ray that is started for a run reads from the environment."""
+
+
+@contextlib.contextmanager
+def environment_set(wanted: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Set variables for the block, but for those that the user has set; give all of `wanted` as they are then."""
+    added = wanted.keys() - os.environ.keys()
+    os.environ.update({name: wanted[name] for name in added})
+    try:
+        yield {name: os.environ[name] for name in wanted}
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def refuse_connected() -> None:
+    """Make sure that this process has no Ray.
+
+    Raises:
+        BackboneError: it has one.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise BackboneError(
+            "this process is connected to a Ray already, which is left as it is; call ray.shutdown() before, or run "
+            "astuner in a process of its own, with trainer_common.ray_address to join that Ray"
+        )
+
+
+@contextlib.contextmanager
+def ray_connected(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Start a Ray for the block, or join the one at `address`, which is left running.
+
+    Its own processes end with this one, however that ends.
+
+    Args:
+        settings: of `ray.init`.
+
+    Raises:
+        BackboneError: there is none at that address, or none can be started.
+    """
+    import ray
+
+    settings = {"log_to_driver": False, "logging_level": "ERROR", **settings}
+    with contextlib.ExitStack() as stack:
+        if settings.get("address") is None:
+            folder = stack.enter_context(ray_folder())
+            settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
+            settings["_temp_dir"] = folder
+            # Ray only counts with them: a trainer's processes would wait for ever on a machine with few.
+            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, _LEAST_CPUS)
+        stack.callback(ray.shutdown)  # none but this one, even half started
+        try:
+            ray.init(**settings)
+        # Ray raises errors of many kinds here.
+        except Exception as error:
+            raise BackboneError(_no_ray(settings["address"], error)) from error
+        yield
+
+
+def _no_ray(address: str, error: Exception) -> str:
+    if address == "local":
+        return f"Ray could not be started: {first_line(error)}; if its folder is to blame, {MEND}"
+    return (
+        f"the Ray at {address} (trainer_common.ray_address) could not be joined: {first_line(error)}; start one there "
+        "with `ray start --head`, or leave the key out to have one started for the run"
+    )
