@@ -13,8 +13,9 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from astuner.backbone.verl.handed_through import given_values, problems_with
-from astuner.backbone.verl.mapping import PLAIN, bare, machine_mapping, verl_mapping
+from astuner.backbone.handed_through import given_values, problems_with
+from astuner.backbone.key_mapping import PLAIN, bare
+from astuner.backbone.verl.mapping import machine_mapping, verl_mapping
 from astuner.backbone.verl.plan import VerlPlan
 from astuner.backbone.verl.rules import GPUS_PER_NODE, RULES, trainers_per_node
 from astuner.config.composition import origin_of, own_hydra
@@ -39,8 +40,8 @@ def compose_verl_config(config: RunConfig, plan: VerlPlan) -> DictConfig:
         BackboneError: verl is not installed.
     """
     composed = packaged_config()
-    given = given_values(config.verl, composed)
-    raise_problems([*problems_with(given, composed, plan.origins), *_unfit(config, plan)])
+    given = given_values(config.verl, "verl", composed)
+    raise_problems([*problems_with(given, verl_mapping(), composed, plan.origins), *_unfit(config, plan)])
     with open_dict(composed):
         for key, value in {**_mapped(config, plan), **_for_machine(config, plan)}.items():
             OmegaConf.update(composed, bare(key), value, merge=False, force_add=True)

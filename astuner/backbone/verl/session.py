@@ -217,7 +217,7 @@ def _started(context: RunContext, composed: DictConfig, plan: VerlPlan, stack: c
     dtype = compute_dtype(config.model.dtype, torch.device(plan.device))
     trainer = stack.enter_context(started_trainer(composed, config, dtype))
     engine = VerlEngine(trainer.get_llm_client(), composed.actor_rollout_ref.rollout.max_model_len)
-    job = WorkerJob(config, context.ingredients.search, Path.cwd(), plan.model_path, engine, chosen())
+    job = WorkerJob(config, context.ingredients.search, Path.cwd(), plan.model_path, chosen(), engine)
     fleet = EpisodeFleet(job, context.running)
     stack.callback(fleet.close)
     fleet.start()

@@ -31,7 +31,7 @@ def test_only_the_episode_that_ends_its_process_is_lost(
 
     monkeypatch.setenv("ACCIDENTS", str(tmp_path))
     config = run_config(model__renderer="qwen3", rollout__agentscope_workflow=AGENT, rollout__max_env_worker=8).astuner
-    job = WorkerJob(config, (), tmp_path, str(model_folder), VerlEngine(None, 64), chosen())
+    job = WorkerJob(config, (), tmp_path, str(model_folder), chosen(), VerlEngine(None, 64))
     tasks = [Task(name, "?") for name in ("first", "unlucky", "last")]
     request = BatchRequest(tasks, 2, "train", 1, 0, CallSettings())
     told: list[Episode] = []
