@@ -102,9 +102,9 @@ class Following:
         """Return what is known of a training step, once the trainer has done its own step `number`.
 
         Raises:
-            BackboneError: nothing came of the trainer within `deadlines.update`, or a process of the run ended.
+            BackboneError: nothing came of the trainer within `asynchrony.stall_timeout`, or a process of the run ended.
         """
-        patience = self.config.deadlines.update
+        patience = self.config.asynchrony.stall_timeout
         self._follow(lambda: step in self.credited and number <= self.trained, f"the update of step {step}", patience)
         return self.credited.pop(step)
 
@@ -112,7 +112,8 @@ class Following:
     def _episode_patience(self) -> float:
         """Seconds after which an episode must have ended, whatever it did."""
         rollout, judge = self.config.rollout, self.config.task_judge
-        return (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        longest = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        return min(longest, self.config.asynchrony.stall_timeout)
 
     def _follow(self, over: Callable[[], bool], what: str, patience: float | None) -> None:
         """Take news until `over`."""

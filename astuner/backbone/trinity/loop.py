@@ -15,6 +15,7 @@ from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
 from astuner.backbone.trinity.desk import Course
 from astuner.backbone.trinity.metrics import update_metrics
 from astuner.backbone.trinity.rules import steps_ahead
+from astuner.backbone.trinity.rules import steps_ahead
 from astuner.backbone.trinity.session import TrinitySession
 from astuner.backbone.trinity.tinker_model import forget_all_but
 from astuner.schema import Episode

@@ -191,35 +191,28 @@ def _started(
 ) -> TrinitySession:
     from astuner.backbone.ray_cluster import ray_connected, refuse_connected
     from astuner.backbone.trinity.desk import open_desk
+    from astuner.backbone.trinity.following import Following
+    from astuner.backbone.trinity.stage import checked_config, stage
 
     config = context.config.astuner
     refuse_connected()
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
     base_url = server.address(patience or 3600.0)
+    plan = _plan(context, mode, model, namespace, base_url)
+    checked = checked_config(context.config, plan)
     settings = {
         "address": config.trainer_common.ray_address,
         "namespace": namespace,
-        "runtime_env": {"env_vars": {**environment, "TINKER_BASE_URL": base_url, **_paths()}},
+        "runtime_env": {"env_vars": {**environment, **_paths(), **checked.get_envs()}},
     }
     stack.enter_context(ray_connected(settings))
-    plan = _plan(context, mode, model, namespace, base_url)
     job = _job(context, plan)
     desk = open_desk(job)
-    following = _following(context, plan, desk, server, stack)
-    following.stage.prepare(patience)
-    return TrinitySession(context, RunState(), following.stage, following, plan, server, state)
-
-
-def _following(
-    context: RunContext, plan: TrinityPlan, desk: Any, server: TinkerServer, stack: contextlib.ExitStack
-) -> Following:
-    from astuner.backbone.trinity.following import Following
-    from astuner.backbone.trinity.stage import checked_config, stage
-
-    checked = checked_config(context.config, plan)
     running = stack.enter_context(stage(checked))
-    return Following(context.config.astuner, desk, running, alive=server.refuse_ended)
+    following = Following(config, desk, running, alive=server.refuse_ended)
+    running.prepare(patience)
+    return TrinitySession(context, RunState(), running, following, plan, server, state)
 
 
 def _paths() -> dict[str, str]:
