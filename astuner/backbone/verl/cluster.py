@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from astuner.backbone.cluster.environment import LEAST_CPUS, ON_LOOPBACK, OWN_RAY
 from astuner.backbone.cluster.folder import MEND, ray_folder
-from astuner.backbone.cluster.joining import found_ray, not_joined
+from astuner.backbone.cluster.joining import TOKEN_MODE, found_ray, not_joined
 from astuner.errors import BackboneError
 from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
@@ -52,11 +52,12 @@ def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
     if device == "cpu" and own:
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
     added = wanted.keys() - os.environ.keys()
+    passing = added if TOKEN_MODE in os.environ else added | {TOKEN_MODE}
     os.environ.update({name: wanted[name] for name in added})
     try:
         yield {name: os.environ[name] for name in wanted}
     finally:
-        for name in added:
+        for name in passing:
             os.environ.pop(name, None)
 
 
