@@ -16,7 +16,7 @@ from loguru import logger
 
 from astuner.backbone.ingredients import gather_agent
 from astuner.backbone.verl.client_engine import VerlEngine
-from astuner.breakpoints import Breakpoints, choose
+from astuner.breakpoints import Breakpoints, choose, reached
 from astuner.config.root import AstunerConfig
 from astuner.run_record import redact, redact_output, secret_variables
 from astuner.run_record.plain import to_plain
@@ -63,6 +63,16 @@ class Said:
     text: str
 
 
+@dataclass(frozen=True)
+class Reached:
+    """The tags `bp(tag)` that a worker has come to."""
+
+    tags: frozenset[str]
+
+
+News = Episode | Said | Reached | Sequence[Episode]
+
+
 class EpisodeWorker:
     """Runs shares of batches, one after another, and says what they are at from a thread of its own."""
 
@@ -98,7 +108,7 @@ class EpisodeWorker:
         """Say of each episode that runs here what it is at."""
         return self._running.here()
 
-    def run(self, request: BatchRequest, policy_version: int) -> Iterator[Episode | Said | Sequence[Episode]]:
+    def run(self, request: BatchRequest, policy_version: int) -> Iterator[News]:
         """Yield episodes and the log as they come, and at last the failed attempts of episodes that were run again."""
         self._engine.policy_version = policy_version
         ended: queue.SimpleQueue[Episode | Said | None] = queue.SimpleQueue()
@@ -120,6 +130,7 @@ class EpisodeWorker:
             shown.add(item.episode_id)
             yield _portable(item)
         logger.remove(sink)
+        yield Reached(reached())
         yield [_portable(episode) for episode in everything.result() if episode.episode_id not in shown]
 
 
