@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from astuner.backbone.ingredients import gather_agent
-from astuner.breakpoints import Breakpoints, choose
+from astuner.breakpoints import Breakpoints, choose, reached
 from astuner.config.root import AstunerConfig
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.run_record import redact, redact_output, secret_variables
@@ -60,6 +60,17 @@ class Said:
     text: str
 
 
+@dataclass(frozen=True)
+class Reached:
+    """The tags `bp(tag)` that a process has come to."""
+
+    tags: frozenset[str]
+
+
+News = Episode | Said | Reached | Sequence[Episode]
+"""What a process tells of its episodes; a sequence holds failed attempts of those that were run again."""
+
+
 class EpisodeWorker:
     """Runs shares of batches, one after another, and says what they are at."""
 
@@ -90,7 +101,7 @@ class EpisodeWorker:
         """Say of each episode that runs here what it is at; any thread may ask."""
         return self._running.here()
 
-    def news(self, request: BatchRequest) -> Iterator[Episode | Said | Sequence[Episode]]:
+    def news(self, request: BatchRequest) -> Iterator[News]:
         """Yield episodes and the log as they come, and at last the failed attempts of episodes that were run again."""
         ended: queue.SimpleQueue[Episode | Said | None] = queue.SimpleQueue()
         # Of episodes that are left out, the driver tells itself.
@@ -111,6 +122,7 @@ class EpisodeWorker:
             shown.add(item.episode_id)
             yield _portable(item)
         logger.remove(sink)
+        yield Reached(reached())
         yield [_portable(episode) for episode in everything.result() if episode.episode_id not in shown]
 
 

@@ -224,8 +224,8 @@ class Launch:
                 ray=self.services.ray,
             )
             result = run(backbone, context)
-            # Other backbones run episodes in other processes.
-            if config.backbone in ("debug", "local") and (missed := why_nothing_stopped()) is not None:
+            # Another backbone may run episodes where nobody tells of what they came to.
+            if config.backbone in ("debug", "local", "verl") and (missed := why_nothing_stopped()) is not None:
                 logger.warning("{}", missed)
             if isinstance(result, RunSummary):
                 print_summary(console, result, record.folder)

@@ -12,10 +12,11 @@ import ray
 from loguru import logger
 from ray.exceptions import RayError
 
-from astuner.backbone.episode_worker import Said, in_order
+from astuner.backbone.episode_worker import Reached, Said, in_order
 from astuner.backbone.trinity.desk import TRAINER
 from astuner.backbone.trinity.news import Broken, Credited, Done, Ended, Measured, News
 from astuner.backbone.trinity.stage import Stage
+from astuner.breakpoints import count_as_reached
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
@@ -158,6 +159,8 @@ class Following:
                 self.measured[number], self.trained = values, max(self.trained, number)
             case Said(level, text):
                 logger.log(level, "{}", text)
+            case Reached(tags):
+                count_as_reached(tags)
             case Broken(error):
                 raise error
             case _:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.backbone.episode_worker import Said
+from astuner.backbone.episode_worker import Reached, Said
 from astuner.schema import Episode, Split
 
 
@@ -81,4 +81,4 @@ class Measured:
     values: Mapping[str, float]
 
 
-News = Ended | Done | Said | Broken | Credited | Measured
+News = Ended | Done | Said | Reached | Broken | Credited | Measured

@@ -11,7 +11,7 @@ import ray
 from trinity.common.experience import Experience
 from trinity.common.workflows import Workflow
 
-from astuner.backbone.episode_worker import EpisodeWorker, Said
+from astuner.backbone.episode_worker import EpisodeWorker, Reached, Said
 from astuner.backbone.trinity.desk import DeskJob, desk
 from astuner.backbone.trinity.engines import RolloutEngine
 from astuner.backbone.trinity.experiences import experiences, filler
@@ -68,7 +68,7 @@ class _Station:
         told: list[Any] = []
         post = desk().post.remote
         for news in self._worker.news(request):
-            if isinstance(news, Said):
+            if isinstance(news, Said | Reached):
                 told.append(post(news))
             elif isinstance(news, Episode):
                 ended.append(news)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import ray
 
-from astuner.backbone.episode_worker import AgentJob, EpisodeWorker, Said
+from astuner.backbone.episode_worker import AgentJob, EpisodeWorker, News
 from astuner.backbone.verl.client_engine import VerlEngine
-from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, RunningReport
 
 
@@ -45,7 +44,7 @@ class VerlEpisodeWorker(EpisodeWorker):
         """Say of each episode that runs here what it is at."""
         return super().report()
 
-    def run(self, request: BatchRequest, policy_version: int) -> Iterator[Episode | Said | Sequence[Episode]]:
+    def run(self, request: BatchRequest, policy_version: int) -> Iterator[News]:
         """Yield what `news` does, of episodes that are sampled with weights of that version."""
         self._engine.policy_version = policy_version
         yield from self.news(request)

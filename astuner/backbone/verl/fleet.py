@@ -17,9 +17,9 @@ from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.backbone.episode_worker import Said, in_order
+from astuner.backbone.episode_worker import Reached, Said, in_order
 from astuner.backbone.verl.episode_worker import VerlEpisodeWorker, WorkerJob
-from astuner.breakpoints import is_debugged
+from astuner.breakpoints import count_as_reached, is_debugged
 from astuner.errors import AstunerError, BackboneError
 from astuner.model_tuner import first_line
 from astuner.run_record import learn_secrets
@@ -195,6 +195,8 @@ class EpisodeFleet:
                 arrived.put(_News([news], ended=True))
             elif isinstance(news, Said):
                 logger.log(news.level, "{}", news.text)
+            elif isinstance(news, Reached):
+                count_as_reached(news.tags)
             else:
                 arrived.put(_News(news, ended=False))
 

@@ -95,6 +95,14 @@ class Run:
             assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.1)
 
+    def wait_until_said(self, text: str) -> None:
+        """Wait until the run prints it."""
+        until = time.monotonic() + PATIENCE
+        while text not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.1)
+
     def leftovers(self) -> list[str]:
         """The run's processes that are there, after some patience."""
         for _ in range(300):

@@ -19,7 +19,7 @@ def test_an_episode_in_a_worker_stops_until_the_debugger_leaves(model_folder: Pa
     line = AGENTS.read_text().splitlines().index('        bp("HERE")') + 2
     job = make_job("StopsAtATag", model_folder, tmp_path, trainer_common__total_training_steps=1)
     words = (f"astuner.debug.debugger_port={port}", "astuner.rollout.max_env_worker=1")
-    run = Run(job, tmp_path, "--db=HERE", *words)
+    run = Run(job, tmp_path, "--db=HERE|NOWHERE", *words)
     client = DebugClient(port, PATIENCE)
     try:
         client.attach(AGENTS)
@@ -32,5 +32,6 @@ def test_an_episode_in_a_worker_stops_until_the_debugger_leaves(model_folder: Pa
     assert [place[:2] for place in stops] == [("execute", line)] * 2
     assert all(len(said) > 2 for _, _, said in stops)
     assert f"attach one to 127.0.0.1:{port}" in printed
+    assert "no line bp('NOWHERE') was reached; reached were: HERE" in printed
     assert read_summary(run.record).episodes.ok == 8
     assert run.leftovers() == []

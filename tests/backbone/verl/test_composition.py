@@ -84,6 +84,7 @@ def other_values(path: KeyPath) -> tuple[object, ...]:
 
 
 OTHERS_BY_NULL: dict[str, tuple[object, ...]] = {
+    "n_gpus_per_node": (4,),
     "clip_ratio_low": (0.17,),
     "clip_ratio_high": (0.33,),
     "loss_agg_mode": ("token-mean", "seq-mean-token-sum-norm"),

@@ -42,7 +42,8 @@ def wait_until_empty(folder: Path) -> None:
 
 def test_a_run_computes_on_the_ray_that_it_was_started_with(model_folder: Path, tmp_path: Path, short: Path):
     job = make_job("Letters", model_folder, tmp_path, trainer_common__total_training_steps=1)
-    run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=str(short))
+    # Where the user has a token, the Ray asks for it.
+    run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=str(short), RAY_AUTH_TOKEN="0123456789abcdef" * 4)
     code, printed = run.ended()
     assert code == 0, printed
     assert "service ray: ready after" in printed
