@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
-from astuner.errors import BackboneError
+from astuner.errors import BackboneError, ModelError
 
 pytestmark = pytest.mark.verl
 
@@ -79,3 +80,31 @@ def test_a_ray_without_room_is_named_with_what_it_lacks(own_ray: None):
     expected = r"they take 5 CPUs and 1 GPUs; of 2 CPUs and 0 GPUs it has 2 CPUs and 0 GPUs left"
     with pytest.raises(BackboneError, match=expected):
         refuse_small_ray(OmegaConf.create(CONFIG), patience=0.5)
+
+
+def test_an_engine_whose_process_died_in_a_living_actor_is_named(own_ray: None):
+    import ray
+
+    from astuner.backbone.verl.engine_health import refuse_lost_engines
+
+    class VllmServer:
+        """What is asked of verl's server: an engine that knows whether its process lives."""
+
+        def __init__(self, errored: bool | None) -> None:
+            if errored is not None:
+                self.engine = SimpleNamespace(errored=errored)
+
+        async def generate(self) -> None:
+            """Make it an actor with an event loop, as verl's is."""
+
+    server = ray.remote(VllmServer).options(num_cpus=0)
+    well, further_node, dead = server.remote(False), server.remote(None), server.remote(True)
+    refuse_lost_engines([well, further_node])
+    expected = (
+        r"^rollout engine 2 of 2 is gone: vLLM's engine process \(EngineCore\) has ended.* from the last checkpoint$"
+    )
+    with pytest.raises(ModelError, match=expected):
+        refuse_lost_engines([well, dead])
+    ray.kill(well)
+    with pytest.raises(ModelError, match=r"^rollout engine 1 of 2 is gone: "):
+        refuse_lost_engines([well, dead])
