@@ -132,13 +132,15 @@ REFUSALS = (
         "astuner.rollout.name",
         ("verl",),
         ("sglang",),
-        "no request has been made to SGLang's engine yet; write auto, vllm (on CUDA) or embedded (on a CPU)",
+        "verl 0.9.1 asks for SGLang 0.5.12, that for transformers 5.6.0, and verl excludes 5.6.0, so that no "
+        "environment has them; write auto, vllm, or embedded (on a CPU)",
     ),
     Refusal(
         "astuner.rollout.mode",
         ("verl",),
         ("async",),
-        "every step's episodes are sampled with the weights of the step before; write sync or remove the line",
+        "a step's episodes are all sampled with the newest weights, before its update; verl's asynchronous trainers "
+        "have loops of their own, where this backbone has astuner's; write sync or remove the line",
     ),
     Refusal(
         "astuner.trainer_common.algorithm.adv_estimator",

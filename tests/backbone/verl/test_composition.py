@@ -27,6 +27,7 @@ SETTING = [path for path, entry in verl_mapping().entries.items() if entry.train
 BASE: dict[str, object] = {
     "trainer_common__max_tokens_per_micro_batch": 20000,
     "trainer_common__mini_batch_num": 2,
+    "rollout__temperature": 1.0,  # with another, vLLM takes no top_p
     "trainer_common__ray_address": "auto",  # so that the GPUs of this machine are no bound
 }
 OTHERS: dict[str, tuple[object, ...]] = {
@@ -344,6 +345,11 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             "astuner.trainer_common.nnodes=2",
             GPU,
             r"^command line: astuner\.trainer_common\.nnodes is 2, and a Ray started for the run is on one machine; ",
+        ),
+        (
+            "astuner.rollout.top_p=0.9",
+            replace(CPU, rollout_engine="vllm"),
+            r"^command line: astuner\.rollout\.top_p goes with a temperature of 1 only on vLLM: .*; write rollout",
         ),
         (
             "astuner.rollout.tensor_model_parallel_size=3",
