@@ -27,8 +27,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a real vLLM, or verl, where it is not installed."""
-    for package, where in (("vllm", ".ci/vllm_tests runs this"), ("verl", ".ci/verl_run runs this")):
+    """Skip what needs a real vLLM, verl or Trinity where it is not installed."""
+    runs = {"vllm": ".ci/vllm_tests runs this", "verl": ".ci/verl_run runs this", "trinity": "astuner install trinity"}
+    for package, where in runs.items():
         if importlib.util.find_spec(package) is None:
             skip = pytest.mark.skip(reason=f"{package} is not installed; {where}")
             for item in items:

@@ -26,3 +26,5 @@ class AsynchronyConfig(Section):
     """The share of a step's tasks that need not be waited for; the slowest are given up and counted."""
     over_rollout_wait: PositiveFloat = 30.0
     """Seconds that they get when the others are done."""
+    stall_timeout: PositiveFloat = 1800.0
+    """Seconds in which no episode ends and nothing is learned, after which the run ends with an error."""

@@ -123,9 +123,10 @@ def _wrong_targets(run: AstunerConfig) -> Iterator[Problem]:
 def _too_stale(run: AstunerConfig) -> Iterator[Problem]:
     interval, staleness = run.asynchrony.sync_interval, run.asynchrony.max_staleness
     if interval > staleness + 1:
+        old = interval - 1
         yield _problem(
             f"weights that are synced every astuner.asynchrony.sync_interval ({interval}) steps are up to "
-            f"{interval - 1} steps old, and astuner.asynchrony.max_staleness is {staleness}; lower the first or raise the "
+            f"{old} steps old, and astuner.asynchrony.max_staleness is {staleness}; lower the first or raise the "
             "second",
             "astuner.asynchrony.sync_interval",
             "astuner.asynchrony.max_staleness",

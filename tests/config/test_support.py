@@ -50,6 +50,7 @@ def test_defaults_are_honoured_by_every_backbone_without_a_word() -> None:
         ("astuner.rollout.n_vllm_engine", 3, {"trinity"}),
         ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local", "trinity", "verl"}),
         ("astuner.asynchrony.sync_interval", 2, {"trinity"}),
+        ("astuner.asynchrony.stall_timeout", 5.0, {"trinity"}),
         ("astuner.debug.debug_vllm_port", 2000, {"debug"}),
         ("astuner.debug.debug_tensor_parallel_size", 2, {"debug"}),
         ("astuner.debug.debug_vllm_timeout", 2, {"debug"}),

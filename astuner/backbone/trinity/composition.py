@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -42,7 +43,7 @@ def compose_trinity_config(config: RunConfig, plan: TrinityPlan) -> dict[str, An
         BackboneError: Trinity is not installed.
     """
     packaged = packaged_config()
-    given = given_values(config.trinity, "trinity", packaged)
+    given = list(_beside_ours(given_values(config.trinity, "trinity", packaged)))
     raise_problems([*problems_with(given, trinity_mapping(), packaged, plan.origins), *unfit(config, plan)])
     raise_problems(list(_impossible(given, packaged, plan)))
     composed: dict[str, Any] = {}
@@ -84,6 +85,17 @@ def _leaves(node: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
             yield from _leaves(value, (*path, *parts(str(name))))
     else:
         yield path, node
+
+
+def _beside_ours(given: list[Given]) -> Iterator[Given]:
+    """The values, those of a mapping apart where astuner sets some of its keys."""
+    ours = [parts(key) for key in trinity_mapping().rules()]
+    for one in given:
+        if isinstance(one.value, Mapping) and any(path[: len(one.path)] == one.path != path for path in ours):
+            for path, value in _leaves(one.value, ()):
+                yield replace(one, path=(*one.path, *path), value=value)
+        else:
+            yield one
 
 
 def _mapped(config: RunConfig, plan: TrinityPlan) -> dict[str, object]:

@@ -16,6 +16,7 @@ from astuner.config.root import AstunerConfig
 
 Rule = Callable[[AstunerConfig, TrinityPlan], object]
 
+_OF_THE_LOSS = {"adv_estimator", "clip_ratio_low", "clip_ratio_high", "loss_agg_mode", "norm_adv_by_std"}
 GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 
 
@@ -115,10 +116,10 @@ def requested_tasks(config: AstunerConfig, plan: TrinityPlan) -> list[dict[str, 
 
 
 def loss_args(config: AstunerConfig, plan: TrinityPlan) -> dict[str, object]:
-    """What astuner's loss is made with: the algorithm's section, and the KL's estimator and coefficient, 0 for none."""
+    """What astuner's loss is made with: the algorithm, clip range, KL estimator and KL coefficient (0 for none)."""
     common = config.trainer_common
     return {
-        "algorithm": common.algorithm.model_dump(mode="json"),
+        "algorithm": common.algorithm.model_dump(mode="json", include=_OF_THE_LOSS),
         "kl_coef": common.kl_loss_coef if uses_kl_loss(config) else 0.0,
         "kl_type": common.kl_loss_type,
     }
