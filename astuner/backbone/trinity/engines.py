@@ -41,8 +41,9 @@ class TinkerEngine:
             base: whether it is the model to begin with.
         """
         if path != self._path:
-            named = {"base_model": path} if base else {"model_path": path}
-            self._client = await self.service.create_sampling_client_async(**named)
+            self._client = await self.service.create_sampling_client_async(
+                model_path=None if base else path, base_model=path if base else None
+            )
             self._path = path
         self.policy_version = version
 

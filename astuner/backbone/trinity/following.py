@@ -13,8 +13,9 @@ from loguru import logger
 from ray.exceptions import RayError
 
 from astuner.backbone.episode_worker import Reached, Said, in_order
+from astuner.backbone.trinity.certificate import SampleName
 from astuner.backbone.trinity.desk import TRAINER
-from astuner.backbone.trinity.news import Broken, Credited, Done, Ended, Measured, News
+from astuner.backbone.trinity.news import Broken, Credited, Done, Ended, Measured, News, Taken
 from astuner.backbone.trinity.stage import Stage
 from astuner.breakpoints import count_as_reached
 from astuner.config.root import AstunerConfig
@@ -55,6 +56,8 @@ class Following:
         alive: raises where something else that the run needs has ended.
         credited: what is known of each training step that waits for the trainer, by step.
         measured: the metrics of the trainer's steps, by its own number.
+        taken: what it trained on in each of them.
+        trained: how many of them are done.
     """
 
     config: AstunerConfig
@@ -64,6 +67,7 @@ class Following:
     alive: Callable[[], None] = lambda: None
     credited: dict[int, Credited] = field(default_factory=dict)
     measured: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    taken: dict[int, Mapping[SampleName, str]] = field(default_factory=dict)
     trained: int = 0
     _batches: dict[tuple[Split, int], _Batch] = field(default_factory=lambda: defaultdict(_Batch))
 
@@ -103,9 +107,9 @@ class Following:
         """Return what is known of a training step, once the trainer has done its own step `number`.
 
         Raises:
-            BackboneError: nothing came of the trainer within `asynchrony.stall_timeout`, or a process of the run ended.
+            BackboneError: nothing came of the trainer within `deadlines.update`, or a process of the run ended.
         """
-        patience = self.config.asynchrony.stall_timeout
+        patience = self.config.deadlines.update
         self._follow(lambda: step in self.credited and number <= self.trained, f"the update of step {step}", patience)
         return self.credited.pop(step)
 
@@ -113,8 +117,7 @@ class Following:
     def _episode_patience(self) -> float:
         """Seconds after which an episode must have ended, whatever it did."""
         rollout, judge = self.config.rollout, self.config.task_judge
-        longest = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
-        return min(longest, self.config.asynchrony.stall_timeout)
+        return (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
 
     def _follow(self, over: Callable[[], bool], what: str, patience: float | None) -> None:
         """Take news until `over`."""
@@ -155,6 +158,8 @@ class Following:
                 batch.tasks += tasks
             case Credited(step):
                 self.credited[step] = news
+            case Taken(number, digests):
+                self.taken[number] = digests
             case Measured(role, number, values) if role == TRAINER:
                 self.measured[number], self.trained = values, max(self.trained, number)
             case Said(level, text):

@@ -11,6 +11,7 @@ from loguru import logger
 from astuner.backbone.ingredients import call_settings
 from astuner.backbone.reinforce import ReinforcementLoop
 from astuner.backbone.step_credit import UpdateResult
+from astuner.backbone.trinity.certificate import refuse_foreign
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
 from astuner.backbone.trinity.desk import Course
 from astuner.backbone.trinity.metrics import update_metrics
@@ -58,8 +59,10 @@ class TrinityLoop(ReinforcementLoop):
         following = self.session.following
         with self.session.context.phase("update"):
             credited = following.wait_for_update(number, number * self.session.updates)
-        first = (number - 1) * self.session.updates
-        parts = [following.measured.pop(first + part + 1, {}) for part in range(self.session.updates)]
+        own = range((number - 1) * self.session.updates + 1, number * self.session.updates + 1)
+        for one in own:
+            refuse_foreign(usable, following.taken.pop(one, {}), number)
+        parts = [following.measured.pop(one, {}) for one in own]
         moved = update_metrics(parts) | {"backlog/steps": following.waiting}
         if credited.result is None:
             return UpdateResult(moved, (), signal=False)

@@ -12,7 +12,11 @@ from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
 from trinity.buffer import get_buffer_reader
 from trinity.common.experience import Experience
 
+from astuner.backbone.trinity.certificate import digest
 from astuner.backbone.trinity.credit import COUNT
+from astuner.backbone.trinity.desk import desk
+from astuner.backbone.trinity.experiences import EPISODE, SAMPLE
+from astuner.backbone.trinity.news import Taken
 
 
 class WholeMiniBatches(SampleStrategy):
@@ -34,6 +38,14 @@ class WholeMiniBatches(SampleStrategy):
         taken = await self._reader.read(batch_size=1)
         if taken[0].info[COUNT] > 1:
             taken += await self._reader.read(batch_size=taken[0].info[COUNT] - 1)
+        digests = {
+            (one.info[EPISODE], one.info[SAMPLE]): digest(
+                one.tokens.tolist(), one.action_mask.tolist(), one.logprobs.tolist()
+            )
+            for one in taken
+            if one.action_mask.any()
+        }
+        await desk().post.remote(Taken(step, digests))
         now = (step - 1) // self._updates
         ages = [now - max(one.info["model_version"], 0) // self._updates for one in taken]
         return taken, {"staleness/max": float(max(ages)), "staleness/mean": sum(ages) / len(ages)}, []

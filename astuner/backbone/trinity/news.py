@@ -67,6 +67,19 @@ class Credited:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """The trainer has experiences.
+
+    Attributes:
+        number: the trainer's own step that it takes them for.
+        digests: of those that train anything, see `certificate`, by episode and number of the sample.
+    """
+
+    number: int
+    digests: Mapping[tuple[str, int], str]
+
+
+@dataclass(frozen=True)
 class Measured:
     """Metrics of Trinity's.
 
@@ -81,4 +94,4 @@ class Measured:
     values: Mapping[str, float]
 
 
-News = Ended | Done | Said | Reached | Broken | Credited | Measured
+News = Ended | Done | Said | Reached | Broken | Credited | Taken | Measured

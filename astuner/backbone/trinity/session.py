@@ -18,6 +18,8 @@ from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.plan import Mode, TrinityPlan
 from astuner.backbone.trinity.tinker_process import KEY, TinkerServer, tinker_server
+from astuner.backbone.trinity.without_vllm import FOLDER as WITHOUT_VLLM
+from astuner.backbone.trinity.without_vllm import stand_in
 from astuner.breakpoints import chosen
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
@@ -175,7 +177,9 @@ _ENVIRONMENT = {
     "TINKER_TELEMETRY": "0",
     # Trinity's own loads every plugin of vLLM's that is installed.
     "VLLM_PLUGINS": "none",
-    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # In the launcher; what Trinity's processes write to its log files is for Trinity's configuration to say.
+    "TRINITY_LOG_LEVEL": "ERROR",
     "OMP_NUM_THREADS": "1",
 }
 
@@ -189,6 +193,7 @@ def _started(
     environment: dict[str, str],
     stack: contextlib.ExitStack,
 ) -> TrinitySession:
+    stand_in()
     from astuner.backbone.cluster.connection import ray_connected, refuse_connected
     from astuner.backbone.trinity.desk import open_desk
     from astuner.backbone.trinity.following import Following
@@ -216,11 +221,11 @@ def _started(
 
 
 def _paths() -> dict[str, str]:
-    """Return where the run's processes find the package."""
+    """Return where the run's processes find the package, and what stands in for vLLM."""
     import astuner
 
     package = str(Path(astuner.__file__).parents[1])
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(WITHOUT_VLLM), package, os.environ.get("PYTHONPATH"))))}
 
 
 def _plan(context: RunContext, mode: Mode, model: str, namespace: str, base_url: str) -> TrinityPlan:

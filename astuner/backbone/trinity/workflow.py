@@ -59,6 +59,9 @@ class _Station:
     """What a runner's process has for all its episodes."""
 
     def __init__(self, job: DeskJob) -> None:
+        # Ray has chosen uvloop for its actors, whose loops cannot start processes in several threads at once, as
+        # agents' tools do.
+        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         self.engine = RolloutEngine(tinker_service=job.tinker, max_model_len=job.max_model_len, updates=job.updates)
         self._worker = EpisodeWorker(job.agent, self.engine)
 
