@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 
 from astuner.backbone.step_credit import uses_kl_loss
 from astuner.backbone.trinity.plan import TrinityPlan
-from astuner.config.keys import parts, schema
 from astuner.config.root import AstunerConfig
 
 Rule = Callable[[AstunerConfig, TrinityPlan], object]
 
 _OF_THE_LOSS = {"adv_estimator", "clip_ratio_low", "clip_ratio_high", "loss_agg_mode", "norm_adv_by_std"}
+# Of machines in a cluster, which this one may not be alike.
+_USUAL_GPUS = 8
 GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 
 
@@ -168,12 +169,13 @@ def gpu_share(config: AstunerConfig, plan: TrinityPlan) -> float:
 
 
 def gpus_per_node(config: AstunerConfig, plan: TrinityPlan) -> int:
-    """As given; its default, 8, is all GPUs of the machine (8 in a Ray that is joined)."""
+    """As given; null is all GPUs of the machine (8 in a Ray that is joined), or 1 beside a Tinker service."""
     given = config.trainer_common.n_gpus_per_node
-    # A record's config.yaml names every key, so that a default cannot be told from a value of its own.
-    if given != schema().keys[parts(GPUS_PER_NODE)].default or plan.uses_tinker:
+    if given is not None:
         return given
-    return given if config.trainer_common.ray_address is not None else plan.gpus
+    if plan.uses_tinker:
+        return 1
+    return _USUAL_GPUS if config.trainer_common.ray_address is not None else plan.gpus
 
 
 def logits_divisor(config: AstunerConfig, plan: TrinityPlan) -> float:

@@ -13,7 +13,8 @@ import pytest
 
 from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
-from tests.backbone.verl.runs import Run, losses, make_job
+from tests.backbone.runs import Run, losses
+from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
