@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from astuner.backbone.cluster.environment import LEAST_CPUS, ON_LOOPBACK, OWN_RAY
-from astuner.backbone.cluster.folder import MEND, ray_folder
-from astuner.backbone.cluster.joining import TOKEN_MODE, found_ray, not_joined
+from astuner.backbone.cluster.connection import ray_connected, refuse_connected
+from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.errors import BackboneError
-from astuner.loopback import ADDRESS
-from astuner.model_tuner import first_line
 
 _CPUS_PER_WORKER = 3
 
@@ -48,17 +44,11 @@ def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
     if device == "cpu":
         wanted |= _CPU_ENVIRONMENT
     if own:
-        wanted |= OWN_RAY | ON_LOOPBACK
+        wanted |= OWN_ENVIRONMENT
     if device == "cpu" and own:
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
-    added = wanted.keys() - os.environ.keys()
-    passing = added if TOKEN_MODE in os.environ else added | {TOKEN_MODE}
-    os.environ.update({name: wanted[name] for name in added})
-    try:
-        yield {name: os.environ[name] for name in wanted}
-    finally:
-        for name in passing:
-            os.environ.pop(name, None)
+    with environment_set(wanted) as found:
+        yield found
 
 
 @contextlib.contextmanager
@@ -74,13 +64,7 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     Raises:
         BackboneError: there is none at that address, or none can be started, or this process has one already.
     """
-    import ray
-
-    if ray.is_initialized():
-        raise BackboneError(
-            "this process is connected to a Ray already, which is left as it is; call ray.shutdown() before, or run "
-            "astuner in a process of its own, with trainer_common.ray_address to join that Ray"
-        )
+    refuse_connected()
     if environment.get("VERL_PLATFORM") == "cpu":
         # verl looks for it only when it is first imported, which may have been before.
         importlib.import_module("astuner.backbone.verl.cpu_platform")
@@ -89,22 +73,7 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
     runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
-    settings = {"log_to_driver": False, "logging_level": "ERROR", **settings, "runtime_env": runtime}
-    with contextlib.ExitStack() as stack:
-        if settings.get("address") is None:
-            folder = stack.enter_context(ray_folder())
-            settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
-            settings["_temp_dir"] = folder
-            # Ray only counts with them: verl's processes would wait for ever on a machine with few.
-            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, LEAST_CPUS)
-        else:
-            settings["address"] = found_ray(settings["address"])
-        stack.callback(ray.shutdown)  # none but this one, even half started
-        try:
-            ray.init(**settings)
-        # Ray raises errors of many kinds here.
-        except Exception as error:
-            raise BackboneError(_no_ray(settings["address"], error)) from error
+    with ray_connected({**settings, "runtime_env": runtime}):
         yield
 
 
@@ -139,14 +108,3 @@ def refuse_small_ray(config: DictConfig, patience: float = 300.0) -> None:
 
 def _counted(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{resources.get(kind, 0):.0f} {kind}s" for kind in ("CPU", "GPU"))
-
-
-def _no_ray(address: str, error: Exception) -> str:
-    if address == "local":
-        return f"Ray could not be started: {first_line(error)}; if its folder is to blame, {MEND}"
-    # Of versions that differ, Ray tells in several lines, and in the cause of what it raises.
-    why = " ".join(str(error.__cause__ or error).split())
-    return (
-        f"{not_joined(address)}: {why}. Start its nodes in this environment, whose Ray and Python it has to have, or "
-        "leave the key out to have one started for the run"
-    )
