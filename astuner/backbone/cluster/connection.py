@@ -1,4 +1,4 @@
-"""The Ray that a run computes on, whatever trains there: one of its own, or one that is joined."""
+"""Having a Ray for a while: one that is started, or one that is joined."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from astuner.backbone.cluster.environment import LEAST_CPUS
 from astuner.backbone.cluster.folder import MEND, ray_folder
-from astuner.backbone.cluster.joining import TOKEN_MODE, found_ray, not_joined
+from astuner.backbone.cluster.joining import found_ray, not_joined
 from astuner.errors import BackboneError
 from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
@@ -53,8 +53,6 @@ def ray_connected(settings: Mapping[str, Any]) -> Iterator[None]:
             # Ray only counts with them: a trainer's processes would wait for ever on a machine with few.
             settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, LEAST_CPUS)
         else:
-            if TOKEN_MODE not in os.environ:  # it is set where the Ray asks for a token
-                stack.callback(os.environ.pop, TOKEN_MODE, None)
             settings["address"] = found_ray(settings["address"])
         stack.callback(ray.shutdown)  # none but this one, even half started
         try:

@@ -1,4 +1,4 @@
-"""What the processes of a Ray that astuner starts are to find in their environment."""
+"""What the processes of a Ray are to find in their environment."""
 
 from __future__ import annotations
 
@@ -19,6 +19,12 @@ ON_LOOPBACK = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 
+OWN_ENVIRONMENT: Mapping[str, str] = OWN_RAY | ON_LOOPBACK
+"""Of a Ray that is started for a run, on this machine alone, and of the process that uses it."""
+
+TOKEN_MODE = "RAY_AUTH_MODE"
+"""The variable that says whether Ray's processes show a token; Ray sets it, and leaves it, for a Ray that it starts."""
+
 LEAST_CPUS = 64
 """Ray reserves CPUs and does not measure them: processes that want more than there are would wait for ever."""
 
@@ -27,9 +33,10 @@ LEAST_CPUS = 64
 def environment_set(wanted: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """Set variables for the block, but for those that the user has set; give all of `wanted` as they are then."""
     added = wanted.keys() - os.environ.keys()
+    passing = added if TOKEN_MODE in os.environ else added | {TOKEN_MODE}
     os.environ.update({name: wanted[name] for name in added})
     try:
         yield {name: os.environ[name] for name in wanted}
     finally:
-        for name in added:
+        for name in passing:
             os.environ.pop(name, None)

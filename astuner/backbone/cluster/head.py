@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from astuner.backbone.cluster.environment import LEAST_CPUS, ON_LOOPBACK, OWN_RAY
+from astuner.backbone.cluster.environment import LEAST_CPUS, OWN_ENVIRONMENT, OWN_RAY
 from astuner.config.root import AstunerConfig
 from astuner.loopback import ADDRESS
 from astuner.ports import free_port
@@ -69,7 +69,7 @@ def ray_head(config: AstunerConfig, *, others_join: bool) -> RayHead:
         argv += [f"--dashboard-agent-listen-port={free_port()}"]
         if importlib.util.find_spec("grpc") is not None:  # Ray refuses the option without
             argv += [f"--ray-client-server-port={free_port()}"]
-    env = OWN_RAY if others_join else OWN_RAY | ON_LOOPBACK
+    env = OWN_RAY if others_join else OWN_ENVIRONMENT
     return RayHead(argv, env, StartedRay(f"{ADDRESS}:{port}", others_join))
 
 

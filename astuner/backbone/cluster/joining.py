@@ -8,10 +8,8 @@ import socket
 import subprocess
 import sys
 
+from astuner.backbone.cluster.environment import TOKEN_MODE
 from astuner.errors import BackboneError
-
-TOKEN_MODE = "RAY_AUTH_MODE"
-"""The variable that says whether Ray's processes show a token; Ray sets it, and leaves it, for a Ray that it starts."""
 
 _WANTS_TOKEN = "AuthenticationError"
 _SECONDS_TO_CONNECT = 10.0

@@ -150,7 +150,7 @@ def trinity_session(
     Raises:
         AstunerError: the configuration does not fit, or something does not start.
     """
-    from astuner.backbone.cluster.environment import ON_LOOPBACK, OWN_RAY, environment_set
+    from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
 
     config, record = context.config.astuner, context.record.folder.absolute()
     model = context.ingredients.model_path
@@ -158,7 +158,7 @@ def trinity_session(
     address = context.ray.address if context.ray else config.trainer_common.ray_address
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(tinker_server(path, config.model.dtype, record / SERVICE_FOLDER))
-        own = OWN_RAY | ON_LOOPBACK if address is None else {}
+        own = OWN_ENVIRONMENT if address is None else {}
         environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT}))
         state = TrinityState(record / STATE_FOLDER)
         state.clear()

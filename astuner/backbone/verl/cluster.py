@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from astuner.backbone.cluster.connection import ray_connected, refuse_connected
-from astuner.backbone.cluster.environment import ON_LOOPBACK, OWN_RAY, environment_set
+from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.errors import BackboneError
 
 _CPUS_PER_WORKER = 3
@@ -44,7 +44,7 @@ def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
     if device == "cpu":
         wanted |= _CPU_ENVIRONMENT
     if own:
-        wanted |= OWN_RAY | ON_LOOPBACK
+        wanted |= OWN_ENVIRONMENT
     if device == "cpu" and own:
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
     with environment_set(wanted) as found:

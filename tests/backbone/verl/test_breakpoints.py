@@ -21,6 +21,7 @@ def test_an_episode_in_a_worker_stops_until_the_debugger_leaves(model_folder: Pa
     job = make_job("StopsAtATag", model_folder, tmp_path, trainer_common__total_training_steps=1)
     words = (f"astuner.debug.debugger_port={port}", "astuner.rollout.max_env_worker=1")
     run = Run(job, tmp_path, "--db=HERE|NOWHERE", *words)
+    run.wait_until_said(f"attach one to 127.0.0.1:{port}")
     client = DebugClient(port, PATIENCE)
     try:
         client.attach(AGENTS)
@@ -32,7 +33,6 @@ def test_an_episode_in_a_worker_stops_until_the_debugger_leaves(model_folder: Pa
     assert code == 0, printed
     assert [place[:2] for place in stops] == [("execute", line)] * 2
     assert all(len(said) > 2 for _, _, said in stops)
-    assert f"attach one to 127.0.0.1:{port}" in printed
     assert "no line bp('NOWHERE') was reached; reached were: HERE" in printed
     assert read_summary(run.record).episodes.ok == 8
     assert run.leftovers() == []
