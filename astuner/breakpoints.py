@@ -87,13 +87,23 @@ def choose(breakpoints: Breakpoints) -> None:
     _chosen = breakpoints
 
 
+def reached() -> frozenset[str]:
+    """Return the tags that this process has come to, for the one whose work it does."""
+    return frozenset(_reached)
+
+
+def count_as_reached(tags: frozenset[str]) -> None:
+    """Take tags that another process has come to for reached."""
+    _reached.update(tags)
+
+
 def any_chosen() -> bool:
     """Whether the run is to stop anywhere."""
     return bool(_chosen.tags)
 
 
 def why_nothing_stopped() -> str | None:
-    """Say which chosen tags this process has not come to; None where it came to all of them."""
+    """Say which chosen tags the run has not come to; None where it came to all of them."""
     missed = _chosen.tags - _reached
     if not missed:
         return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from astuner.backbone.cluster.head import StartedRay
 from astuner.backbone.ingredients import Ingredients
 from astuner.backbone.phases import PhaseName, watched
 from astuner.backbone.progress import RunProgress
@@ -35,6 +36,7 @@ class RunContext:
         keep_engine: leave a server that the run starts for its engine warm.
         on_episode: called on the main thread with each episode of a dry run as it ends.
         origins: where the user set a key (`file:line`, `command line`), for messages.
+        ray: that `--with-ray` or `--with-ray-cluster` has started, for backbones that compute on one.
     """
 
     config: RunConfig
@@ -46,6 +48,7 @@ class RunContext:
     keep_engine: bool = False
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda _: None
+    ray: StartedRay | None = None
 
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
         """Have the log say where things stand if the block, a phase of the run, passes its deadline."""
@@ -115,8 +118,13 @@ _BACKBONES = {
         trains=True,
         install="astuner install verl",
     ),
+    "trinity": _Home(
+        "astuner.backbone.trinity.backbone->TrinityBackbone",
+        ("trinity", "tinker", "ray"),
+        trains=True,
+        install="astuner install trinity",
+    ),
 }
-_PLANNED = ("trinity",)
 
 
 def load_training_backbone(name: str) -> TrainingBackbone:
@@ -140,10 +148,6 @@ def load_backbone(name: str) -> Backbone:
     Raises:
         BackboneError: it is unknown, or its packages are missing (with the command that installs them).
     """
-    if name in _PLANNED:
-        raise BackboneError(
-            f"backbone {name!r} is not part of this version yet; use one of: {', '.join(sorted(_BACKBONES))}"
-        )
     if name not in _BACKBONES:
         raise BackboneError(f"unknown backbone {name!r}; there are: {', '.join(sorted(_BACKBONES))}")
     home = _BACKBONES[name]
@@ -180,7 +184,7 @@ def check_engine(config: AstunerConfig) -> None:
     """
     from astuner.backbone.vllm_server.installed import installed_vllm, refuse_strangers
 
-    refuse_strangers()
+    refuse_strangers(for_vllm=starts_vllm(config))
     if starts_vllm(config):
         installed_vllm()
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from astuner.config.section import Section
 
 AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo", "sft"]
 KlType = Literal["k1", "k2", "low_var_kl"]
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+
+def _ray_address(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and ("/" in host or not host or not port.isdecimal()):
+        raise ValueError("expected host:port of a Ray cluster's head, such as 10.0.0.1:6379, or auto")
+    return address
+
+
+RayAddress = Annotated[str, AfterValidator(_ray_address)]
 
 
 class AlgorithmConfig(Section):
@@ -103,9 +113,9 @@ class TrainerCommonConfig(Section):
     """Go on from the last checkpoint of the same experiment where there is one."""
     nnodes: PositiveInt = 1
     """Machines (verl, trinity)."""
-    n_gpus_per_node: PositiveInt = 8
-    """GPUs per machine (verl, trinity); for verl 8 counts as not set: all that a machine has, one process on a CPU."""
-    ray_address: str | None = None
+    n_gpus_per_node: PositiveInt | None = None
+    """GPUs per machine (verl, trinity); null is all that a machine has, for verl one process on a CPU."""
+    ray_address: RayAddress | None = None
     """A Ray cluster to join, `host:port` or auto (verl, trinity); null starts Ray for the run."""
     logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = Field(
         default=["console", "tensorboard"]

@@ -213,10 +213,19 @@ class Launch:
             stack.enter_context(_failure_logged(record))
             self._repeat_notices(brought)
             progress = RunProgress(console, shown=not one_at_a_time(config))
-            context = RunContext(self.config, brought, record, progress, self.started, running, origins=self.origins)
+            context = RunContext(
+                self.config,
+                brought,
+                record,
+                progress,
+                self.started,
+                running,
+                origins=self.origins,
+                ray=self.services.ray,
+            )
             result = run(backbone, context)
-            # Other backbones run episodes in other processes.
-            if config.backbone in ("debug", "local") and (missed := why_nothing_stopped()) is not None:
+            # Another backbone may run episodes where nobody tells of what they came to.
+            if config.backbone in ("debug", "local", "verl") and (missed := why_nothing_stopped()) is not None:
                 logger.warning("{}", missed)
             if isinstance(result, RunSummary):
                 print_summary(console, result, record.folder)

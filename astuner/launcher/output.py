@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TextIO
 
 from loguru import logger
 
-from astuner.run_record import redact
+from astuner.run_record import output_redacted
 
 FILE_ONLY = {"file_only": True}
 """Bound to a log record (`logger.bind(**FILE_ONLY)`), keeps it off the console: run.log alone has it."""
@@ -22,7 +21,7 @@ def tidy_output() -> Iterator[None]:
 
     Warnings go to run.log. What a workflow prints is shown without the values of keys and tokens.
     """
-    with _quiet_transformers(), _quiet_hub(), _warnings_in_the_log(), _redacted("stdout"), _redacted("stderr"):
+    with _quiet_transformers(), _quiet_hub(), _warnings_in_the_log(), output_redacted():
         yield
 
 
@@ -71,30 +70,3 @@ def _warnings_in_the_log() -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = before
-
-
-@contextlib.contextmanager
-def _redacted(name: str) -> Iterator[None]:
-    before = getattr(sys, name)
-    if before is None:  # the process was started with the stream closed
-        yield
-        return
-    setattr(sys, name, _RedactedStream(before))
-    try:
-        yield
-    finally:
-        setattr(sys, name, before)
-
-
-class _RedactedStream:
-    """A text stream that passes everything on, each written piece without its secrets."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        self._stream.write(redact(text))
-        return len(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)

@@ -17,7 +17,7 @@ from loguru import logger
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ServiceError
 from astuner.ports import holder, is_taken
-from astuner.processes.guarded_process import GuardedProcess
+from astuner.processes.guarded_process import GuardedProcess, OwnFolder
 from astuner.processes.log import ProcessLog
 from astuner.run_record import redact_argv
 
@@ -33,11 +33,20 @@ _STEADY_SECONDS = 300.0
 class Service:
     """A declared service. `start`, then `stop`; `ask_to_stop` lets several stop at the same time."""
 
-    def __init__(self, name: str, config: ServiceConfig, cwd: Path) -> None:
+    def __init__(self, name: str, config: ServiceConfig, cwd: Path, own_tmp: OwnFolder | None = None) -> None:
+        """Prepare it.
+
+        Args:
+            name: after `--with-`.
+            config: what to start.
+            cwd: in this folder.
+            own_tmp: give it a folder for temporary files of its own.
+        """
         self.name = name
         self.config = config
         self.log = ProcessLog(name)
         self._cwd = cwd
+        self._own_tmp = own_tmp
         self._stopping = threading.Event()
         self._process: GuardedProcess | None = None
         self._reader: threading.Thread | None = None
@@ -93,7 +102,7 @@ class Service:
         # Without it, what a service in Python prints reaches the log much later.
         env = {**os.environ, **here, "PYTHONUNBUFFERED": "1", **self.config.env}
         try:
-            self._process = GuardedProcess(self.config.argv, self._cwd, env)
+            self._process = GuardedProcess(self.config.argv, self._cwd, env, own_tmp=self._own_tmp)
         except ServiceError as error:
             raise ServiceError(f"service {self.name} cannot be started: {error}") from error
         assert self._process.output

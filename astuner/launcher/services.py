@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from astuner.config.root import RunConfig
+from astuner.backbone.cluster.folder import short_parent
+from astuner.backbone.cluster.head import StartedRay, ray_head
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.service import Service, ports_of
 from astuner.ports import free_port, is_taken
+from astuner.processes.guarded_process import OwnFolder
 from astuner.run_record import learn_secrets
 
-_RAY = ["ray", "start", "--head", "--block", "--port=6379", "--include-dashboard=false", "--disable-usage-stats"]
-
 _VIEW_PORT = 8765
+_RAYS = ("ray", "ray-cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +32,19 @@ class BuiltIn:
         config: as if it had been declared.
         package: what has to be importable, "" for nothing.
         install: how to get that.
+        own_tmp: the folder for its temporary files, where it has one of its own.
+        ray: what the run computes on, if that is it.
     """
 
     config: ServiceConfig
     package: str = ""
     install: str = ""
+    own_tmp: OwnFolder | None = None
+    ray: StartedRay | None = None
 
 
-def built_in(name: str, exp_dir: Path) -> BuiltIn:
-    """The built-in service `name`, for runs whose records are in `exp_dir`."""
+def built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn:
+    """The built-in service `name`, for a run of `config` whose record is in `exp_dir`."""
     if name == "logview":
         exp_dir.mkdir(parents=True, exist_ok=True)  # a first run has no folder yet
         port = free_port() if is_taken(_VIEW_PORT) else _VIEW_PORT  # another run may have its own
@@ -48,18 +54,24 @@ def built_in(name: str, exp_dir: Path) -> BuiltIn:
         serve = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
         install = "`pip install appworld`, then `appworld install` and `appworld download data`"
         return BuiltIn(serve, "appworld", install)
-    # In the foreground, so that its process group is all of it; only ray-cluster is open to other machines.
-    command = [*_RAY, "--node-ip-address=127.0.0.1"] if name == "ray" else _RAY
-    return BuiltIn(
-        ServiceConfig(command=command, health=HealthConfig(port=6379)), "ray", '`pip install "ray[default]"`'
-    )
+    head = ray_head(config, others_join=name == "ray-cluster")
+    service = ServiceConfig(command=head.argv, env=dict(head.env), health=HealthConfig(port=head.port))
+    folder = OwnFolder(str(short_parent()), ("TMPDIR", "RAY_TMPDIR"))
+    return BuiltIn(service, "ray", '`pip install "ray[default]"`', folder, head.ray)
 
 
 class Services:
     """The services of one run."""
 
-    def __init__(self, services: Sequence[Service] = ()) -> None:
+    def __init__(self, services: Sequence[Service] = (), ray: StartedRay | None = None) -> None:
+        """Take services.
+
+        Args:
+            services: in the order in which they are started.
+            ray: the one among them that the run computes on.
+        """
         self._services = services
+        self.ray = ray
         self._running = False
 
     @classmethod
@@ -76,12 +88,19 @@ class Services:
             ConfigError: there is no such service, or its folder does not exist.
             ServiceError: a built-in one needs a package that is not installed.
         """
+        _refuse_two_rays(names, config.astuner)
         declared = config.astuner.services
-        found = {name: declared.get(name) or _built_in_config(name, list(declared), exp_dir) for name in names}
+        found = {
+            name: BuiltIn(declared[name]) if name in declared else _built_in(name, config.astuner, exp_dir)
+            for name in names
+        }
         for service in declared.values():
             learn_secrets(service.env)
-        _refuse_shared_ports(found)
-        return cls([Service(name, service, _folder(name, service, config_dir)) for name, service in found.items()])
+        _refuse_shared_ports({name: one.config for name, one in found.items()})
+        services = [
+            Service(name, o.config, _folder(name, o.config, config_dir), o.own_tmp) for name, o in found.items()
+        ]
+        return cls(services, next((one.ray for one in found.values() if one.ray is not None), None))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -128,7 +147,8 @@ class Services:
             service.stop()
 
 
-def _built_in_config(name: str, declared: Sequence[str], exp_dir: Path) -> ServiceConfig:
+def _built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn:
+    declared = list(config.services)
     if name not in BUILT_IN_SERVICES:
         alike = difflib.get_close_matches(name, (*declared, *BUILT_IN_SERVICES), n=1)
         hint = f"did you mean --with-{alike[0]}? " if alike else ""
@@ -136,13 +156,28 @@ def _built_in_config(name: str, declared: Sequence[str], exp_dir: Path) -> Servi
             f"--with-{name}: there is no service {name!r}; {hint}The configuration declares "
             f"{', '.join(declared) or 'none'} (astuner.services), and built in are {', '.join(BUILT_IN_SERVICES)}"
         )
-    service = built_in(name, exp_dir)
+    service = built_in(name, config, exp_dir)
     if service.package and importlib.util.find_spec(service.package) is None:
         raise ServiceError(
             f"--with-{name} needs {service.package}, which is not installed; install it with {service.install}, or "
             "declare a service of another name under astuner.services"
         )
-    return service.config
+    return service
+
+
+def _refuse_two_rays(names: Sequence[str], config: AstunerConfig) -> None:
+    """Refuse what leaves open on which Ray a run computes.
+
+    Raises:
+        ConfigError: names both.
+    """
+    rays = [f"--with-{name}" for name in _RAYS if name in names]
+    if len(rays) > 1:
+        raise ConfigError(f"{' and '.join(rays)} each start a Ray; leave one of them out")
+    if rays and config.trainer_common.ray_address is not None:
+        raise ConfigError(
+            f"{rays[0]} starts a Ray, and astuner.trainer_common.ray_address names one to join; leave one of them out"
+        )
 
 
 def _folder(name: str, service: ServiceConfig, config_dir: Path) -> Path:

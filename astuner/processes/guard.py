@@ -1,10 +1,10 @@
 """Runs one process and ends it, with all of its group, when the launcher closes the pipe or dies.
 
 `python -m astuner.processes.guard` is started by `GuardedProcess`. Its stdin is the pipe: a line of JSON with `argv`,
-`cwd`, `env`, `grace` and `own_tmp`, then nothing until the end of input, which is the sign to stop; or a line `keep`,
-after which the process stays until the guard is told to end by a signal. The process's output goes to the guard's
-stdout; stderr has one line of JSON, `pid` or `error`. The exit code is that of the process, 128 + n where signal n
-ended it.
+`cwd`, `env`, `grace` and `own_tmp` (null, or an `OwnFolder`), then nothing until the end of input, which is the sign to
+stop; or a line `keep`, after which the process stays until the guard is told to end by a signal. The process's output
+goes to the guard's stdout; stderr has one line of JSON, `pid` or `error`. The exit code is that of the process, 128 + n
+where signal n ended it.
 
 The guard is the process's parent and collects it last of all, so that the number of its process group cannot have
 become another's when the group is signalled.
@@ -98,13 +98,13 @@ def _end_with_parent() -> None:
 @contextlib.contextmanager
 def _environment(order: dict[str, Any]) -> Iterator[dict[str, str]]:
     """The process's environment, with a folder for its temporary files that ends with the guard if one is asked for."""
-    env = dict(order["env"])
-    if not order["own_tmp"]:
+    env, own = dict(order["env"]), order["own_tmp"]
+    if own is None:
         yield env
         return
-    folder = tempfile.mkdtemp(prefix="astuner-")
+    folder = tempfile.mkdtemp(prefix="astuner-", dir=own["parent"])
     try:
-        yield env | {"TMPDIR": folder}
+        yield env | dict.fromkeys(own["variables"], folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

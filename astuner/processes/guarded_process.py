@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +24,19 @@ _GUARDS_OWN_SECONDS = 15.0
 _GUARD = (sys.executable, "-P", "-m", "astuner.processes.guard")
 
 
+@dataclass(frozen=True, slots=True)
+class OwnFolder:
+    """A folder for a process's temporary files, which is removed at its end, however that comes.
+
+    Attributes:
+        parent: where it is made; "" for where Python makes such folders.
+        variables: of the process's environment, that name it.
+    """
+
+    parent: str = ""
+    variables: tuple[str, ...] = ("TMPDIR",)
+
+
 class GuardedProcess:
     """A process under a guard (`guard`) that ends its group when told to, or when this process dies."""
 
@@ -33,7 +47,7 @@ class GuardedProcess:
         env: Mapping[str, str],
         *,
         output: IO[bytes] | None = None,
-        own_tmp: bool = False,
+        own_tmp: OwnFolder | None = None,
         grace: float = GRACE_SECONDS,
     ) -> None:
         """Start it.
@@ -43,7 +57,7 @@ class GuardedProcess:
             cwd: its working directory.
             env: its environment.
             output: a file for what it writes to stdout and stderr; None for the pipe `self.output`.
-            own_tmp: give it a folder for temporary files (TMPDIR) of its own, which is removed at its end.
+            own_tmp: give it a folder for temporary files of its own.
             grace: seconds between SIGTERM and SIGKILL.
 
         Raises:
@@ -63,7 +77,8 @@ class GuardedProcess:
         )
         assert self._guard.stdin
         assert self._guard.stderr
-        order = {"argv": list(argv), "cwd": str(cwd), "env": dict(env), "grace": grace, "own_tmp": own_tmp}
+        own = None if own_tmp is None else {"parent": own_tmp.parent or None, "variables": own_tmp.variables}
+        order = {"argv": list(argv), "cwd": str(cwd), "env": dict(env), "grace": grace, "own_tmp": own}
         with contextlib.suppress(BrokenPipeError):  # a guard that has died says why
             self._guard.stdin.write(json.dumps(order).encode() + b"\n")
             self._guard.stdin.flush()

@@ -8,9 +8,10 @@ from astuner.run_record.lock import FolderLock, is_being_written
 from astuner.run_record.log_file import RedactingStream
 from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
+from astuner.run_record.output import output_redacted, redact_output
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
-from astuner.run_record.secrets import learn_secrets, redact, redact_argv
+from astuner.run_record.secrets import learn_secrets, redact, redact_argv, secret_variables
 from astuner.run_record.sinks import LoggerName, check_loggers
 from astuner.run_record.summary import (
     EpisodesSummary,
@@ -49,6 +50,7 @@ __all__ = [
     "is_record",
     "learn_secrets",
     "of_span",
+    "output_redacted",
     "plot_run",
     "read_episode",
     "read_index",
@@ -58,6 +60,8 @@ __all__ = [
     "read_summary",
     "redact",
     "redact_argv",
+    "redact_output",
+    "secret_variables",
     "shared_ids",
     "trained_tokens",
     "write_summary",

@@ -28,6 +28,7 @@ _INDEX = "index.jsonl"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_TASK_NAME = 80
 _LONGEST_ERROR = 500
+_LONGEST_QUERY = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class EpisodeEntry:
         forks: how many of its calls are forks, by cause; None in records that an older version wrote.
         agents, tags, finish_reasons: those that its calls have, each once; None likewise.
         error: how its error begins; None likewise.
+        query: how its task's main query begins; None likewise.
     """
 
     step: int
@@ -72,6 +74,7 @@ class EpisodeEntry:
     tags: tuple[str, ...] | None = None
     finish_reasons: tuple[str, ...] | None = None
     error: str | None = None
+    query: str | None = None
 
 
 class EpisodeStore:
@@ -100,7 +103,8 @@ class EpisodeStore:
         write_atomically(path, episode_to_json(episode, labels, redact, updates))
         # Redacted before it is cut: what is left of a secret would not be known for one.
         error = None if episode.error is None else redact(episode.error)[:_LONGEST_ERROR]
-        entry = replace(_entry(episode, labels, path.relative_to(self._folder).as_posix()), error=error)
+        query = redact(episode.task.main_query)[:_LONGEST_QUERY]
+        entry = replace(_entry(episode, labels, path.relative_to(self._folder).as_posix()), error=error, query=query)
         self._index.append(encode(entry, redact))
         return path
 

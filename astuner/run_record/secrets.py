@@ -116,6 +116,11 @@ def learn_secrets(environment: Mapping[str, str]) -> None:
     _watch.learn(environment)
 
 
+def secret_variables() -> dict[str, str]:
+    """Return the variables of this process's environment that hold secrets, for `learn_secrets` in another one."""
+    return {name: value for name, value in os.environ.items() if secrets_in({name: value})}
+
+
 def redact(text: str) -> str:
     """Return `text` with every secret replaced by `[redacted]`."""
     return current_redactor()(text)

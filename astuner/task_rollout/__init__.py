@@ -9,12 +9,13 @@ from astuner.task_rollout.rollout import (
     lost_episodes,
     report_failures,
 )
-from astuner.task_rollout.running import RunningEpisodes, current_episode
+from astuner.task_rollout.running import RunningEpisodes, RunningReport, current_episode
 
 __all__ = [
     "BatchRequest",
     "OnEpisode",
     "RunningEpisodes",
+    "RunningReport",
     "Split",
     "TaskRollout",
     "current_episode",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from uuid import uuid4
@@ -45,11 +45,28 @@ class _Running:
                 yield task_stack(task, self.thread)
 
 
+@dataclass(frozen=True)
+class RunningReport:
+    """What one process says of the episodes that run in it.
+
+    Attributes:
+        episodes: how many.
+        lines: of each its id, since when it runs, its last finished call, and its Python stack.
+    """
+
+    episodes: int
+    lines: tuple[str, ...]
+
+
+AskOthers = Callable[[], Sequence[RunningReport]]
+
+
 class RunningEpisodes:
     """Knows which episodes run, from any thread."""
 
     def __init__(self) -> None:
         self._running: dict[_Running, None] = {}
+        self._ask_others: AskOthers | None = None
 
     @contextlib.contextmanager
     def entered(self, episode_id: str, tuner: ModelTuner) -> Iterator[None]:
@@ -65,12 +82,32 @@ class RunningEpisodes:
             _CURRENT.reset(token)
             del self._running[running]
 
+    @contextlib.contextmanager
+    def elsewhere(self, ask: AskOthers) -> Iterator[None]:
+        """Count episodes of other processes, too, during the block.
+
+        Args:
+            ask: gives what those processes say, within seconds; called from any thread.
+        """
+        self._ask_others = ask
+        try:
+            yield
+        finally:
+            self._ask_others = None
+
     def __bool__(self) -> bool:
-        """Whether any runs."""
-        return bool(self._running)
+        """Whether any runs; those of other processes are taken to."""
+        return bool(self._running) or self._ask_others is not None
+
+    def here(self) -> RunningReport:
+        """Say of each episode that runs in this process what it is at."""
+        running = list(self._running)
+        return RunningReport(len(running), tuple(line for episode in running for line in episode.lines()))
 
     def report(self) -> str:
         """Say of each running episode: its id, since when it runs, its last finished call, and its Python stack."""
-        running = list(self._running)
-        title = f"{len(running)} episode{'' if len(running) == 1 else 's'} running"
-        return "\n".join([title, *(line for episode in running for line in episode.lines())])
+        ask = self._ask_others
+        reports = [self.here(), *(ask() if ask is not None else ())]
+        count = sum(report.episodes for report in reports)
+        title = f"{count} episode{'' if count == 1 else 's'} running"
+        return "\n".join([title, *(line for report in reports for line in report.lines)])

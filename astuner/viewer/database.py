@@ -11,10 +11,10 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-_VERSION = 4
+_VERSION = 5
 _SCHEMA = """
 create table if not exists episodes (
-    id integer primary key, path text unique, key text, step integer, split text, task_key text, task text,
+    id integer primary key, path text unique, key text, step integer, split text, task_key text, task text, query text,
     episode text, repeat_index integer, status text, reward real, is_success integer, advantage real,
     calls integer, samples integer, dropped_samples integer, tokens_raw integer, tokens_distinct integer,
     tokens_trained integer, seconds real, error_kind text, forks integer, words text

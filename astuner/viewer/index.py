@@ -19,7 +19,7 @@ from astuner.viewer.database import open_database
 _LONGEST_TEXT = 200
 _EPISODES = "episodes/index.jsonl"
 _COLUMNS = (
-    "id", "path", "key", "step", "split", "task_key", "task", "episode", "repeat_index", "status", "reward",
+    "id", "path", "key", "step", "split", "task_key", "task", "query", "episode", "repeat_index", "status", "reward",
     "is_success",
     "advantage", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct", "tokens_trained", "seconds",
     "error_kind", "forks", "words",
@@ -174,6 +174,7 @@ class _Episodes:
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     task, episode = str(row["task_id"]), str(row["episode_id"])
     error = None if row.get("error_kind") is None else shown(row["error_kind"])
+    query = shown(row.get("query") or "")
     values: dict[str, Any] = {name: _count(row.get(name)) for name in _COUNTS}
     values |= {name: _real(row.get(name)) for name in _REALS}
     return values | {
@@ -183,11 +184,12 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
         "split": "val" if row["split"] == "val" else "train",
         "task_key": key_of(task),
         "task": shown(task),
+        "query": query,
         "episode": shown(episode),
         "status": shown(row["status"]),
         "error_kind": error,
         "words": "\n".join(
-            (shown(task), shown(episode), error or "", _utf8(str(row.get("error") or "")[:500]))
+            (shown(task), query, shown(episode), error or "", _utf8(str(row.get("error") or "")[:500]))
         ).lower(),
     }
 

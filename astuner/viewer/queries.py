@@ -29,7 +29,8 @@ class EpisodeFilter:
         agent, tag, finish, fork: episodes that have a call with it.
         error: the kind of the error; `any` for every kind.
         least, most: bounds of the reward, both inclusive.
-        text: part of the task's id, the episode's id, the error's kind, or the first 500 characters of the error.
+        text: part of the task's id, the episode's id, the error's kind, the first 200 characters of the task's query,
+            or the first 500 of the error.
     """
 
     split: str | None = None
@@ -118,7 +119,7 @@ def steps(db: sqlite3.Connection) -> list[dict[str, Any]]:
 
 def groups(db: sqlite3.Connection, step: int, split: str) -> list[dict[str, Any]]:
     """Return the groups of a step: the episodes of each task."""
-    sql = f"select task_key, min(task) as task, {_SUMS} from episodes where step = ? and split = ?"
+    sql = f"select task_key, min(task) as task, min(query) as query, {_SUMS} from episodes where step = ? and split = ?"
     return [dict(row) for row in db.execute(f"{sql} group by task_key order by min(id)", (step, split))]
 
 

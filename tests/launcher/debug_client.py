@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 
@@ -24,6 +26,17 @@ class DebugClient:
         self._stream = self._socket.makefile("rb")
         self._number = 0
         self._events: list[dict[str, Any]] = []
+
+    def attach(self, source: Path, lines: Sequence[int] = ()) -> None:
+        """Attach, with breakpoints at lines of a file, all of which have to be found."""
+        self.ask("initialize", adapterID="test", pathFormat="path", linesStartAt1=True)
+        attaching = self.send("attach", justMyCode=True)
+        self.event("initialized")
+        places = [{"line": line} for line in lines]
+        set_there = self.ask("setBreakpoints", source={"path": str(source)}, breakpoints=places)
+        assert [found["line"] for found in set_there["breakpoints"]] == list(lines)
+        self.ask("configurationDone")
+        self.answer(attaching)
 
     def send(self, command: str, **arguments: Any) -> int:
         """Send a request and return its number."""
@@ -73,3 +86,15 @@ class DebugClient:
         message: dict[str, Any] = json.loads(self._stream.read(length))
         assert message.get("success", True), message
         return message
+
+
+def stopped_at(client: DebugClient, name: str, *, main: bool = True) -> tuple[str, int, str]:
+    """Wait for a stop in the main thread or another, and go on: the function, the line and a variable's value."""
+    stopped = client.event("stopped")
+    threads = {thread["id"]: thread["name"] for thread in client.ask("threads")["threads"]}
+    assert (threads[stopped["threadId"]] == "MainThread") == main
+    frame = client.ask("stackTrace", threadId=stopped["threadId"], levels=1)["stackFrames"][0]
+    (locals_,) = [s for s in client.ask("scopes", frameId=frame["id"])["scopes"] if s["name"] == "Locals"]
+    variables = client.ask("variables", variablesReference=locals_["variablesReference"])["variables"]
+    client.ask("continue", threadId=stopped["threadId"], singleThread=True)
+    return frame["name"], frame["line"], next(v["value"] for v in variables if v["name"] == name)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from astuner.run_record import read_summary
-from tests.launcher.debug_client import DebugClient
+from tests.launcher.debug_client import DebugClient, stopped_at
 from tests.launcher.service_processes import free_port
 
 SECONDS = 120.0
@@ -36,14 +36,7 @@ def client_of(folder: Path, command: Sequence[str], port: int, lines: Sequence[i
         process = subprocess.Popen([sys.executable, *command], cwd=folder, stdout=out, stderr=out)
     client = DebugClient(port, SECONDS)
     try:
-        client.ask("initialize", adapterID="test", pathFormat="path", linesStartAt1=True)
-        attaching = client.send("attach", justMyCode=True)
-        client.event("initialized")
-        places = [{"line": line} for line in lines]
-        set_there = client.ask("setBreakpoints", source={"path": str(folder / "agents.py")}, breakpoints=places)
-        assert [found["line"] for found in set_there["breakpoints"]] == list(lines)
-        client.ask("configurationDone")
-        client.answer(attaching)
+        client.attach(folder / "agents.py", lines)
         yield client
     finally:
         client.close()
@@ -58,18 +51,6 @@ def client_of(folder: Path, command: Sequence[str], port: int, lines: Sequence[i
 def line_of(folder: Path, text: str) -> int:
     """The number of the first line of agents.py with a text in it."""
     return next(n for n, line in enumerate((folder / "agents.py").read_text().splitlines(), 1) if text in line)
-
-
-def stopped_at(client: DebugClient, name: str, *, main: bool = True) -> tuple[str, int, str]:
-    """Wait for a stop in the main thread or another, and go on: the function, the line and a variable's value."""
-    stopped = client.event("stopped")
-    threads = {thread["id"]: thread["name"] for thread in client.ask("threads")["threads"]}
-    assert (threads[stopped["threadId"]] == "MainThread") == main
-    frame = client.ask("stackTrace", threadId=stopped["threadId"], levels=1)["stackFrames"][0]
-    (locals_,) = [s for s in client.ask("scopes", frameId=frame["id"])["scopes"] if s["name"] == "Locals"]
-    variables = client.ask("variables", variablesReference=locals_["variablesReference"])["variables"]
-    client.ask("continue", threadId=stopped["threadId"], singleThread=True)
-    return frame["name"], frame["line"], next(v["value"] for v in variables if v["name"] == name)
 
 
 def test_a_breakpoint_in_a_workflow_stops_shows_its_variables_and_goes_on(folder: Path):

@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from astuner import AstunerJob
+from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.service import Service
-from astuner.launcher.services import built_in
+from astuner.launcher.services import Services, built_in
 from astuner.ports import holder
 from tests.launcher.conftest import Command
 from tests.launcher.service_processes import Declare, assert_gone, free_port, served
@@ -148,17 +149,35 @@ def test_killing_by_name_is_explained(astuner: Command, arguments: list[str]):
 
 
 def test_built_in_services_are_processes_in_the_foreground(tmp_path: Path):
-    commands = {name: built_in(name, tmp_path) for name in BUILT_IN_SERVICES}
+    common = {"device": "cpu", "n_gpus_per_node": 2}
+    config = RunConfig.model_validate({"astuner": {"trainer_common": common}}).astuner
+    commands = {name: built_in(name, config, tmp_path) for name in BUILT_IN_SERVICES}
     assert commands["logview"].config.argv == [sys.executable, "-m", "astuner", "view", str(tmp_path), "--port", "8765"]
     assert commands["logview"].package == ""
-    head = ["ray", "start", "--head", "--block"]
-    assert commands["ray"].config.argv[:4] == commands["ray-cluster"].config.argv[:4] == head
-    assert set(commands["ray"].config.argv) - set(commands["ray-cluster"].config.argv) == {
-        "--node-ip-address=127.0.0.1"
-    }
-    assert commands["ray"].config.health.port == 6379
+    own, open_to_others = commands["ray"], commands["ray-cluster"]
+    for head in (own, open_to_others):
+        assert head.config.argv[3:6] == ["start", "--head", "--block"]
+        assert "--num-gpus=2" in head.config.argv
+        assert head.ray is not None
+        assert head.ray.address == f"127.0.0.1:{head.config.health.port}"
+    assert "--node-ip-address=127.0.0.1" in own.config.argv
+    assert not any("ip-address" in word for word in open_to_others.config.argv)
+    assert (own.config.health.port == 6379, open_to_others.config.health.port) == (False, 6379)
     assert commands["appworld"].config.argv == ["appworld", "serve", "environment", "--port", "8000"]
     assert commands["appworld"].config.health.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("names", "address", "said"),
+    [
+        (["ray", "ray-cluster"], None, "--with-ray and --with-ray-cluster each start a Ray; leave one of them out"),
+        (["ray"], "auto", r"--with-ray starts a Ray, and astuner.trainer_common.ray_address names one to join; leave"),
+    ],
+)
+def test_a_run_has_one_ray(names: list[str], address: str | None, said: str, tmp_path: Path):
+    config = RunConfig.model_validate({"astuner": {"trainer_common": {"ray_address": address}}})
+    with pytest.raises(ConfigError, match=said):
+        Services.named(names, config, tmp_path, tmp_path)
 
 
 def test_two_services_on_one_port_are_refused(astuner: Command, declare: Declare, port: int):

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from astuner.processes.group import living
-from astuner.processes.guarded_process import GuardedProcess
+from astuner.processes.guarded_process import GuardedProcess, OwnFolder
 
 STUBBORN = """
 import os, signal, sys, tempfile, time
@@ -22,7 +22,7 @@ time.sleep(600)
 
 
 def test_a_process_that_has_to_be_killed_leaves_nothing() -> None:
-    process = GuardedProcess([sys.executable, "-c", STUBBORN], Path("/"), os.environ, own_tmp=True, grace=0.5)
+    process = GuardedProcess([sys.executable, "-c", STUBBORN], Path("/"), os.environ, own_tmp=OwnFolder(), grace=0.5)
     assert process.output
     memory, tmp = process.output.readline().decode().split()
     assert (Path("/dev/shm") / memory).exists()

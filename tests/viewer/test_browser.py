@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def driver() -> Iterator[Any]:
 def page(driver: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     with served(runs, tmp_path_factory.mktemp("cache")) as address:
         yield Page(driver, address)
+
+
+@contextmanager
+def another(page: Page, folder: Path) -> Iterator[Page]:
+    """Serve another folder's runs, and leave the page before its server ends: it would go on asking."""
+    with served(folder, folder) as address:
+        yield Page(page.driver, address)
+        page.driver.get("about:blank")
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +94,10 @@ def test_a_chart_is_read_with_the_pointer(page: Page):
 
 def test_from_step_to_group_to_episode(page: Page, runs: Path):
     page.open("step?run=first&step=2&split=train")
-    page.driver.find_element("link text", "sum/0").click()
+    page.one("a[title='sum/0']").click()
     page.wait(lambda: page.all(".side article"))
+    assert page.texts("h1") == ["What is 1 + 2?"]
+    assert "task sum/0" in page.text()
     rewards = [entry.reward for entry in read_index(runs / "first") if entry.step == 2 and entry.task_id == "sum/0"]
     shown = page.texts(".side article b")
     assert shown == [f"reward {reward:.0f}" for reward in sorted(rewards, reverse=True)]
@@ -104,6 +115,8 @@ def test_filters_narrow_the_list_and_stay_in_the_address(page: Page, runs: Path)
     assert "fork=tools_changed" in page.driver.current_url
     page.open("episodes?run=first&error=workflow&step=2")
     assert page.texts("[data-total]")[0].endswith("of 1")
+    page.open("episodes?run=first&text=what%20is%201")
+    assert page.texts("[data-total]")[0].endswith("of 18")
     page.open("episodes?run=first&text=nothing-has-this")
     assert page.texts("[data-total]")[0] == "no episode"
 
@@ -140,7 +153,7 @@ def test_each_calls_own_advantage_is_shown(page: Page, runs: Path):
     assert len(set(own.values())) > 1
     between = f"{round(min(own.values()), 3):g} … {round(max(own.values()), 3):g}"
     page.open("step?run=first&step=2&split=train")
-    page.driver.find_element("link text", "sum/0").click()
+    page.one("a[title='sum/0']").click()
     page.wait(lambda: page.all(".side article"))
     assert any(f"solver {between}" in text for text in page.texts(".side article p"))
     page.open(f"episode?run=first&episode={key_of(entry.episode_id)}&timeline=1")
@@ -183,8 +196,7 @@ def test_a_link_leads_to_a_token(page: Page):
 def test_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
     with open_record(tmp_path / "live") as record:
         write_step(record, agents, 1)
-        with served(tmp_path, tmp_path) as address:
-            live = Page(page.driver, address)
+        with another(page, tmp_path) as live:
             live.open("run?run=live")
             assert live.texts(".tile b")[0] == "1"
             write_step(record, agents, 2)
@@ -201,8 +213,7 @@ def test_what_begins_and_ends_while_a_run_is_followed(page: Page, agents: Agents
         ActionChains(page.driver).move_by_offset(5, 5).perform()
         return page.texts(".u-legend .u-value")[0]
 
-    with served(tmp_path, tmp_path) as address:
-        live = Page(page.driver, address)
+    with another(page, tmp_path) as live:
         with open_record(tmp_path / "live") as record:
             for step in range(1, 6):
                 write_step(record, agents, step)

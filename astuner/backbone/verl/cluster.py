@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from astuner.backbone.verl.ray_folder import MEND, ray_folder
+from astuner.backbone.cluster.connection import ray_connected, refuse_connected
+from astuner.backbone.cluster.environment import ON_LOOPBACK, OWN_RAY, environment_set
 from astuner.errors import BackboneError
-from astuner.loopback import ADDRESS
-from astuner.model_tuner import first_line
 
-_LEAST_CPUS = 64
 _CPUS_PER_WORKER = 3
 
 _ENVIRONMENT = {
@@ -31,15 +28,6 @@ _CPU_ENVIRONMENT = {
     "VERL_ENGINE_DEVICE": "cuda",
     "TORCH_COMPILE_DISABLE": "1",
 }
-_OWN_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray would kill workers where the machine is nearly full of other things; the system does so when it is full.
-    "RAY_memory_monitor_refresh_ms": "0",
-    # Ray's default leaves its workers what other processes do not want of a core: they are the run itself.
-    "RAY_worker_niceness": "0",
-    # Read when ray is imported: without it, Ray takes the network's address for 127.0.0.1 and listens on all.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-}
 
 
 @contextlib.contextmanager
@@ -50,22 +38,17 @@ def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
 
     Args:
         device: `cpu` or `cuda`.
-        own: whether the Ray is started for the run.
+        own: whether the Ray is started for the run, on this machine alone.
     """
     wanted = dict(_ENVIRONMENT)
     if device == "cpu":
         wanted |= _CPU_ENVIRONMENT
     if own:
-        wanted |= _OWN_ENVIRONMENT
+        wanted |= OWN_RAY | ON_LOOPBACK
     if device == "cpu" and own:
         wanted["GLOO_SOCKET_IFNAME"] = "lo"
-    added = wanted.keys() - os.environ.keys()
-    os.environ.update({name: wanted[name] for name in added})
-    try:
-        yield {name: os.environ[name] for name in wanted}
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
+    with environment_set(wanted) as found:
+        yield found
 
 
 @contextlib.contextmanager
@@ -81,13 +64,7 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     Raises:
         BackboneError: there is none at that address, or none can be started, or this process has one already.
     """
-    import ray
-
-    if ray.is_initialized():
-        raise BackboneError(
-            "this process is connected to a Ray already, which is left as it is; call ray.shutdown() before, or run "
-            "astuner in a process of its own, with trainer_common.ray_address to join that Ray"
-        )
+    refuse_connected()
     if environment.get("VERL_PLATFORM") == "cpu":
         # verl looks for it only when it is first imported, which may have been before.
         importlib.import_module("astuner.backbone.verl.cpu_platform")
@@ -96,20 +73,7 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
     runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
-    settings = {"log_to_driver": False, "logging_level": "ERROR", **settings, "runtime_env": runtime}
-    with contextlib.ExitStack() as stack:
-        if settings.get("address") is None:
-            folder = stack.enter_context(ray_folder())
-            settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
-            settings["_temp_dir"] = folder
-            # Ray only counts with them: verl's processes would wait for ever on a machine with few.
-            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, _LEAST_CPUS)
-        stack.callback(ray.shutdown)  # none but this one, even half started
-        try:
-            ray.init(**settings)
-        # Ray raises errors of many kinds here.
-        except Exception as error:
-            raise BackboneError(_no_ray(settings["address"], error)) from error
+    with ray_connected({**settings, "runtime_env": runtime}):
         yield
 
 
@@ -144,12 +108,3 @@ def refuse_small_ray(config: DictConfig, patience: float = 300.0) -> None:
 
 def _counted(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{resources.get(kind, 0):.0f} {kind}s" for kind in ("CPU", "GPU"))
-
-
-def _no_ray(address: str, error: Exception) -> str:
-    if address == "local":
-        return f"Ray could not be started: {first_line(error)}; if its folder is to blame, {MEND}"
-    return (
-        f"the Ray at {address} (trainer_common.ray_address) could not be joined: {first_line(error)}; start one there "
-        "with `ray start --head`, or leave the key out to have one started for the run"
-    )

@@ -13,8 +13,9 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from astuner.backbone.verl.handed_through import given_values, problems_with
-from astuner.backbone.verl.mapping import PLAIN, bare, machine_mapping, verl_mapping
+from astuner.backbone.handed_through import given_values, problems_with
+from astuner.backbone.key_mapping import PLAIN, bare
+from astuner.backbone.verl.mapping import machine_mapping, verl_mapping
 from astuner.backbone.verl.plan import VerlPlan
 from astuner.backbone.verl.rules import GPUS_PER_NODE, RULES, is_cut, trainers_per_node
 from astuner.config.composition import origin_of, own_hydra
@@ -39,8 +40,8 @@ def compose_verl_config(config: RunConfig, plan: VerlPlan) -> DictConfig:
         BackboneError: verl is not installed.
     """
     composed = packaged_config()
-    given = given_values(config.verl, composed)
-    raise_problems([*problems_with(given, composed, plan.origins), *_unfit(config, plan)])
+    given = given_values(config.verl, "verl", composed)
+    raise_problems([*problems_with(given, verl_mapping(), composed, plan.origins), *_unfit(config, plan)])
     with open_dict(composed):
         for key, value in {**_mapped(config, plan), **_for_machine(config, plan)}.items():
             OmegaConf.update(composed, bare(key), value, merge=False, force_add=True)
@@ -80,7 +81,7 @@ def _for_machine(config: RunConfig, plan: VerlPlan) -> Mapping[str, object]:
         values |= machine.without_flash_attention
     if plan.device == "cpu":
         values |= machine.cpu
-        if run.trainer_common.ray_address is None:
+        if run.trainer_common.ray_address is None and plan.ray is None:
             values |= machine.own_ray
             values |= {key: RULES[rule](run, plan) for key, rule in machine.own_ray_facts.items()}
     return values
@@ -122,9 +123,9 @@ def _uncounted(run: AstunerConfig, plan: VerlPlan) -> Iterator[Problem]:
     common = run.trainer_common
     if plan.device == "cpu" or common.ray_address is not None:
         return
-    if common.nnodes > 1:
+    if common.nnodes > 1 and (plan.ray is None or not plan.ray.others_join):
         key = "astuner.trainer_common.nnodes"
-        mend = "start a Ray cluster and give its ray_address, or write 1"
+        mend = "start a Ray cluster and give its ray_address, use --with-ray-cluster, or write 1"
         yield _problem(plan, key, f"{key} is {common.nnodes}, and a Ray started for the run is on one machine; {mend}")
     wanted = trainers_per_node(run, plan)
     if wanted > plan.gpus:

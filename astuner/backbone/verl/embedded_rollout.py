@@ -17,6 +17,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from astuner.backbone.causal_lm import load_causal_lm
 from astuner.backbone.verl.rules import EMBEDDED
 from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.run_record import redact_output
 from astuner.schema import SamplingParams
 
 
@@ -24,6 +25,7 @@ class EmbeddedServer:
     """An embedded engine behind the methods that verl's replicas and clients call; a Ray actor."""
 
     def __init__(self, model_path: str, dtype: str, max_model_len: int, max_num_seqs: int) -> None:
+        redact_output()
         model = load_causal_lm(model_path, getattr(torch, dtype))
         self._engine = EmbeddedEngine(model, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
@@ -129,7 +131,10 @@ class EmbeddedAdapter(BaseRollout):
             global_steps: the policy version.
             kwargs: not looked at; adapters are merged already.
         """
-        gathered = {name: tensor.detach().to("cpu") for name, tensor in weights}
+        gathered = {}
+        for name, tensor in weights:
+            if self.is_leader_rank:
+                gathered[name] = tensor.detach().to("cpu")
         if self.is_leader_rank:
             server = ray.get_actor(_actor_name(self.replica_rank))
             await server.load_weights.remote(gathered, global_steps or 0)

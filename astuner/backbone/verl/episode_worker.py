@@ -1,50 +1,34 @@
-"""The Ray actor that runs a share of the episodes, with the very code of the local backbone."""
+"""The Ray actor that runs a share of the episodes on verl's engines."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
-from loguru import logger
+import ray
 
-from astuner.backbone.ingredients import gather_agent
+from astuner.backbone.episode_worker import AgentJob, EpisodeWorker, News
 from astuner.backbone.verl.client_engine import VerlEngine
-from astuner.breakpoints import Breakpoints, choose
-from astuner.config.root import AstunerConfig
-from astuner.run_record import redact
-from astuner.run_record.plain import to_plain
-from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, RunningEpisodes, report_failures
+from astuner.task_rollout import BatchRequest, RunningReport
 
 
 @dataclass(frozen=True)
-class WorkerJob:
+class WorkerJob(AgentJob):
     """What every episode worker of a run is given.
 
     Attributes:
-        config: the run's, with this worker's share of `rollout.max_env_worker`.
-        search: where the user's code is looked for.
-        folder: the run's working directory, which paths in the user's code may be relative to.
-        model_path: for the tokenizer.
         engine: all of verl's engines.
-        breakpoints: those chosen by `--db`.
     """
 
-    config: AstunerConfig
-    search: tuple[Path, ...]
-    folder: Path
-    model_path: str
     engine: VerlEngine
-    breakpoints: Breakpoints
 
 
-class EpisodeWorker:
-    """Runs shares of batches, one after another."""
+class VerlEpisodeWorker(EpisodeWorker):
+    """Runs shares of batches on verl's engines, and says what they are at from a thread of its own."""
+
+    THREADS: ClassVar[dict[str, int]] = {"report": 1}
+    """Ray's `concurrency_groups`."""
 
     def __init__(self, job: WorkerJob) -> None:
         """Load agent and judge.
@@ -52,43 +36,15 @@ class EpisodeWorker:
         Raises:
             AstunerError: they cannot be loaded here, e.g. since a node lacks the user's files.
         """
-        # Another machine may not have it; what is named by absolute paths is found all the same.
-        with contextlib.suppress(OSError):
-            os.chdir(job.folder)
-        choose(job.breakpoints)
-        ingredients = gather_agent(job.config, job.search, job.model_path)
         self._engine = job.engine
-        self._rollout = ingredients.rollout(job.config, self._engine, RunningEpisodes())
-        self._threads = ThreadPoolExecutor(1)
+        super().__init__(job, job.engine)
 
-    def ready(self) -> int:
-        """Return the process's id, once everything is loaded."""
-        return os.getpid()
+    @ray.method(concurrency_group="report")
+    def report(self) -> RunningReport:
+        """Say of each episode that runs here what it is at."""
+        return super().report()
 
-    def run(self, request: BatchRequest, policy_version: int) -> Iterator[Episode | str | Sequence[Episode]]:
-        """Yield episodes and warnings as they come, and at last the failed attempts of episodes that were run again."""
+    def run(self, request: BatchRequest, policy_version: int) -> Iterator[News]:
+        """Yield what `news` does, of episodes that are sampled with weights of that version."""
         self._engine.policy_version = policy_version
-        ended: queue.SimpleQueue[Episode | str | None] = queue.SimpleQueue()
-        # Ray shows the driver nothing of what is logged here; of episodes that are left out, the driver tells itself.
-        sink = logger.add(
-            lambda message: ended.put(str(message).rstrip()),
-            level="WARNING",
-            format="{message}",
-            filter=lambda record: record["function"] != report_failures.__name__,
-        )
-        everything = self._threads.submit(self._rollout.run, request, ended.put)
-        everything.add_done_callback(lambda _: ended.put(None))
-        shown = set()
-        while (episode := ended.get()) is not None:
-            if isinstance(episode, str):
-                yield episode
-                continue
-            shown.add(episode.episode_id)
-            yield _portable(episode)
-        logger.remove(sink)
-        yield [_portable(episode) for episode in everything.result() if episode.episode_id not in shown]
-
-
-def _portable(episode: Episode) -> Episode:
-    """Return the episode without objects that only this process may be able to unpickle."""
-    return replace(episode, metadata=to_plain(episode.metadata, redact))  # type: ignore[arg-type]
+        yield from self.news(request)

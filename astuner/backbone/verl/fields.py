@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from astuner.backbone.rows import Row, token_advantages
+from astuner.backbone.rows import Row, prompt_length, token_advantages
 from astuner.schema import Sample
 
 Fields = Mapping[str, Tensor]
@@ -41,11 +41,6 @@ def sample_fields(sample: Sample) -> Fields:
     }
 
 
-def prompt_length(sample: Sample) -> int:
-    """Return the tokens before the first trained one; a call's prompt is never empty, so there is one."""
-    return min(span.start for span in sample.spans)
-
-
 def padding_fields(token_id: int) -> Fields:
     """Return the shortest row, which trains nothing and makes a batch divisible."""
     return {
@@ -59,11 +54,12 @@ def padding_fields(token_id: int) -> Fields:
     }
 
 
-def credit_fields(row: Row, prompt: int, old_logprobs: Tensor, scale: float, mini_batch: int) -> Fields:
+def credit_fields(row: Row, number: int, prompt: int, old_logprobs: Tensor, scale: float, mini_batch: int) -> Fields:
     """Return what the loss needs beside the sample.
 
     Args:
         row: with the advantages of its calls.
+        number: its place in the step.
         prompt: P.
         old_logprobs: [R] float32.
         scale: the factor of its loss mask.
@@ -71,7 +67,7 @@ def credit_fields(row: Row, prompt: int, old_logprobs: Tensor, scale: float, min
 
     Returns:
         `advantages` and `old_log_probs` [R] float32; `call_starts` and `call_ends` [calls] int64, in the response;
-        `row_scale` float32 and `mini_batch` int64, scalars.
+        `row_scale` float32, `mini_batch` and `row` (its number) int64, scalars.
     """
     calls = torch.tensor(row.calls, dtype=torch.int64).reshape(-1, 2) - prompt
     return {
@@ -81,6 +77,7 @@ def credit_fields(row: Row, prompt: int, old_logprobs: Tensor, scale: float, min
         "call_ends": calls[:, 1].contiguous(),
         "row_scale": torch.tensor(scale, dtype=torch.float32),
         "mini_batch": torch.tensor(mini_batch),
+        "row": torch.tensor(number),
     }
 
 
@@ -94,6 +91,7 @@ def padding_credit(mini_batch: int, *, reference: bool) -> Fields:
         "call_ends": torch.zeros(1, dtype=torch.int64),
         "row_scale": torch.tensor(0.0),
         "mini_batch": torch.tensor(mini_batch),
+        "row": torch.tensor(-1),
     }
     return fields | {"ref_log_prob": torch.zeros(1)} if reference else fields
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,23 @@ import psutil
 import ray
 from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.backbone.verl.episode_worker import EpisodeWorker, WorkerJob
+from astuner.backbone.episode_worker import Reached, Said, in_order
+from astuner.backbone.verl.episode_worker import VerlEpisodeWorker, WorkerJob
+from astuner.breakpoints import count_as_reached, is_debugged
 from astuner.errors import AstunerError, BackboneError
 from astuner.model_tuner import first_line
+from astuner.run_record import learn_secrets
 from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, OnEpisode, lost_episodes, report_failures
+from astuner.task_rollout import BatchRequest, OnEpisode, RunningEpisodes, RunningReport, lost_episodes, report_failures
 
 _CORES_PER_WORKER = 8
 _TRIES_TOGETHER = 2
 # Beyond what an episode itself may take, before its worker is taken for stuck as a whole.
 _GRACE_SECONDS = 60.0
 _START_SECONDS = 600.0
+_SECONDS_TO_REPORT = 5.0
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -36,13 +41,16 @@ class EpisodeFleet:
 
     Attributes:
         job: what each worker is given.
+        running: is to know the episodes that run in the workers.
         policy_version: the weights that the engines have.
     """
 
     job: WorkerJob
+    running: RunningEpisodes
     policy_version: int = 0
     _actors: list[Any] = field(default_factory=list, init=False)
     _shares: list[int] = field(default_factory=list, init=False)
+    _places: list[str] = field(default_factory=list, init=False)
 
     def start(self) -> None:
         """Start the workers.
@@ -51,11 +59,13 @@ class EpisodeFleet:
             AstunerError: one cannot load the agent.
         """
         most = self.job.config.rollout.max_env_worker
-        count = min(_wanted_workers(), most)
+        self._places = _places_for_workers()[:most]
+        count = len(self._places)
         self._shares = [most // count + (index < most % count) for index in range(count)]
         self._actors = [self._new_actor(index) for index in range(count)]
         try:
-            ray.get([actor.ready.remote() for actor in self._actors], timeout=_START_SECONDS)
+            for variables in ray.get([actor.ready.remote() for actor in self._actors], timeout=_START_SECONDS):
+                learn_secrets(variables)
         except RayTaskError as error:
             raise _as_ours(error, "an episode worker did not start") from error
         except GetTimeoutError as error:
@@ -71,9 +81,17 @@ class EpisodeFleet:
         own = config.model_copy(
             update={"rollout": config.rollout.model_copy(update={"max_env_worker": self._shares[index]})}
         )
+        # Ray's own ways to spread, and to prefer a node, put actors that take no core on one node all the same.
+        node = NodeAffinitySchedulingStrategy(self._place(index), soft=False)
         # Episodes mostly wait for engines: a worker must not have to wait for a core that verl's processes hold.
-        actor = ray.remote(EpisodeWorker).options(num_cpus=0, scheduling_strategy="SPREAD")
+        actor = ray.remote(concurrency_groups=VerlEpisodeWorker.THREADS)(VerlEpisodeWorker)
+        actor = actor.options(num_cpus=0, scheduling_strategy=node)
         return actor.remote(replace(self.job, config=own))
+
+    def _place(self, index: int) -> str:
+        """Return the id of a worker's node, or of another where that one is gone."""
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        return self._places[index] if self._places[index] in alive else str(alive[index % len(alive)])
 
     def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Return the episodes, by task and then repeat; an episode that was run again is preceded by its attempts.
@@ -87,20 +105,14 @@ class EpisodeFleet:
         for index, share in busy:
             threading.Thread(target=self._follow, args=(index, share, arrived), daemon=True).start()
         found: list[Episode] = []
-        running = len(busy)
-        while running:
-            news = arrived.get()
-            if isinstance(news, AstunerError):
-                raise news
-            if news is None:
-                running -= 1
-                continue
-            for episode in news.episodes:
-                found.append(episode)
-                on_attempt(episode)
-                if news.ended:
-                    on_episode(episode)
-        ordered = _in_order(found, request)
+        with self.running.elsewhere(self._reports):
+            for news in _until_all_ended(arrived, len(busy)):
+                for episode in news.episodes:
+                    found.append(episode)
+                    on_attempt(episode)
+                    if news.ended:
+                        on_episode(episode)
+        ordered = in_order(found, request)
         last = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
         report_failures(list(last.values()), request)
         return ordered
@@ -110,6 +122,12 @@ class EpisodeFleet:
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
+
+    def _reports(self) -> list[RunningReport]:
+        """What each worker says of its episodes; of one that does not answer in time, that."""
+        asked = [actor.report.remote() for actor in self._actors]
+        in_time, _ = ray.wait(asked, num_returns=len(asked), timeout=_SECONDS_TO_REPORT)
+        return [_report(number, ask, in_time=ask in in_time) for number, ask in enumerate(asked, 1)]
 
     def _follow(self, index: int, share: BatchRequest, arrived: _Arrived) -> None:
         """Have one worker run its share, in a thread that waits for it."""
@@ -161,12 +179,13 @@ class EpisodeFleet:
 
     def _collect(self, index: int, request: BatchRequest, missing: set[tuple[str, int]], arrived: _Arrived) -> None:
         rollout, judge = self.job.config.rollout, self.job.config.task_judge
-        patience = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        seconds = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        patience = None if is_debugged() else seconds
         stream = self._actors[index].run.options(num_returns="streaming").remote(request, self.policy_version)
         while True:
             ready, _ = ray.wait([stream], timeout=patience)
             if not ready:
-                raise _WorkerStuckError(f"no episode ended within {patience:.0f} s")
+                raise _WorkerStuckError(f"no episode ended within {seconds:.0f} s")
             try:
                 news = ray.get(next(stream))
             except StopIteration:
@@ -174,8 +193,10 @@ class EpisodeFleet:
             if isinstance(news, Episode):
                 missing.discard((news.task.task_id, news.repeat_index))
                 arrived.put(_News([news], ended=True))
-            elif isinstance(news, str):
-                logger.warning("{}", news)
+            elif isinstance(news, Said):
+                logger.log(news.level, "{}", news.text)
+            elif isinstance(news, Reached):
+                count_as_reached(news.tags)
             else:
                 arrived.put(_News(news, ended=False))
 
@@ -196,12 +217,46 @@ class _WorkerStuckError(Exception):
     pass
 
 
-def _wanted_workers() -> int:
-    """Return how many workers the nodes of the Ray are good for: one Python process keeps some cores busy."""
+def _until_all_ended(arrived: _Arrived, shares: int) -> Iterator[_News]:
+    """Give what arrives until every share has ended.
+
+    Raises:
+        AstunerError: that arrives.
+    """
+    while shares:
+        news = arrived.get()
+        if isinstance(news, AstunerError):
+            raise news
+        if news is None:
+            shares -= 1
+        else:
+            yield news
+
+
+def _report(number: int, answer: Any, *, in_time: bool) -> RunningReport:
+    """Return a worker's answer to how its episodes stand, or why there is none."""
+    why = f"does not answer within {_SECONDS_TO_REPORT:g} s: something in it keeps all its threads waiting"
+    if in_time:
+        try:
+            found: RunningReport = ray.get(answer)
+        except RayError as error:
+            why = f"is gone: {first_line(error)}"
+        else:
+            return found
+    return RunningReport(0, (f"episode worker {number} {why}",))
+
+
+def _places_for_workers() -> list[str]:
+    """Return a node's id for each worker that the Ray is good for, one of each node first.
+
+    One Python process keeps some cores busy.
+    """
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    if len(nodes) == 1:  # on a CPU, Ray is told of more than there are
-        return max(int(_cores()) // _CORES_PER_WORKER, 1)
-    return sum(max(int(node["Resources"]["CPU"]) // _CORES_PER_WORKER, 1) for node in nodes)
+    # On a CPU, a Ray of one node is told of more cores than there are.
+    cores = [_cores()] if len(nodes) == 1 else [node["Resources"]["CPU"] for node in nodes]
+    counts = [max(int(number) // _CORES_PER_WORKER, 1) for number in cores]
+    rounds = range(max(counts))
+    return [node["NodeID"] for n in rounds for node, count in zip(nodes, counts, strict=True) if n < count]
 
 
 def _cores() -> float:
@@ -222,13 +277,3 @@ def _as_ours(error: RayTaskError, what: str) -> AstunerError:
     ours = type(cause)(str(cause)) if known else BackboneError(f"{what}: {type(cause).__name__}: {cause}")
     ours.__cause__ = error
     return ours
-
-
-def _in_order(episodes: Sequence[Episode], request: BatchRequest) -> list[Episode]:
-    place = {task.task_id: index for index, task in enumerate(request.tasks)}
-    return sorted(episodes, key=lambda e: (place[e.task.task_id], e.repeat_index, _attempt(e)))
-
-
-def _attempt(episode: Episode) -> int:
-    _, mark, number = episode.episode_id.rpartition("#")
-    return int(number) if mark and number.isdecimal() else 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from tensordict import TensorDict
 from torch import Tensor
@@ -39,8 +40,8 @@ class RowLoss:
 
     def __call__(
         self, model_output: dict[str, Any], data: TensorDict, dp_group: object = None
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Return the loss, and sums over the micro-batch by name."""
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return the loss, and by name sums over the micro-batch and, as arrays, what its forward pass saw."""
         logprobs = no_padding_2_padding(model_output["log_probs"], data).float()
         entropy = no_padding_2_padding(model_output["entropy"], data)
         mask = _padded(data["loss_mask"])
@@ -65,7 +66,8 @@ class RowLoss:
         sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
         sums |= _compared(logprobs.detach(), mask, data)
         # FSDP averages gradients over its workers; this loss is a sum over all of them.
-        return loss * data["dp_size"], {name: float(value.detach()) for name, value in sums.items()}
+        told = {name: float(value.detach()) for name, value in sums.items()}
+        return loss * data["dp_size"], told | seen(logprobs.detach(), mask, data["row"])
 
 
 def row_loss(run: AstunerConfig, dtype: torch.dtype) -> RowLoss:
@@ -108,3 +110,34 @@ def _compared(logprobs: Tensor, mask: Tensor, data: TensorDict) -> dict[str, Ten
         "rollout_kl": ((log_ratio.expm1() - log_ratio) * counts).sum(),
         "compared_tokens": counts.sum(),
     }
+
+
+def seen(logprobs: Tensor, mask: Tensor, numbers: Tensor) -> dict[str, np.ndarray]:
+    """Return the trained tokens' logprobs as metrics, which verl brings to the driver in lists, in one order for all.
+
+    Args:
+        logprobs: [B, R] float32.
+        mask: [B, R].
+        numbers: [B] int64, of the rows in their step.
+    """
+    trained = mask.ne(0)
+    return {
+        "seen/rows": numbers.cpu().numpy(),
+        "seen/counts": trained.sum(dim=1).cpu().numpy(),
+        "seen/logprobs": logprobs[trained].cpu().numpy(),
+    }
+
+
+def take_seen(metrics: dict[str, Any]) -> dict[int, tuple[float, ...]]:
+    """Take what `seen` put into a step's metrics out of them; return the logprobs by the rows' numbers."""
+    rows, counts, logprobs = (flat(metrics.pop(f"seen/{name}")) for name in ("rows", "counts", "logprobs"))
+    ends = np.cumsum(counts, dtype=int).tolist()
+    starts = [0, *ends][: len(ends)]
+    return {int(row): tuple(logprobs[a:b]) for row, a, b in zip(rows, starts, ends, strict=True) if row >= 0}
+
+
+def flat(values: Any) -> list[float]:
+    """Return the numbers of verl's metrics: lists, nested by mini-batch, worker and micro-batch, and arrays."""
+    if isinstance(values, np.ndarray):
+        return [float(value) for value in values]
+    return [number for value in values for number in flat(value)] if isinstance(values, list) else [float(values)]

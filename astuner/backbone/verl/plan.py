@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from astuner.backbone.cluster.head import StartedRay
 from astuner.config.keys import KeyPath
 
 Device = Literal["cpu", "cuda"]
@@ -39,6 +40,7 @@ class VerlPlan:
         max_positions: tokens that the model has positions for; None where its configuration does not say.
         flash_attention: whether flash-attention imports here.
         gpus: CUDA devices of this machine.
+        ray: of the run, where it is a service; None where the backbone starts one, or joins that of `ray_address`.
         origins: where the user set a key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.
     """
 
@@ -51,4 +53,5 @@ class VerlPlan:
     max_positions: int | None = None
     flash_attention: bool = field(default_factory=imports_flash_attention)
     gpus: int = field(default_factory=torch.cuda.device_count)
+    ray: StartedRay | None = None
     origins: Mapping[KeyPath, str] = field(default_factory=dict)

@@ -25,13 +25,15 @@ from astuner.backbone.algorithms.registry import AdvantageFunction, LossFunction
 from astuner.backbone.ingredients import validation_repeats
 from astuner.backbone.step_credit import uses_kl_loss
 from astuner.backbone.verl.plan import VerlPlan
-from astuner.config.keys import parts, schema
 from astuner.config.rollout import RolloutConfig
 from astuner.config.root import AstunerConfig
 
 Rule = Callable[[AstunerConfig, VerlPlan], object]
 
 GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
+
+# Of machines in a cluster, which this one may not be alike.
+_USUAL_GPUS = 8
 
 EMBEDDED = "astuner_embedded"
 """verl's name for astuner's own engine."""
@@ -150,14 +152,18 @@ def resume_mode(config: AstunerConfig, plan: VerlPlan) -> str:
 
 
 def trainers_per_node(config: AstunerConfig, plan: VerlPlan) -> int:
-    """As given; its default, 8, is all GPUs of the machine (8 in a Ray that is joined) and on a CPU one process."""
+    """As given; null is all GPUs of the machine (8 in a Ray that is joined) and on a CPU one process."""
     given = config.trainer_common.n_gpus_per_node
-    # A record's config.yaml names every key, so that a default cannot be told from a value of its own.
-    if given != schema().keys[parts(GPUS_PER_NODE)].default:
+    if given is not None:
         return given
     if plan.device == "cpu":
         return 1
-    return given if config.trainer_common.ray_address is not None else plan.gpus
+    return _USUAL_GPUS if config.trainer_common.ray_address is not None else plan.gpus
+
+
+def ray_address(config: AstunerConfig, plan: VerlPlan) -> str | None:
+    """As it is, or that of the Ray which `--with-ray` has started."""
+    return config.trainer_common.ray_address if plan.ray is None else plan.ray.address
 
 
 def pretended_gpus(config: AstunerConfig, plan: VerlPlan) -> int:
@@ -228,6 +234,7 @@ RULES: Mapping[str, Rule] = {
         validation_steps,
         resume_mode,
         trainers_per_node,
+        ray_address,
         pretended_gpus,
         advantage_estimator,
         divides_by_std,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from loguru import logger
 
 from astuner.backbone.base import RunContext
 from astuner.backbone.batch import Batch, run_batch
@@ -113,10 +114,14 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
 
     config = context.config.astuner
     plan = _plan(context)
-    own = config.trainer_common.ray_address is None
+    ray = context.ray
+    own = config.trainer_common.ray_address is None and (ray is None or not ray.others_join)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(environment_prepared(plan.device, own=own))
         composed = compose_verl_config(context.config, plan)
+        if plan.device == "cuda" and config.trainer_common.n_gpus_per_node is None:
+            gpus = composed.trainer.n_gpus_per_node
+            logger.warning("trainer_common.n_gpus_per_node is not set: {} GPUs of each machine are used", gpus)
         stack.enter_context(_failures_named())
         stack.enter_context(ray_running(composed, environment))
         with context.phase("load_model"):
@@ -164,6 +169,7 @@ def _plan(context: RunContext) -> VerlPlan:
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
         n_val=len(tasks.validation),
         max_positions=_positions(path),
+        ray=context.ray,
         origins=context.origins,
     )
 
@@ -211,8 +217,8 @@ def _started(context: RunContext, composed: DictConfig, plan: VerlPlan, stack: c
     dtype = compute_dtype(config.model.dtype, torch.device(plan.device))
     trainer = stack.enter_context(started_trainer(composed, config, dtype))
     engine = VerlEngine(trainer.get_llm_client(), composed.actor_rollout_ref.rollout.max_model_len)
-    job = WorkerJob(config, context.ingredients.search, Path.cwd(), plan.model_path, engine, chosen())
-    fleet = EpisodeFleet(job)
+    job = WorkerJob(config, context.ingredients.search, Path.cwd(), plan.model_path, chosen(), engine)
+    fleet = EpisodeFleet(job, context.running)
     stack.callback(fleet.close)
     fleet.start()
     return VerlSession(context, RunState(), trainer, fleet, engine, dtype)

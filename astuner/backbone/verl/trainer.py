@@ -27,7 +27,16 @@ from astuner.errors import BackboneError
 
 _PARTITION = "train"
 _SAMPLE = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
-_CREDIT = ["rollout_log_probs", "advantages", "old_log_probs", "call_starts", "call_ends", "row_scale", "mini_batch"]
+_CREDIT = [
+    "rollout_log_probs",
+    "advantages",
+    "old_log_probs",
+    "call_starts",
+    "call_ends",
+    "row_scale",
+    "mini_batch",
+    "row",
+]
 
 
 @contextlib.contextmanager
@@ -47,6 +56,8 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
     _refuse_another_run()
     refuse_small_ray(config)
     tq.init(config.transfer_queue)
+    # Not in the block below: at its end that other run's queue would be gone.
+    _refuse_another_run(own=True)
     try:
         trainer = VerlTrainer(config, loss)
         # verl prints what it is at.
@@ -57,14 +68,20 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         tq.close()
 
 
-def _refuse_another_run() -> None:
+def _refuse_another_run(*, own: bool = False) -> None:
     """Keep out of the TransferQueue of another run.
 
+    Args:
+        own: whether this run has one by now, if no other was faster: TransferQueue joins what it finds.
+
     Raises:
-        BackboneError: the Ray has one.
+        BackboneError: the Ray has one of another run.
     """
     with contextlib.suppress(ValueError):
-        ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        queue = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        # The id of an actor holds that of the driver which has started it.
+        if own and queue._actor_id.job_id.hex() == ray.get_runtime_context().get_job_id():
+            return
         raise BackboneError(
             "another run computes on this Ray, and verl's TransferQueue serves one at a time; wait for its end, or "
             "leave trainer_common.ray_address out to have a Ray started for this run"

@@ -6,13 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from astuner.backbone.algorithms import Algorithm, token_kl
-from astuner.backbone.rows import Row, mini_batches, row_scales
+from astuner.backbone.rows import Row, mini_batches, prompt_length, row_scales
+from astuner.backbone.sample_updates import SampleKey
 from astuner.backbone.schedule import learning_rate
 from astuner.backbone.step_credit import (
     StepCredit,
@@ -29,10 +31,10 @@ from astuner.backbone.verl.fields import (
     credit_fields,
     padding_credit,
     padding_fields,
-    prompt_length,
     sample_fields,
 )
 from astuner.backbone.verl.layout import arrange
+from astuner.backbone.verl.loss import flat, take_seen
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
@@ -82,6 +84,7 @@ class VerlUpdate:
         dtype: what the model computes in.
         total_steps: of the run.
         pad_token: fills rows that fill up.
+        run_id: begins the keys of its rows, so that they are those of no other run.
     """
 
     config: AstunerConfig
@@ -90,6 +93,7 @@ class VerlUpdate:
     dtype: torch.dtype
     total_steps: int
     pad_token: int
+    run_id: str = field(default_factory=lambda: uuid4().hex)
 
     def step(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
         """Train on episodes that have a reward and samples; groups are the episodes of one task.
@@ -102,7 +106,8 @@ class VerlUpdate:
             self._recompute_old_logprobs(stored)
             kl_sums = self._compare_with_reference(stored, len(episodes))
             credit = step_credit(self.config, self.algorithm, episodes, kl_sums)
-            return credit.result(self._move(stored, credit, step), credit.given_to(stored.rows))
+            metrics, logprobs = self._move(stored, credit, step)
+            return credit.result(metrics, credit.given_to(stored.rows), logprobs)
         finally:
             self.trainer.clear(stored.keys)
 
@@ -116,7 +121,7 @@ class VerlUpdate:
             samples=[sample for _, _, sample in numbered],
             rows=[Row.of_sample(sample, index, number) for index, number, sample in numbered],
             old_logprobs=[torch.tensor(s.logprobs[prompt_length(s) :], dtype=torch.float32) for _, _, s in numbered],
-            prefix=f"step{step}",
+            prefix=f"{self.run_id}-step{step}",
         )
         fields = [sample_fields(sample) for sample in stored.samples]
         self.trainer.put([stored.key(place) for place in range(len(fields))], fields)
@@ -154,12 +159,18 @@ class VerlUpdate:
             sums[row.episode] += float((token_kl(old, ref, algorithm.kl_penalty) * mask).sum())
         return sums
 
-    def _move(self, stored: _Stored, credit: StepCredit, step: int) -> dict[str, float]:
-        """Do the optimiser steps; a mini-batch without any gradient has none."""
+    def _move(
+        self, stored: _Stored, credit: StepCredit, step: int
+    ) -> tuple[dict[str, float], dict[SampleKey, tuple[float, ...]]]:
+        """Do the optimiser steps; a mini-batch without any gradient has none.
+
+        Returns:
+            Metrics, and the logprobs that the updates computed of each sample's trained tokens.
+        """
         chosen = [number for number, row in enumerate(stored.rows) if credit.takes(row)]
         rows = credit.given_to(stored.rows)
         if not any(row.has_advantage for row in rows):
-            return {}
+            return {}, {}
         credited = dict(zip(chosen, rows, strict=True))
         dealt = mini_batches(rows, self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step))
         parts = [[chosen[place] for place in part] for part in dealt if teaches(self.config, [rows[p] for p in part])]
@@ -171,7 +182,9 @@ class VerlUpdate:
         keys, lengths, fields = self._laid_out(stored, credited, scales, shares)
         self.trainer.put(keys, fields)
         metrics = self.trainer.update(keys, lengths, size, self._rate(step))
-        return self._summary(metrics, len(parts), step)
+        samples = [(row.episode, row.sample) for row in stored.rows]
+        logprobs = {samples[number]: values for number, values in take_seen(metrics).items()}
+        return self._summary(metrics, len(parts), step), logprobs
 
     def _scales(self, credited: Mapping[int, Row], parts: Sequence[Sequence[int]]) -> dict[int, float]:
         """Return each row's factor, by number: of all of a mini-batch's rows, those without gradient among them."""
@@ -201,7 +214,7 @@ class VerlUpdate:
                 continue
             prompt = prompt_length(stored.samples[number])
             old = stored.old_logprobs[number]
-            credit = credit_fields(credited[number], prompt, old, scales[number], mini_batch)
+            credit = credit_fields(credited[number], number, prompt, old, scales[number], mini_batch)
             if uses_kl_loss(self.config):
                 credit = {**credit, "ref_log_prob": stored.reference[number]}
             keys.append(stored.key(number))
@@ -218,11 +231,11 @@ class VerlUpdate:
         Raises:
             BackboneError: the logprobs are foreign, or a gradient is not finite.
         """
-        total = {name: float(np.sum(_flat(values))) for name, values in metrics.items()}
+        total = {name: float(np.sum(flat(values))) for name, values in metrics.items()}
         compared = max(total["compared_tokens"], 1.0)
         difference = total["logprob_difference"] / compared
         refuse_foreign_logprobs(difference, self.dtype, f"step {step}")
-        norms = _flat(metrics["grad_norm"])
+        norms = flat(metrics["grad_norm"])
         if not all(map(math.isfinite, norms)):
             raise BackboneError(
                 f"step {step}: the gradient's norm is {norms}; lower trainer_common.optim.lr, "
@@ -236,14 +249,9 @@ class VerlUpdate:
             "kl/rollout": total["rollout_kl"] / compared,
             "kl/update": total["ratio/kl_sum"] / trained,
             "ratio/mean": total["ratio/ratio_sum"] / trained,
-            "ratio/max": max(_flat(metrics["ratio/ratio_max"])),
+            "ratio/max": max(flat(metrics["ratio/ratio_max"])),
             "logprob_difference": difference,
             "grad_norm": sum(norms) / len(norms),
             "lr": self._rate(step),
             "update/optimiser_steps": len(norms),
         }
-
-
-def _flat(values: Any) -> list[float]:
-    """Return the numbers of verl's lists, which are nested by mini-batch, worker and micro-batch."""
-    return [number for value in values for number in _flat(value)] if isinstance(values, list) else [float(values)]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from astuner.run_record import redact_output
 
 
 class TrainingActor(ActorRolloutRefWorker):
     """Actor, reference and rollout adapter of one accelerator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        redact_output()
+        super().__init__(*args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_learning_rate(self, rate: float) -> None:
@@ -31,7 +38,10 @@ class TrainingActor(ActorRolloutRefWorker):
         """
         kind = getattr(torch, dtype)
         named, _ = self.actor.engine.get_per_tensor_param(base_sync_done=False)
-        weights = {name: tensor.detach().to("cpu", kind) for name, tensor in named}
+        weights = {}
+        for name, tensor in named:  # gathered from all workers as it is drawn, so that all of them must draw all
+            if self.rank == 0:
+                weights[name] = tensor.detach().to("cpu", kind)
         if self.rank == 0:
             _write(Path(folder), self.actor.model_config.local_path, weights, kind)
         torch.distributed.barrier()
@@ -41,5 +51,7 @@ def _write(folder: Path, model_path: str, weights: dict[str, Any], dtype: torch.
     shape = AutoConfig.from_pretrained(model_path)
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(shape, dtype=dtype)
+    with contextlib.suppress(OSError):  # not every model has one
+        model.generation_config = GenerationConfig.from_pretrained(model_path)
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if shape.tie_word_embeddings else set()
     model.save_pretrained(folder, state_dict={name: tensor for name, tensor in weights.items() if name not in tied})

@@ -28,7 +28,7 @@ from astuner.backbone.vllm_server.kept import (
 from astuner.backbone.vllm_server.settings import VllmSettings, differences
 from astuner.errors import ModelError, ServiceError
 from astuner.ports import holder, is_taken
-from astuner.processes.guarded_process import GuardedProcess
+from astuner.processes.guarded_process import GuardedProcess, OwnFolder
 from astuner.processes.log import ProcessLog, last_lines
 from astuner.run_record import redact
 
@@ -157,7 +157,9 @@ def _launch(settings: VllmSettings, output: _Output) -> GuardedProcess:
     logger.debug("vllm: {}", shlex.join(settings.argv))
     env = settings.environment(os.environ)
     # Not in the working directory, whose files could be taken for packages that vLLM imports in its own processes.
-    process = GuardedProcess(settings.argv, Path("/"), env, output=output.file, own_tmp=True, grace=GRACE_SECONDS)
+    process = GuardedProcess(
+        settings.argv, Path("/"), env, output=output.file, own_tmp=OwnFolder(), grace=GRACE_SECONDS
+    )
     output.follow(process)
     return process
 

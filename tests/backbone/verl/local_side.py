@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from astuner.backbone.algorithms import resolve
+from astuner.backbone.step_credit import UpdateResult
 from astuner.config.rollout import ModelConfig
 from astuner.config.root import RunConfig
 from astuner.schema import Episode
@@ -31,16 +32,16 @@ class Local:
         with torch.no_grad():
             return token_logprobs(self.policy.model, torch.tensor([ids]), wanted, 1.0)[0][0].tolist()
 
-    def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[dict[str, float], Weights]:
-        """Do the first training step; return metrics and weights."""
+    def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[UpdateResult, Weights]:
+        """Do the first training step; return what it did, and the weights."""
         from astuner.backbone.local.optimiser import Optimiser
         from astuner.backbone.local.update import PolicyUpdate
 
         run = config.astuner
         optimiser = Optimiser(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
         update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimiser)
-        metrics = update.step(episodes, 1).metrics
-        return metrics, {name: value.clone() for name, value in self.policy.model.state_dict().items()}
+        result = update.step(episodes, 1)
+        return result, {name: value.clone() for name, value in self.policy.model.state_dict().items()}
 
 
 def local(folder: Path) -> Local:

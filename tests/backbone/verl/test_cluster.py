@@ -82,6 +82,44 @@ def test_a_ray_without_room_is_named_with_what_it_lacks(own_ray: None):
         refuse_small_ray(OmegaConf.create(CONFIG), patience=0.5)
 
 
+OTHER_RUN = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+queue = ray.remote(num_cpus=0)(type("Queue", (), {})).options(
+    name="TransferQueueController", namespace="transfer_queue"
+).remote()
+ray.get(queue.__ray_ready__.remote())
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_run_in_the_same_ray_is_refused_even_if_it_was_faster(own_ray: None):
+    import ray
+
+    from astuner.backbone.verl.trainer import _refuse_another_run
+
+    address = ray.get_runtime_context().gcs_address
+    other = subprocess.Popen(
+        [sys.executable, "-c", OTHER_RUN, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    with other, other.stdin, other.stdout:
+        assert other.stdout.readline() == "there\n"
+        for own in (False, True):
+            with pytest.raises(BackboneError, match=r"another run computes on this Ray"):
+                _refuse_another_run(own=own)
+        other.stdin.close()
+        other.wait(60)
+    _refuse_another_run()
+    queue = ray.remote(num_cpus=0)(type("Queue", (), {}))
+    queue = queue.options(name="TransferQueueController", namespace="transfer_queue").remote()
+    ray.get(queue.__ray_ready__.remote())
+    _refuse_another_run(own=True)
+    ray.kill(queue)
+
+
 def test_an_engine_whose_process_died_in_a_living_actor_is_named(own_ray: None):
     import ray
 

@@ -78,6 +78,8 @@ def test_there_are_as_many_workers_as_asked_for_or_as_the_machine_has() -> None:
     joined = run_config(trainer_common__ray_address="auto").astuner
     one = replace(GPU, gpus=1)
     assert (rules.trainers_per_node(default, one), rules.trainers_per_node(two, one)) == (1, 2)
+    eight = run_config(trainer_common__n_gpus_per_node=8).astuner
+    assert (rules.trainers_per_node(eight, one), rules.trainers_per_node(eight, CPU)) == (8, 8)
     assert (rules.trainers_per_node(joined, one), rules.trainers_per_node(joined, CPU)) == (8, 1)
     nodes = run_config(trainer_common__n_gpus_per_node=2, trainer_common__nnodes=3).astuner
     assert rules.pretended_gpus(nodes, CPU) == 6

@@ -1,4 +1,4 @@
-"""Whole runs of the verl backbone on a random model, and what may happen to them."""
+"""What may happen to whole runs of the verl backbone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
-from tests.backbone.verl.runs import Run, losses, make_job
+from tests.backbone.runs import Run, losses
+from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -27,11 +28,18 @@ def test_a_run_survives_what_happens_to_episodes_and_workers(model_folder: Path,
         trainer_common__total_training_steps=3,
         trainer_common__val_before_train=True,
         trainer_common__test_freq=1,
+        deadlines__rollout=7.0,
     )
     run = Run(job, tmp_path)
+    run.wait_until_said("the rollout has taken")
+    run.process.send_signal(signal.SIGUSR1)
     code, printed = run.ended()
     assert code == 0, printed
     assert run.leftovers() == []
+    late, _, asked = printed.partition("what this process is at:")
+    for said in (late, asked):
+        assert "last finished LLM call train-000001-" in said
+        assert "await asyncio.sleep(1000)" in said
     assert "an episode worker was lost in train step 2" in printed
     assert list(losses(run.record)) == [1, 2, 3]
     index = list(read_index(run.record))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from astuner.backbone.step_credit import UpdateResult
 from astuner.errors import BackboneError, RecordError
 from tests.backbone.verl.clusters import Started, made_episodes, small_run, started
 from tests.backbone.verl.local_side import local, saved
@@ -78,15 +79,27 @@ def test_a_step_moves_the_weights_as_the_local_backbone_does(cluster: Started, m
     here = local(model_folder)
     episodes = made_episodes(here.logprobs)
     expected, weights = here.step(cluster.config, episodes)
-    got = cluster.update().step(episodes, 1).metrics
-    assert got.keys() == expected.keys()
-    assert got == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert got["update/optimiser_steps"] == 2
+    got = cluster.update().step(episodes, 1)
+    assert got.metrics.keys() == expected.metrics.keys()
+    assert got.metrics == pytest.approx(expected.metrics, rel=1e-4, abs=1e-5)
+    assert got.metrics["update/optimiser_steps"] == 2
+    assert_same_record(got, expected)
     moved = saved(cluster.trainer, tmp_path / "model")
     before = local(model_folder).policy.model.state_dict()
     assert max(float((moved[name] - before[name]).abs().max()) for name in moved) > 1e-4
     for name, value in weights.items():
         assert float((moved[name] - value).abs().max()) < 1e-5, name
+
+
+def assert_same_record(got: UpdateResult, expected: UpdateResult) -> None:
+    """Check what is kept of each sample's trained tokens."""
+    ours = [update for episode in got.samples for update in episode]
+    theirs = [update for episode in expected.samples for update in episode]
+    assert sum(update.logprobs is not None for update in ours) > 1
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.advantages == other.advantages
+        assert (one.logprobs is None) == (other.logprobs is None)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
@@ -97,6 +110,22 @@ def test_any_number_of_episodes_makes_the_wanted_optimiser_steps(cluster: Starte
     episodes = made_episodes(local(folder).logprobs, seed=count)[:count]
     metrics = cluster.update().step(episodes, 2).metrics
     assert metrics.get("update/optimiser_steps", 0) == (0 if count == 1 else 2)
+
+
+def test_a_saved_model_generates_as_the_one_it_came_from(cluster: Started, tmp_path: Path):
+    from transformers import GenerationConfig
+
+    start = Path(cluster.trainer.config.actor_rollout_ref.model.path)
+    before = GenerationConfig.from_pretrained(start) if (start / "generation_config.json").exists() else None
+    GenerationConfig(do_sample=True, temperature=0.7, eos_token_id=[1, 2]).save_pretrained(start)
+    try:
+        saved(cluster.trainer, tmp_path / "model")
+    finally:
+        (start / "generation_config.json").unlink()
+        if before is not None:
+            before.save_pretrained(start)
+    after = GenerationConfig.from_pretrained(tmp_path / "model")
+    assert (after.temperature, after.eos_token_id) == (0.7, [1, 2])
 
 
 @pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
@@ -116,4 +145,4 @@ def test_every_algorithm_has_the_local_loss_and_gradient(
     cluster.trainer.actor_rollout_wg.set_loss_fn(row_loss(config.astuner, torch.float32))
     got = replace(cluster, config=config).update().step(episodes, 1).metrics
     assert got["grad_norm"] > 1e-4
-    assert got == pytest.approx(expected, rel=2e-4, abs=1e-5)
+    assert got == pytest.approx(expected.metrics, rel=2e-4, abs=1e-5)

@@ -27,10 +27,14 @@ export async function episodesPage(query) {
   return { content: [h("h1", {}, "Episodes"), search.box, table.box], refresh };
 }
 
+// A task by how its query begins, which tells more than an id; its id is the tooltip.
+export const taskLink = (run, row, length) => h("a", { title: brief(row.task, 200),
+  href: link("group", { run, step: row.step, split: row.split, task: row.task_key }) }, brief(row.query || row.task, length));
+
 export function episodeColumns(run) {
   return [
     ["episode", (row) => h("a", { href: link("episode", { run, episode: row.key }) }, brief(row.episode, 60)), true],
-    ["task", (row) => h("a", { href: link("group", { run, step: row.step, split: row.split, task: row.task_key }) }, brief(row.task, 40)), true],
+    ["task", (row) => taskLink(run, row, 40), true],
     ["step", (row) => `${row.split} ${row.step}`],
     ["status", (row) => h("span", { class: row.status === "ok" ? "good" : "bad" }, brief(row.error_kind ?? row.status, 30)), true],
     ["reward", (row) => real(row.reward)], ["advantage", (row) => real(row.advantage)],
@@ -51,7 +55,7 @@ function filters(run, asked, labels) {
   const order = h("label", {}, "order", h("select", { name: "order", onchange: (event) => go({ order: event.target.value }) },
     Object.entries(ORDERS).map(([name, title]) => h("option", { value: name, selected: asked.order === name }, title))));
   return h("form", { class: "bar", role: "search", onsubmit: (event) => event.preventDefault() },
-    field("text", "search ids and errors", "search"), choice("split", "split", ["train", "val"]), field("step", "step", "number"),
+    field("text", "search tasks, ids and errors", "search"), choice("split", "split", ["train", "val"]), field("step", "step", "number"),
     choice("status", "status", ["ok", "failed", "dropped"]), choice("agent", "agent", labels.agent), choice("tag", "tag", labels.tag),
     field("least", "reward from", "number"), field("most", "to", "number"), choice("finish", "finish reason", labels.finish),
     choice("fork", "fork cause", labels.fork), choice("error", "error", labels.error.length ? ["any", ...labels.error] : []), order,

@@ -2,13 +2,14 @@
 
 import { ask, link } from "./address.js";
 import { bubble } from "./chat.js";
+import { taskLink } from "./episodes.js";
 import { between, brief, count, h, list, many, real, share } from "./dom.js";
 import { followed } from "./followed.js";
 
 export async function stepPage(query) {
   const run = query.get("run"), step = query.get("step"), split = query.get("split") ?? "train";
   const table = (groups) => list([
-    ["task", (row) => h("a", { href: link("group", { run, step, split, task: row.task_key }) }, brief(row.task, 80)), true],
+    ["task", (row) => taskLink(run, { ...row, step, split }, 80), true],
     ["episodes", (row) => count(row.episodes)], ["failed", (row) => h("span", { class: row.failed ? "bad" : "" }, count(row.failed))],
     ["reward", (row) => real(row.reward)], ["lowest", (row) => real(row.least)], ["highest", (row) => real(row.most)],
     ["success", (row) => share(row.success)], ["forks", (row) => count(row.forks)],
@@ -23,9 +24,11 @@ export async function stepPage(query) {
 export async function groupPage(query) {
   const asked = { run: query.get("run"), step: query.get("step"), split: query.get("split") ?? "train", task: query.get("task") };
   const { box, refresh } = await followed(() => ask("group", asked), (found) => {
-    const title = found.rows.length ? brief(found.rows[0].task, 120) : "This group has no episode";
+    const [first] = found.rows;
+    const title = first ? brief(first.query || first.task, 120) : "This group has no episode";
+    const id = first ? `task ${brief(first.task, 80)} · ` : "";
     const more = found.total > found.rows.length ? ` (the best ${found.rows.length} of ${count(found.total)})` : "";
-    return [h("h1", {}, title), h("p", { class: "soft" }, `step ${brief(asked.step, 12)}, sorted by reward${more}`),
+    return [h("h1", {}, title), h("p", { class: "soft" }, `${id}step ${brief(asked.step, 12)}, sorted by reward${more}`),
       h("div", { class: "side" }, found.rows.map((row) => column(asked.run, row)))];
   });
   return { content: [box], refresh: async () => { await refresh(); } };

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.backbone.verl.ray_folder import is_too_long, ray_folder, wanted_parent
+from astuner.backbone.cluster.folder import is_too_long, ray_folder, wanted_parent
 from astuner.errors import BackboneError
 
 
@@ -51,7 +51,7 @@ def test_a_folder_that_cannot_be_made_is_named_with_the_mend(short: Path, monkey
 
 
 def test_only_what_was_left_behind_is_removed(short: Path):
-    script = "import sys\nfrom astuner.backbone.verl.ray_folder import ray_folder\n"
+    script = "import sys\nfrom astuner.backbone.cluster.folder import ray_folder\n"
     script += "with ray_folder() as folder:\n    print(folder, flush=True)\n    sys.stdin.read()\n"
     other = subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ

@@ -18,8 +18,8 @@ MEND = "export RAY_TMPDIR=/tmp"
 _PREFIX = "ast-"
 _LOCK = "owner"
 _SHORT = Path("/tmp")
-# What Ray and `mkdtemp` put behind the parent, at its longest.
-_SOCKET = f"/{_PREFIX}01234567/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
+# What Ray and `mkdtemp` put behind the parent, at its longest: where Ray is a service of the run.
+_SOCKET = "/astuner-01234567/ray/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 # The system's bound on a socket's path, less the NUL at its end.
 _LONGEST = 103 if sys.platform == "darwin" else 107
 
@@ -34,6 +34,12 @@ def is_too_long(parent: Path) -> bool:
     return len(os.fsencode(parent)) + len(_SOCKET) > _LONGEST
 
 
+def short_parent() -> Path:
+    """Return the wanted parent, or /tmp where that is too long."""
+    wanted = wanted_parent()
+    return _SHORT if is_too_long(wanted) else wanted
+
+
 @contextlib.contextmanager
 def ray_folder() -> Iterator[str]:
     """Give a folder for the block, in /tmp where the wanted parent is too long; remove those of killed runs.
@@ -41,8 +47,7 @@ def ray_folder() -> Iterator[str]:
     Raises:
         BackboneError: none can be made there.
     """
-    wanted = wanted_parent()
-    parent = _SHORT if is_too_long(wanted) else wanted
+    parent = short_parent()
     _remove_left_behind(parent)
     with contextlib.ExitStack() as stack:
         try:
