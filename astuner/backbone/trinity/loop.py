@@ -82,6 +82,13 @@ class TrinityLoop(ReinforcementLoop):
         self.checkpoints.save(self.state.step, weights, self.session.save_model, progress)
         forget_all_but(self.session.server.folder, self.checkpoints.kept())
 
+    def what_is_kept(self) -> str:
+        """Say what an interrupted run can go on from: Trinity's trainer, which is at work, is not asked to save."""
+        newest = self.checkpoints.newest()
+        if newest is None:
+            return "no checkpoint was due yet (trainer_common.save_freq), so there is nothing to go on from"
+        return f"the same command goes on from the checkpoint of step {newest[0]['step']}"
+
     def read_checkpoint(self) -> dict[str, Any] | None:
         """Return the progress that the session was started to go on from."""
         found = self.checkpoints.newest()
