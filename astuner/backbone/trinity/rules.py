@@ -115,6 +115,12 @@ def requested_tasks(config: AstunerConfig, plan: TrinityPlan) -> list[dict[str, 
     ]
 
 
+def algorithm_type(config: AstunerConfig, plan: TrinityPlan) -> str:
+    """…algorithm.WithReference with a KL in the loss, else …algorithm.WithoutReference, which saves a forward pass."""
+    kind = "WithReference" if uses_kl_loss(config) else "WithoutReference"
+    return f"astuner.backbone.trinity.algorithm.{kind}"
+
+
 def loss_args(config: AstunerConfig, plan: TrinityPlan) -> dict[str, object]:
     """What astuner's loss is made with: the algorithm, clip range, KL estimator and KL coefficient (0 for none)."""
     common = config.trainer_common
@@ -207,6 +213,7 @@ RULES: Mapping[str, Rule] = {
         warmup_updates,
         episodes,
         requested_tasks,
+        algorithm_type,
         loss_args,
         sampling_args,
         sampler_dtype,

@@ -113,7 +113,7 @@ async def test_news_come_in_order_and_usable_episodes_in_that_of_the_batch():
     failed = Ended("train", 1, Episode("failed", TASKS[0], 2, "failed", None, None))
     for news in (*ended, failed, Done("train", 1, 2, ())):
         await desk.post(news)
-    assert await desk.read(0.0) == [*ended, failed, Done("train", 1, 2, ())]
+    assert await desk.read(5.0) == [*ended, failed, Done("train", 1, 2, ())]
     assert await desk.read(0.01) == ()
     assert [one.episode_id for one in await desk.take_usable(1)] == ["et00", "et01", "et10", "et11"]
     assert await desk.take_usable(1) == []

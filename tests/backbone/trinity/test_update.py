@@ -46,7 +46,9 @@ def mini_batches_of(config: RunConfig, episodes: list[Episode]) -> list[list[Any
     made = experiences_of(episodes)
     known = {(one.info[EPISODE], one.info[SAMPLE]): one for one in made}
     _, parts = _credited(run, UPDATES, 1, episodes)
-    batches = [_mini_batch(run, algorithm, part, episodes, known) or [_idle(1, made[0])] for part in parts]
+    batches = [
+        _mini_batch(run, algorithm, part, episodes, known) or [_idle(1, made[0], reference=True)] for part in parts
+    ]
     assert all(one.info[COUNT] == len(batch) for batch in batches for one in batch)
     return [Experience.deserialize_many(Experience.serialize_many(batch)) for batch in batches]
 
