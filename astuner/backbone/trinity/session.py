@@ -17,6 +17,7 @@ from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.plan import Mode, TrinityPlan
+from astuner.backbone.trinity.rules import runner_count
 from astuner.backbone.trinity.tinker_process import TinkerServer, tinker_server
 from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, TinkerService, service_key
 from astuner.backbone.trinity.without_vllm import FOLDER as WITHOUT_VLLM
@@ -249,6 +250,7 @@ def _plan(context: RunContext, mode: Mode, model: str, namespace: str, base_url:
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
         tinker_base_url=base_url,
+        runners=runner_count(config),
         validates=bool(context.ingredients.tasks.validation),
         origins=context.origins,
     )
