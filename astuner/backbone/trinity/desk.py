@@ -116,7 +116,10 @@ class Desk:
 
     def _share(self, request: BatchRequest) -> int:
         """Return how many tasks a runner takes at a time: all runners have some, and none more than it can run."""
-        room = max(1, self._job.agent.config.rollout.max_env_worker // request.repeats)
+        config = self._job.agent.config
+        if config.asynchrony.over_rollout:
+            return 1  # what is given up is what a runner has
+        room = max(1, config.rollout.max_env_worker // request.repeats)
         return max(1, min(room, math.ceil(len(request.tasks) / self._job.runners)))
 
     def _may_begin(self, step: int) -> bool:

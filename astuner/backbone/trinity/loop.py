@@ -17,7 +17,6 @@ from astuner.backbone.trinity.desk import Course
 from astuner.backbone.trinity.metrics import update_metrics
 from astuner.backbone.trinity.rules import steps_ahead
 from astuner.backbone.trinity.session import TrinitySession
-from astuner.backbone.trinity.tinker_model import forget_all_but
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest
 
@@ -80,7 +79,7 @@ class TrinityLoop(ReinforcementLoop):
             logger.warning("step {} is not in a checkpoint; the last one before it stays", self.state.step)
             return
         self.checkpoints.save(self.state.step, weights, self.session.save_model, progress)
-        forget_all_but(self.session.server.folder, self.checkpoints.kept())
+        self.session.server.keep_only(self.checkpoints.kept())
 
     def what_is_kept(self) -> str:
         """Say what an interrupted run can go on from: Trinity's trainer, which is at work, is not asked to save."""

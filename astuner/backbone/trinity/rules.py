@@ -228,6 +228,17 @@ RULES: Mapping[str, Rule] = {
 }
 
 
+def runner_count(config: AstunerConfig) -> int:
+    """Return how many processes run episodes: one, as a process runs any number at a time.
+
+    Trinity gives up whole processes' shares of a step, so that for over-rollout each task has a process to itself, as
+    far as `rollout.max_env_worker` goes.
+    """
+    if not config.asynchrony.over_rollout:
+        return 1
+    return max(1, min(config.data.train_batch_size, config.rollout.max_env_worker // config.rollout.num_repeat))
+
+
 def steps_ahead(config: AstunerConfig) -> int:
     """Return how many training steps sampling may begin before the weights have learned from the one before them.
 

@@ -19,11 +19,20 @@ pytestmark = pytest.mark.trinity
 TASKS = [Task(f"t{number}", "?") for number in range(6)]
 
 
-def desk_of(*, updates: int = 2, ahead: int = 1, hold: int = 3, done: int = 0, runners: int = 1, workers: int = 128):
+def desk_of(
+    *,
+    updates: int = 2,
+    ahead: int = 1,
+    hold: int = 3,
+    done: int = 0,
+    runners: int = 1,
+    workers: int = 128,
+    over: float = 0,
+):
     from astuner.backbone.episode_worker import AgentJob
     from astuner.backbone.trinity.desk import Course, Desk, DeskJob
 
-    config = AstunerConfig(rollout={"max_env_worker": workers})
+    config = AstunerConfig(rollout={"max_env_worker": workers}, asynchrony={"over_rollout": over})
     agent = AgentJob(config, (), Path(), "model", chosen())
     job = DeskJob(agent, tinker=True, max_model_len=64, updates=updates, runners=runners)
     request = BatchRequest((), 2, "train", 0, 0, CallSettings())
@@ -117,3 +126,12 @@ async def test_news_come_in_order_and_usable_episodes_in_that_of_the_batch():
     assert await desk.read(0.01) == ()
     assert [one.episode_id for one in await desk.take_usable(1)] == ["et00", "et01", "et10", "et11"]
     assert await desk.take_usable(1) == []
+
+
+async def test_each_task_can_be_given_up_by_itself_for_over_rollout():
+    desk, course = desk_of(over=0.5)
+    await desk.begin(course)
+    assert (await desk.batch(1))[1] == 1
+    desk, course = desk_of()
+    await desk.begin(course)
+    assert (await desk.batch(1))[1] == 2
