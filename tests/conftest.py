@@ -28,11 +28,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a real vLLM, verl or Trinity where it is not installed."""
+    # Trinity's environment has an older verl, without TransferQueue.
     needed = {
-        "vllm": (("vllm",), ".ci/vllm_tests"),
-        "verl": (("verl",), ".ci/verl_run"),
-        "trinity": (("trinity",), ".ci/backbone_environments"),
-        "verl_vllm": (("verl", "vllm"), ".ci/backbone_environments"),
+        "vllm": (("vllm",), ".ci/backbone_environments"),
+        "verl": (("transfer_queue",), ".ci/verl_run"),
+        "trinity": (("trinity",), ".ci/trinity_run"),
+        "verl_vllm": (("transfer_queue", "vllm"), ".ci/backbone_environments"),
     }
     for marker, (packages, where) in needed.items():
         missing = [package for package in packages if importlib.util.find_spec(package) is None]

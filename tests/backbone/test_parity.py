@@ -51,7 +51,7 @@ def rolled_out(backbone: str, model: Path, folder: Path) -> list[Episode]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     with (folder / f"{backbone}.log").open("w+") as log:
         done = subprocess.run(
-            command, stdout=log, stderr=log, env=environment, cwd=folder, timeout=PATIENCE, check=False
+            command, check=False, stdout=log, stderr=log, env=environment, cwd=folder, timeout=PATIENCE
         )
         log.seek(0)
         assert done.returncode == 0, log.read()[-4000:]

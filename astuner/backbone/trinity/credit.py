@@ -16,7 +16,7 @@ from trinity.common.experience import CustomField, Experience
 
 from astuner.backbone.algorithms import Algorithm, resolve
 from astuner.backbone.rows import Row, mini_batches, prompt_length, row_scales, token_advantages
-from astuner.backbone.step_credit import UpdateResult, shuffle_seed, step_credit, teaches
+from astuner.backbone.step_credit import UpdateResult, shuffle_seed, step_credit, teaches, uses_kl_loss
 from astuner.backbone.trinity.desk import DeskJob, desk
 from astuner.backbone.trinity.experiences import EPISODE, SAMPLE, STEP, filler
 from astuner.backbone.trinity.news import Credited
@@ -25,13 +25,15 @@ from astuner.schema import Episode
 
 COUNT = "of"
 """Key of `Experience.info`: how many experiences its mini-batch has."""
-_CALLS, _COUNTS, _SCALE = "calls", "counts", "scale"
+_CALLS, _COUNTS, _SCALE, _REFERENCE = "calls", "counts", "scale", "reference"
 
 _FIELDS = [
     CustomField(_CALLS, "call_spans", torch.int64),
     CustomField(_COUNTS, "token_counts", torch.int64),
     CustomField(_SCALE, "row_scale", torch.float32),
 ]
+# Trinity's trainer asks for the starting model's logprobs even where nothing computes them.
+_NO_REFERENCE = CustomField(_REFERENCE, "ref_logprob", torch.float32)
 
 
 class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
@@ -55,7 +57,8 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
         await desk().post.remote(Credited(step, tuple(one.episode_id for one in episodes), result))
         algorithm = resolve(self._config.trainer_common.algorithm)
         found = (_mini_batch(self._config, algorithm, part, episodes, known) for part in parts)
-        return [one for part in found for one in part or [_idle(step, exps[0])]], {}
+        kl = uses_kl_loss(self._config)
+        return [one for part in found for one in part or [_idle(step, exps[0], reference=kl)]], {}
 
     def __call__(self, exps: Any, **_: Any) -> Any:
         """Not asked for: `process` is.
@@ -106,7 +109,7 @@ def _mini_batch(
     if not rows or not teaches(config, rows):
         return []
     scales = row_scales(rows, algorithm.loss_agg_mode, config.data.max_response_length).tolist()
-    kl = config.trainer_common.use_kl_loss
+    kl = uses_kl_loss(config)
     wanted = [place for place, row in enumerate(rows) if kl or row.has_advantage]
     found = []
     for place in wanted:
@@ -123,16 +126,28 @@ def _mini_batch(
             _SCALE: [scales[place] * len(wanted)],
             COUNT: len(wanted),
         }
-        one.custom_fields = _FIELDS
-        found.append(one)
+        found.append(_with_fields(one, reference=kl))
     return found
 
 
-def _idle(step: int, like: Experience) -> Experience:
+def _idle(step: int, like: Experience, *, reference: bool) -> Experience:
     """Return what fills a mini-batch without gradient, so that the trainer's steps stay in time with the explorer's."""
     one = filler(step)
     one.advantages = torch.zeros(1)
     one.info |= {key: like.info[key] for key in like.info.keys() - one.info.keys()}
     one.info |= {_CALLS: [(0, 1)], _COUNTS: [0], _SCALE: [0.0], COUNT: 1}
-    one.custom_fields = _FIELDS
+    return _with_fields(one, reference=reference)
+
+
+def _with_fields(one: Experience, *, reference: bool) -> Experience:
+    """Return the experience with what the loss takes beside Trinity's own.
+
+    Args:
+        one: with its info.
+        reference: whether the trainer computes the starting model's logprobs.
+    """
+    one.custom_fields = list(_FIELDS)
+    if not reference:
+        one.info[_REFERENCE] = [0.0] * len(one.action_mask)
+        one.custom_fields.append(_NO_REFERENCE)
     return one

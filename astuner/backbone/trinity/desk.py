@@ -53,6 +53,7 @@ class Course:
         request: of each batch, but for tasks and step.
         done, last: steps that were done before, and the number of the last one.
         ahead: how many batches may be begun before the weights have learned from the one before them.
+        stale: how many steps the weights that a batch is sampled with may be behind.
         hold: after every so many steps the explorer waits until it is told to go on.
     """
 
@@ -61,7 +62,23 @@ class Course:
     done: int
     last: int
     ahead: int
+    stale: int
     hold: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Episodes for the explorer to run.
+
+    Attributes:
+        request: which.
+        share: how many tasks a runner takes at a time.
+        least_version: the oldest weights, by the trainer's own steps, that they may be sampled with.
+    """
+
+    request: BatchRequest
+    share: int
+    least_version: int
 
 
 class Desk:
@@ -94,29 +111,31 @@ class Desk:
         """Have the next evaluation of the explorer's be of `request`."""
         self._request = request
 
-    async def requested(self) -> tuple[BatchRequest, int]:
-        """Return what an evaluation is of, and the share that a runner takes."""
+    async def requested(self) -> Batch:
+        """Return what an evaluation is of."""
         assert self._request is not None
-        return self._request, self._share(self._request)
+        return Batch(self._request, self._share(self._request), 0)
 
     async def first_step(self) -> int:
         """Return the number of the first training step that is to be done."""
         return (self._course.done if self._course else 0) + 1
 
-    async def batch(self, step: int) -> tuple[BatchRequest, int]:
-        """Return the batch of training step `step`, once it may be begun, and the share that a runner takes.
-
-        Beyond the last step that is never.
-        """
+    async def batch(self, step: int) -> Batch:
+        """Return the batch of training step `step`, once it may be begun; beyond the last step that is never."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_begin(step))
-        assert self._course is not None
-        request = replace(self._course.request, tasks=self._course.order.batch(step), step=step)
-        return request, self._share(request)
+        course = self._course
+        assert course is not None
+        request = replace(course.request, tasks=course.order.batch(step), step=step)
+        least = max(step - 1 - course.stale, course.done) * self._job.updates
+        return Batch(request, self._share(request), least)
 
     def _share(self, request: BatchRequest) -> int:
         """Return how many tasks a runner takes at a time: all runners have some, and none more than it can run."""
-        room = max(1, self._job.agent.config.rollout.max_env_worker // request.repeats)
+        config = self._job.agent.config
+        if config.asynchrony.over_rollout:
+            return 1  # what is given up is what a runner has
+        room = max(1, config.rollout.max_env_worker // request.repeats)
         return max(1, min(room, math.ceil(len(request.tasks) / self._job.runners)))
 
     def _may_begin(self, step: int) -> bool:

@@ -180,4 +180,7 @@ class Following:
         lost = BatchRequest(
             request.tasks, request.repeats, request.split, request.step, request.seed, request.settings, missing
         )
-        return lost_episodes(lost, "worker", "the process that ran it was lost; Trinity's logs say how")
+        reason = "the process that ran it was lost; Trinity's logs say how"
+        if self.config.asynchrony.over_rollout:
+            reason = f"its task was given up, being among the slowest (asynchrony.over_rollout), or {reason}"
+        return lost_episodes(lost, "worker", reason)

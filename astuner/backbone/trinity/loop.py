@@ -17,7 +17,7 @@ from astuner.backbone.trinity.desk import Course
 from astuner.backbone.trinity.metrics import update_metrics
 from astuner.backbone.trinity.rules import steps_ahead
 from astuner.backbone.trinity.session import TrinitySession
-from astuner.backbone.trinity.tinker_model import forget_all_but
+from astuner.errors import BackboneError
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest
 
@@ -52,7 +52,9 @@ class TrinityLoop(ReinforcementLoop):
             settings=call_settings(run, validation=False),
         )
         hold = common.test_freq if self.session.ingredients.tasks.validation else self.total_steps
-        return Course(self.order, request, self.state.step, self.total_steps, steps_ahead(run), hold)
+        return Course(
+            self.order, request, self.state.step, self.total_steps, steps_ahead(run), run.asynchrony.max_staleness, hold
+        )
 
     def learn(self, usable: Sequence[Episode], number: int) -> UpdateResult:
         """Wait until the trainer has learned from the step's episodes."""
@@ -64,9 +66,18 @@ class TrinityLoop(ReinforcementLoop):
             refuse_foreign(usable, following.taken.pop(one, {}), number)
         parts = [following.measured.pop(one, {}) for one in own]
         moved = update_metrics(parts) | {"backlog/steps": following.waiting}
+        self._refuse_stale(moved, number)
         if credited.result is None:
             return UpdateResult(moved, (), signal=False)
         return _for(usable, credited.episodes, credited.result, moved)
+
+    def _refuse_stale(self, metrics: Mapping[str, float], step: int) -> None:
+        most, found = self.config.asynchrony.max_staleness, metrics.get("staleness/max", 0.0)
+        if found > most:
+            raise BackboneError(
+                f"step {step} was sampled with weights that are {found:.0f} steps old, and astuner.asynchrony."
+                f"max_staleness is {most}: the explorer did not wait as it was told. This is a bug; please report it"
+            )
 
     def validate(self) -> None:
         """Measure the policy while the explorer waits, and let it go on."""
@@ -80,7 +91,7 @@ class TrinityLoop(ReinforcementLoop):
             logger.warning("step {} is not in a checkpoint; the last one before it stays", self.state.step)
             return
         self.checkpoints.save(self.state.step, weights, self.session.save_model, progress)
-        forget_all_but(self.session.server.folder, self.checkpoints.kept())
+        self.session.server.keep_only(self.checkpoints.kept())
 
     def what_is_kept(self) -> str:
         """Say what an interrupted run can go on from: Trinity's trainer, which is at work, is not asked to save."""

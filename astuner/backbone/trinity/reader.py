@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import ray
 from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.workflows import Task
 
-from astuner.backbone.trinity.desk import desk
+from astuner.backbone.trinity.desk import EXPLORER, Batch, desk
 from astuner.backbone.trinity.workflow import PLACE, REQUEST, EpisodeWorkflow
-from astuner.task_rollout import BatchRequest
+
+# Trinity's name of its first rollout model; all of them have the same weights.
+_MODEL = f"{EXPLORER}_rollout_model_0_0"
 
 
 class TrainingReader(BufferReader):
@@ -24,9 +27,10 @@ class TrainingReader(BufferReader):
         """Return the next step's tasks, once it may be begun."""
         if self._step is None:
             self._step = await desk().first_step.remote()
-        request, share = await desk().batch.remote(self._step)
+        batch: Batch = await desk().batch.remote(self._step)
+        await _take_weights(batch.least_version)
         self._step += 1
-        return trinity_tasks(request, share, is_eval=False)
+        return trinity_tasks(batch, is_eval=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing to go on from: the run's record knows."""
@@ -51,8 +55,7 @@ class RequestReader(BufferReader):
         if self._read:
             raise StopAsyncIteration
         self._read = True
-        request, share = await desk().requested.remote()
-        return trinity_tasks(request, share, is_eval=True)
+        return trinity_tasks(await desk().requested.remote(), is_eval=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return nothing to go on from."""
@@ -62,22 +65,33 @@ class RequestReader(BufferReader):
         """Do nothing."""
 
 
-def trinity_tasks(request: BatchRequest, share: int, *, is_eval: bool) -> list[Task]:
+async def _take_weights(least_version: int) -> None:
+    """Have the explorer, whose process this is, take newer weights where its own are older than that version.
+
+    It takes the newest after each of its steps; but while it waits to begin the next one, those grow old.
+    """
+    model = ray.get_actor(_MODEL)
+    # The model that training begins with is -1 to Trinity.
+    while max(await model.get_model_version.remote(), 0) < least_version:
+        await ray.get_actor(EXPLORER).sync_weight.remote()
+
+
+def trinity_tasks(batch: Batch, *, is_eval: bool) -> list[Task]:
     """Return a batch as Trinity has it, in shares.
 
     Args:
-        request: the batch.
-        share: how many tasks a runner is given at a time.
+        batch: the batch.
         is_eval: whether nothing is trained of it.
     """
+    request = batch.request
     tasks = list(request.tasks)
     return [
         Task(
             workflow=EpisodeWorkflow,
             repeat_times=request.repeats,
-            raw_task={REQUEST: replace(request, tasks=tasks[place : place + share])},
+            raw_task={REQUEST: replace(request, tasks=tasks[place : place + batch.share])},
             is_eval=is_eval,
             index={PLACE: place},
         )
-        for place in range(0, len(tasks), share)
+        for place in range(0, len(tasks), batch.share)
     ]

@@ -116,6 +116,12 @@ def requested_tasks(config: AstunerConfig, plan: TrinityPlan) -> list[dict[str, 
     ]
 
 
+def algorithm_type(config: AstunerConfig, plan: TrinityPlan) -> str:
+    """…algorithm.WithReference with a KL in the loss, else …algorithm.WithoutReference, which saves a forward pass."""
+    kind = "WithReference" if uses_kl_loss(config) else "WithoutReference"
+    return f"astuner.backbone.trinity.algorithm.{kind}"
+
+
 def loss_args(config: AstunerConfig, plan: TrinityPlan) -> dict[str, object]:
     """What astuner's loss is made with: the algorithm, clip range, KL estimator and KL coefficient (0 for none)."""
     common = config.trainer_common
@@ -209,6 +215,7 @@ RULES: Mapping[str, Rule] = {
         warmup_updates,
         episodes,
         requested_tasks,
+        algorithm_type,
         loss_args,
         sampling_args,
         sampler_dtype,
@@ -221,6 +228,17 @@ RULES: Mapping[str, Rule] = {
         tokens_per_gpu,
     )
 }
+
+
+def runner_count(config: AstunerConfig) -> int:
+    """Return how many processes run episodes: one, as a process runs any number at a time.
+
+    Trinity gives up whole processes' shares of a step, so that for over-rollout each task has a process to itself, as
+    far as `rollout.max_env_worker` goes.
+    """
+    if not config.asynchrony.over_rollout:
+        return 1
+    return max(1, min(config.data.train_batch_size, config.rollout.max_env_worker // config.rollout.num_repeat))
 
 
 def steps_ahead(config: AstunerConfig) -> int:

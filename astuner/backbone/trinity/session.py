@@ -17,7 +17,9 @@ from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.plan import Mode, TrinityPlan
-from astuner.backbone.trinity.tinker_process import KEY, TinkerServer, tinker_server
+from astuner.backbone.trinity.rules import runner_count
+from astuner.backbone.trinity.tinker_process import TinkerServer, tinker_server
+from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, TinkerService, service_key
 from astuner.backbone.trinity.without_vllm import FOLDER as WITHOUT_VLLM
 from astuner.backbone.trinity.without_vllm import stand_in
 from astuner.breakpoints import chosen
@@ -50,7 +52,7 @@ class TrinitySession(Session):
     stage: Stage
     following: Following
     plan: TrinityPlan
-    server: TinkerServer
+    server: TinkerServer | TinkerService
     trinity_state: TrinityState
 
     @property
@@ -103,13 +105,11 @@ class TrinitySession(Session):
 
         Where the run ends before its last step, the trainer may have done one more by then.
         """
-        from astuner.backbone.trinity.tinker_model import checkpoint_folder, save_model
-
         weights = self.saved_weights()
         if weights is None:
             self.stage.save(self.config.deadlines.save_checkpoint)
             weights = self.trinity_state.newest()
-        save_model(self.plan.model_path, checkpoint_folder(self.server.folder, weights), folder)
+        self.server.save_model(self.plan.model_path, weights, folder)
         self.ingredients.codec.save(folder)
 
 
@@ -157,9 +157,9 @@ def trinity_session(
     path = str(Path(model).resolve()) if Path(model).exists() else model
     address = context.ray.address if context.ray else config.trainer_common.ray_address
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(tinker_server(path, config.model.dtype, record / SERVICE_FOLDER))
+        server = _server(context, path, stack)
         own = OWN_ENVIRONMENT if address is None else {}
-        environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT}))
+        environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT, KEY_VARIABLE: server.key}))
         state = TrinityState(record / STATE_FOLDER)
         state.clear()
         found = checkpoints.newest() if checkpoints else None
@@ -171,9 +171,19 @@ def trinity_session(
         yield session
 
 
+def _server(context: RunContext, model: str, stack: contextlib.ExitStack) -> TinkerServer | TinkerService:
+    """Return the service that the `trinity:` section names, or start a server of the run's own."""
+    from astuner.backbone.trinity.composition import given_service
+
+    service = given_service(context.config)
+    if service is not None:
+        return TinkerService(service, service_key())
+    folder = context.record.folder.absolute() / SERVICE_FOLDER
+    return stack.enter_context(tinker_server(model, context.config.astuner.model.dtype, folder))
+
+
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
-    "TINKER_API_KEY": KEY,
     "TINKER_TELEMETRY": "0",
     # Trinity's own loads every plugin of vLLM's that is installed.
     "VLLM_PLUGINS": "none",
@@ -188,7 +198,7 @@ def _started(
     context: RunContext,
     mode: Mode,
     model: str,
-    server: TinkerServer,
+    server: TinkerServer | TinkerService,
     state: TrinityState,
     environment: dict[str, str],
     stack: contextlib.ExitStack,
@@ -240,6 +250,7 @@ def _plan(context: RunContext, mode: Mode, model: str, namespace: str, base_url:
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
         tinker_base_url=base_url,
+        runners=runner_count(config),
         validates=bool(context.ingredients.tasks.validation),
         origins=context.origins,
     )

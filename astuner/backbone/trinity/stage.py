@@ -112,7 +112,7 @@ class Stage:
                 continue
             done, _ = ray.wait([work], timeout=0)
             if done:
-                self._get("working", done, 0.0)
+                self._get(f"{role}: working", done, 0.0)
                 raise BackboneError(f"Trinity's {role} stopped before its time: {self._last_words(role)}. {_GOES_ON}")
 
     def end(self) -> None:
@@ -127,9 +127,9 @@ class Stage:
         try:
             return ray.get(list(references), timeout=patience)
         except GetTimeoutError as error:
-            raise BackboneError(f"Trinity was not done with {doing} after {patience:.0f} s. {_GOES_ON}") from error
+            raise BackboneError(f"Trinity was not done after {patience:.0f} s ({doing}). {_GOES_ON}") from error
         except RayTaskError as error:
-            raise BackboneError(f"Trinity failed while {doing}: {first_line(error.cause)}. {_GOES_ON}") from error
+            raise BackboneError(f"Trinity failed ({doing}): {first_line(error.cause)}. {_GOES_ON}") from error
         except RayError as error:
             raise BackboneError(
                 f"a process of Trinity's died while {doing}: {first_line(error)}. {_GOES_ON}"

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +30,25 @@ class TinkerServer:
         folder: where its checkpoints are.
         log: what it has written.
         process: under its guard.
+        key: that it is asked with.
     """
 
     folder: Path
     log: Path
     process: GuardedProcess
+    key: str = KEY
+
+    def save_model(self, base: str, weights: str, folder: Path) -> None:
+        """Write the model of its weights `weights` as a Hugging Face folder, adapters merged into `base`."""
+        from astuner.backbone.trinity.tinker_model import checkpoint_folder, save_model
+
+        save_model(base, checkpoint_folder(self.folder, weights), folder)
+
+    def keep_only(self, paths: Sequence[str]) -> None:
+        """Remove what it has saved to train on from, but for `paths`."""
+        from astuner.backbone.trinity.tinker_model import forget_all_but
+
+        forget_all_but(self.folder, paths)
 
     def address(self, patience: float) -> str:
         """Return where it can be asked, once it can be.

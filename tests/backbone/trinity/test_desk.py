@@ -19,15 +19,24 @@ pytestmark = pytest.mark.trinity
 TASKS = [Task(f"t{number}", "?") for number in range(6)]
 
 
-def desk_of(*, updates: int = 2, ahead: int = 1, hold: int = 3, done: int = 0, runners: int = 1, workers: int = 128):
+def desk_of(
+    *,
+    updates: int = 2,
+    ahead: int = 1,
+    hold: int = 3,
+    done: int = 0,
+    runners: int = 1,
+    workers: int = 128,
+    over: float = 0,
+):
     from astuner.backbone.episode_worker import AgentJob
     from astuner.backbone.trinity.desk import Course, Desk, DeskJob
 
-    config = AstunerConfig(rollout={"max_env_worker": workers})
+    config = AstunerConfig(rollout={"max_env_worker": workers}, asynchrony={"over_rollout": over})
     agent = AgentJob(config, (), Path(), "model", chosen())
     job = DeskJob(agent, tinker=True, max_model_len=64, updates=updates, runners=runners)
     request = BatchRequest((), 2, "train", 0, 0, CallSettings())
-    return Desk(job), Course(TaskOrder(TASKS, 2, None), request, done, 7, ahead, hold)
+    return Desk(job), Course(TaskOrder(TASKS, 2, None), request, done, 7, ahead, ahead, hold)
 
 
 async def begun(desk, step: int) -> bool:
@@ -75,9 +84,10 @@ async def test_a_resumed_run_goes_on_at_its_step():
     desk, course = desk_of(done=4, ahead=0)
     await desk.begin(course)
     assert await desk.first_step() == 5
-    request, _ = await desk.batch(5)
-    assert request.step == 5
-    assert list(request.tasks) == TASKS[2:4]
+    batch = await desk.batch(5)
+    assert batch.request.step == 5
+    assert list(batch.request.tasks) == TASKS[2:4]
+    assert batch.least_version == 4 * 2
     assert not await begun(desk, 6)
 
 
@@ -90,14 +100,16 @@ async def test_waiting_batches_are_given_as_soon_as_they_may_be():
     await asyncio.sleep(0)
     assert not waiting.done()
     await desk.post(Measured("trainer", 2, {}))
-    assert (await waiting)[0].step == 2
+    batch = await waiting
+    assert batch.request.step == 2
+    assert batch.least_version == 2
 
 
 @pytest.mark.parametrize(("runners", "workers", "share"), [(1, 128, 2), (2, 128, 1), (1, 2, 1), (1, 1, 1)])
 async def test_a_share_is_what_a_runner_can_run_at_the_same_time(runners: int, workers: int, share: int):
     desk, course = desk_of(runners=runners, workers=workers)
     await desk.begin(course)
-    assert (await desk.batch(1))[1] == share
+    assert (await desk.batch(1)).share == share
 
 
 async def test_news_come_in_order_and_usable_episodes_in_that_of_the_batch():
@@ -113,7 +125,16 @@ async def test_news_come_in_order_and_usable_episodes_in_that_of_the_batch():
     failed = Ended("train", 1, Episode("failed", TASKS[0], 2, "failed", None, None))
     for news in (*ended, failed, Done("train", 1, 2, ())):
         await desk.post(news)
-    assert await desk.read(0.0) == [*ended, failed, Done("train", 1, 2, ())]
+    assert await desk.read(5.0) == [*ended, failed, Done("train", 1, 2, ())]
     assert await desk.read(0.01) == ()
     assert [one.episode_id for one in await desk.take_usable(1)] == ["et00", "et01", "et10", "et11"]
     assert await desk.take_usable(1) == []
+
+
+async def test_each_task_can_be_given_up_by_itself_for_over_rollout():
+    desk, course = desk_of(over=0.5)
+    await desk.begin(course)
+    assert (await desk.batch(1)).share == 1
+    desk, course = desk_of()
+    await desk.begin(course)
+    assert (await desk.batch(1)).share == 2

@@ -103,6 +103,14 @@ def test_the_kl_counts_only_where_it_is_asked_for() -> None:
     assert (coefficient, off) == (0.5, 0.0)
 
 
+def test_a_task_has_a_process_to_itself_where_the_slowest_are_given_up() -> None:
+    assert rules.runner_count(run_config().astuner) == 1
+    over = {"asynchrony__over_rollout": 0.25, "data__train_batch_size": 6}
+    assert rules.runner_count(run_config(**over).astuner) == 6
+    assert rules.runner_count(run_config(**over, rollout__max_env_worker=12).astuner) == 3
+    assert rules.runner_count(run_config(**over, rollout__max_env_worker=2).astuner) == 1
+
+
 def test_fully_async_is_not_asked_to_validate() -> None:
     assert len(rules.requested_tasks(run_config().astuner, GPU)) == 1
     assert rules.requested_tasks(run_config(asynchrony__sync_style="fully_async").astuner, GPU) == []

@@ -6,6 +6,7 @@ such a process imports, and takes longer than a training step of a small model.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def stand_in() -> None:
     if "vllm" not in sys.modules:
         sys.path.insert(0, str(FOLDER))
         try:
-            import vllm.entrypoints.chat_utils  # noqa: F401
+            for module in ("vllm.config", "vllm.entrypoints.chat_utils", "vllm.inputs"):
+                importlib.import_module(module)
         finally:
             sys.path.remove(str(FOLDER))

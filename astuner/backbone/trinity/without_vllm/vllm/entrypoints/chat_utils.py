@@ -2,9 +2,6 @@
 
 from typing import Any, Literal
 
-import vllm.config
-import vllm.inputs  # noqa: F401
-
 ChatTemplateContentFormat = Literal["string", "openai"]
 ConversationMessage = dict[str, Any]
 
