@@ -81,6 +81,22 @@ _TABLE = (
         lambda run: run.trainer_common.algorithm.use_kl_in_reward and run.trainer_common.algorithm.kl_coef == 0,
     ),
     _Idle(
+        (
+            "model.gradient_checkpointing",
+            "rollout.gpu_memory_utilization",
+            "rollout.max_num_seqs",
+            "rollout.n_vllm_engine",
+            "rollout.tensor_model_parallel_size",
+            "trainer_common.fsdp_config",
+            "trainer_common.max_tokens_per_micro_batch",
+            "trainer_common.n_gpus_per_node",
+            "trainer_common.nnodes",
+            "trainer_common.ulysses_sequence_parallel_size",
+        ),
+        "while a Tinker server samples and trains, as it does for trinity in this version",
+        lambda run: run.backbone == "trinity",
+    ),
+    _Idle(
         ("asynchrony.over_rollout_wait",),
         "while asynchrony.over_rollout is 0",
         lambda run: run.backbone == "trinity" and run.asynchrony.over_rollout == 0,

@@ -45,7 +45,8 @@ def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
         ingredients = gather(config, launch.config_dir)
     _print_ingredients(console, config, ingredients)
     _print_arithmetic(console, config, ingredients)
-    _print_memory(console, backbone.estimate(config, ingredients.model_path))
+    where = "the server at debug.base_url" if config.backbone == "debug" else "other processes, not looked into"
+    _print_memory(console, backbone.estimate(config, ingredients.model_path), where)
     if dry_run:
         episodes = launch.dry_run(ingredients)
         console.print(episode_table("dry run", episodes))
@@ -95,9 +96,9 @@ def _print_arithmetic(console: Console, config: AstunerConfig, ingredients: Ingr
     console.print(f"the run    {steps} steps ({order.steps_per_epoch} an epoch), {steps * per_step} optimiser steps")
 
 
-def _print_memory(console: Console, estimate: MemoryEstimate | None) -> None:
+def _print_memory(console: Console, estimate: MemoryEstimate | None, elsewhere: str) -> None:
     if estimate is None:
-        console.print("memory     that of the server at debug.base_url")
+        console.print(f"memory     that of {elsewhere}")
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()

@@ -32,6 +32,13 @@ def _not_by_tinker(run: AstunerConfig, plan: TrinityPlan) -> Iterator[Problem]:
     if run.rollout.name == "vllm":
         key = "astuner.rollout.name"
         yield _problem(plan, key, f"{key} is 'vllm', and here a Tinker service samples; write auto")
+    if plan.mode == "both" and run.rollout.temperature not in (0.0, 1.0):
+        key = "astuner.rollout.temperature"
+        text = (
+            f"{key} is {run.rollout.temperature}, and a Tinker service trains the model's own distribution, at "
+            "temperature 1: each ratio would be between two distributions, and be clipped for that; write 1.0"
+        )
+        yield _problem(plan, key, text)
     lora = run.model.lora
     if lora.rank and lora.target_modules != "all-linear":
         key = f"{_LORA}.target_modules"

@@ -27,4 +27,4 @@ TINKER = replace(GPU, device="cpu", validates=True, tinker_base_url="http://127.
 def run_config(**values: object) -> RunConfig:
     """A configuration for Trinity; `trainer_common__optim__lr=1.0` sets a key below `astuner`."""
     named: dict[str, Any] = {f"astuner.{key.replace('__', '.')}": value for key, value in values.items()}
-    return with_values(RunConfig(), {"astuner.backbone": "trinity", **named})
+    return with_values(RunConfig(), {"astuner.backbone": "trinity", "astuner.rollout.temperature": 1.0, **named})

@@ -202,7 +202,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
     def writer(section: str) -> Path:
         text = (
-            "astuner:\n  backbone: trinity\n  model:\n    path: m\n  rollout:\n    agentscope_workflow: a->A\n"
+            "astuner:\n  backbone: trinity\n  model:\n    path: m\n"
+            "  rollout:\n    {agentscope_workflow: a->A, temperature: 1.0}\n"
             f"  task_reader:\n    type: huggingface_dat_repo\ntrinity:\n{section}"
         )
         path = tmp_path / "run.yaml"
@@ -301,6 +302,11 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
             TINKER,
             r"^command line: astuner\.asynchrony\.sync_style is 'fully_async', and the run has validation tasks: .*; "
             r"write explorer_driven or trainer_driven, or name no validation tasks$",
+        ),
+        (
+            ["rollout.temperature=0.9"],
+            TINKER,
+            r"^command line: astuner\.rollout\.temperature is 0\.9, and a Tinker service trains .*; write 1\.0$",
         ),
         (["rollout.name=vllm"], TINKER, r"^command line: astuner\.rollout\.name is 'vllm', and here a Tinker service "),
         (["model.lora.rank=4", "model.lora.alpha=8"], TINKER, r"lora\.alpha is 8, and a Tinker service has 32; write"),
