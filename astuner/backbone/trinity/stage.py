@@ -26,7 +26,6 @@ from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
 
-_END_SECONDS = 10.0
 _ERROR = re.compile(r"(?:Error in (?:Trainer|Explorer)|Error during explorer preparation)")
 _GOES_ON = "The same command goes on from the last checkpoint"
 
@@ -116,11 +115,8 @@ class Stage:
                 raise BackboneError(f"Trinity's {role} stopped before its time: {self._last_words(role)}. {_GOES_ON}")
 
     def end(self) -> None:
-        """End both, and with them what they have started."""
-        roles = [self.explorer] + ([self.trainer] if self.trainer else [])
-        with contextlib.suppress(RayError):
-            ray.wait([role.shutdown.remote() for role in roles], num_returns=len(roles), timeout=_END_SECONDS)
-        for role in roles:
+        """End both, and with them what they have started: nothing that they hold is wanted any more."""
+        for role in filter(None, (self.explorer, self.trainer)):
             ray.kill(role)
 
     def _get(self, doing: str, references: Sequence[Any], patience: float | None) -> Any:
