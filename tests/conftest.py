@@ -27,10 +27,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a real vLLM, verl, or both, where they are not installed."""
+    """Skip what needs a real vLLM, verl or Trinity where it is not installed."""
     needed = {
         "vllm": (("vllm",), ".ci/vllm_tests"),
         "verl": (("verl",), ".ci/verl_run"),
+        "trinity": (("trinity",), ".ci/backbone_environments"),
         "verl_vllm": (("verl", "vllm"), ".ci/backbone_environments"),
     }
     for marker, (packages, where) in needed.items():

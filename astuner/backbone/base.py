@@ -50,6 +50,12 @@ class RunContext:
     on_episode: Callable[[Episode], None] = lambda _: None
     ray: StartedRay | None = None
 
+    @property
+    def has_own_ray(self) -> bool:
+        """Whether the Ray that a backbone computes on is the run's own, and on this machine alone."""
+        joined = self.config.astuner.trainer_common.ray_address is not None
+        return not joined and (self.ray is None or not self.ray.others_join)
+
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
         """Have the log say where things stand if the block, a phase of the run, passes its deadline."""
         return watched(name, self.config.astuner.deadlines, self.running)
@@ -118,8 +124,13 @@ _BACKBONES = {
         trains=True,
         install="astuner install verl",
     ),
+    "trinity": _Home(
+        "astuner.backbone.trinity.backbone->TrinityBackbone",
+        ("trinity", "tinker", "ray"),
+        trains=True,
+        install="astuner install trinity",
+    ),
 }
-_PLANNED = ("trinity",)
 
 
 def load_training_backbone(name: str) -> TrainingBackbone:
@@ -143,10 +154,6 @@ def load_backbone(name: str) -> Backbone:
     Raises:
         BackboneError: it is unknown, or its packages are missing (with the command that installs them).
     """
-    if name in _PLANNED:
-        raise BackboneError(
-            f"backbone {name!r} is not part of this version yet; use one of: {', '.join(sorted(_BACKBONES))}"
-        )
     if name not in _BACKBONES:
         raise BackboneError(f"unknown backbone {name!r}; there are: {', '.join(sorted(_BACKBONES))}")
     home = _BACKBONES[name]
@@ -183,7 +190,7 @@ def check_engine(config: AstunerConfig) -> None:
     """
     from astuner.backbone.vllm_server.installed import installed_vllm, refuse_strangers
 
-    refuse_strangers()
+    refuse_strangers(for_vllm=starts_vllm(config))
     if starts_vllm(config):
         installed_vllm()
 

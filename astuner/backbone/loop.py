@@ -94,7 +94,7 @@ class TrainingLoop(ABC):
             self.train()
         except KeyboardInterrupt:
             with interrupt_deferred():
-                logger.warning("interrupted: {}", self._what_is_kept())
+                logger.warning("interrupted: {}", self.what_is_kept())
                 self.save()
             raise
 
@@ -123,7 +123,8 @@ class TrainingLoop(ABC):
             self.write_checkpoint(state.dump(session.context.started))
             self._saved = now
 
-    def _what_is_kept(self) -> str:
+    def what_is_kept(self) -> str:
+        """Say what an interrupted run can go on from."""
         if self.state.step == 0:
             return "no step was done, so there is nothing to go on from"
         return f"saving step {self.state.step}, from which the same command goes on"

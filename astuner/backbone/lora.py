@@ -11,6 +11,9 @@ from torch import Tensor
 from astuner.config.rollout import LoraConfig
 from astuner.errors import ModelError
 
+TINKER_ALPHA = 32
+"""Tinker's `alpha`, which its clients cannot choose ("LoRA Without Regret", Schulman et al. 2025)."""
+
 
 def with_lora(base: Any, lora: LoraConfig) -> Any:
     """Put adapters on a transformers model, whose own weights are frozen.

@@ -65,6 +65,11 @@ class Row:
         return any(self.advantages)
 
 
+def prompt_length(sample: Sample) -> int:
+    """Return the tokens before the first trained one; a call's prompt is never empty, so there is one."""
+    return min(span.start for span in sample.spans)
+
+
 def token_advantages(rows: Sequence[Row], length: int) -> Tensor:
     """[B, length] float32. Calls that share a token have one reward, see `build_samples`, so one advantage too."""
     table = torch.zeros((len(rows), length))

@@ -58,6 +58,7 @@ def _contradictions(run: AstunerConfig) -> Iterator[Problem]:
     if trainer.algorithm.adv_estimator == "sft":  # it rolls nothing out
         return
     yield from _wrong_targets(run)
+    yield from _too_stale(run)
     buffer = trainer.algorithm.overlong_buffer_length
     if buffer > run.data.max_response_length:
         yield _problem(
@@ -117,6 +118,19 @@ def _wrong_targets(run: AstunerConfig) -> Iterator[Problem]:
                 "ask an endpoint, or neither to ask the model in training",
                 key,
             )
+
+
+def _too_stale(run: AstunerConfig) -> Iterator[Problem]:
+    interval, staleness = run.asynchrony.sync_interval, run.asynchrony.max_staleness
+    if interval > staleness + 1:
+        old = interval - 1
+        yield _problem(
+            f"weights that are synced every astuner.asynchrony.sync_interval ({interval}) steps are up to "
+            f"{old} steps old, and astuner.asynchrony.max_staleness is {staleness}; lower the first or raise the "
+            "second",
+            "astuner.asynchrony.sync_interval",
+            "astuner.asynchrony.max_staleness",
+        )
 
 
 def _unused_by_algorithm(config: RunConfig) -> Iterator[Problem]:

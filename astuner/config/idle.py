@@ -81,6 +81,11 @@ _TABLE = (
         lambda run: run.trainer_common.algorithm.use_kl_in_reward and run.trainer_common.algorithm.kl_coef == 0,
     ),
     _Idle(
+        ("asynchrony.over_rollout_wait",),
+        "while asynchrony.over_rollout is 0",
+        lambda run: run.backbone == "trinity" and run.asynchrony.over_rollout == 0,
+    ),
+    _Idle(
         ("trainer_common.optim.min_lr_ratio",),
         "while optim.lr_scheduler is constant",
         lambda run: run.trainer_common.optim.lr_scheduler == "constant",

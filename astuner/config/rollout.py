@@ -131,9 +131,9 @@ class RolloutConfig(Section):
     max_num_seqs: PositiveInt = 64
     """Requests that one engine computes at the same time."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The share of a GPU's memory that an inference engine takes; null is 0.85 for debug, 0.5 beside a trainer."""
+    """The share of a GPU's memory that an inference engine takes; null is 0.5 beside verl's trainer, else 0.85."""
     name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
-    """The inference engine; auto is embedded for local, debug and verl on a CPU, vllm otherwise. Debug starts vllm."""
+    """The inference engine; auto is embedded for local, debug and on a CPU, vllm otherwise. Debug starts vllm."""
     mode: Literal["sync", "async"] = "sync"
     """Whether sampling waits for the update (sync) or goes on while it is made (verl)."""
     num_repeat: PositiveInt = 4

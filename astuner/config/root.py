@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from astuner.config.asynchrony import AsynchronyConfig
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.deadlines import DeadlinesConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
@@ -56,6 +57,8 @@ class AstunerConfig(Section):
     """The training loop."""
     update: UpdateConfig = UpdateConfig()
     """How an update is computed."""
+    asynchrony: AsynchronyConfig = AsynchronyConfig()
+    """How far sampling may run ahead of training."""
     context_tracker: ContextTrackerConfig = ContextTrackerConfig()
     """Used only by the older step protocol."""
     execute_test: bool = False

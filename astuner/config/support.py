@@ -37,10 +37,8 @@ SCOPES = (
             "astuner.rollout.tensor_model_parallel_size",
         ),
     ),
-    Scope(("trinity",), ("astuner.rollout.n_vllm_engine", "trinity")),
+    Scope(("trinity",), ("astuner.asynchrony", "astuner.rollout.n_vllm_engine", "trinity")),
     Scope(("verl",), ("astuner.rollout.mode", "verl")),
-    # Debug makes the samples that an update would take.
-    Scope(("debug", "local", "verl"), ("astuner.trainer_common.device", "astuner.update")),
     Scope(
         ("debug",),
         (
@@ -56,15 +54,9 @@ SCOPES = (
         ),
     ),
     Scope(
-        ("debug", "local", "verl"),
-        ("astuner.deadlines.load_model", "astuner.deadlines.rollout", "astuner.deadlines.validation"),
-    ),
-    Scope(
-        ("local", "verl"),
+        _TRAINING,
         ("astuner.deadlines.save_checkpoint", "astuner.deadlines.sync_weights", "astuner.deadlines.update"),
     ),
-    # `astuner check --dry-run` takes it for every backbone that it can roll out on.
-    Scope(("debug", "local", "verl"), ("astuner.debug.debug_first_n_tasks",)),
     # Local has its engine in process.
     Scope(("debug", "trinity", "verl"), ("astuner.rollout.gpu_memory_utilization",)),
     # Debug rolls out and does not train.
@@ -133,20 +125,22 @@ REFUSALS = (
     Refusal(
         "astuner.rollout.name",
         ("trinity",),
-        ("embedded",),
-        "this backbone has its engines on GPUs of their own; write auto, vllm or sglang",
+        ("embedded", "sglang"),
+        "this backbone samples from vLLM (on CUDA) or from a Tinker server (on a CPU or elsewhere); write auto",
     ),
     Refusal(
         "astuner.rollout.name",
         ("verl",),
         ("sglang",),
-        "no request has been made to SGLang's engine yet; write auto, vllm (on CUDA) or embedded (on a CPU)",
+        "verl 0.9.1 asks for SGLang 0.5.12, that for transformers 5.6.0, and verl excludes 5.6.0, so that no "
+        "environment has them; write auto, vllm, or embedded (on a CPU)",
     ),
     Refusal(
         "astuner.rollout.mode",
         ("verl",),
         ("async",),
-        "every step's episodes are sampled with the weights of the step before; write sync or remove the line",
+        "a step's episodes are all sampled with the newest weights, before its update; verl's asynchronous trainers "
+        "have loops of their own, where this backbone has astuner's; write sync or remove the line",
     ),
     Refusal(
         "astuner.trainer_common.algorithm.adv_estimator",
@@ -155,10 +149,36 @@ REFUSALS = (
         "verl's trainer of transcripts is another program; use --backbone=local",
     ),
     Refusal(
+        "astuner.trainer_common.algorithm.adv_estimator",
+        ("trinity",),
+        ("sft",),
+        "Trinity trains transcripts in a mode of its own, which has no workflow; use --backbone=local",
+    ),
+    Refusal(
         "astuner.update.pack",
-        ("verl",),
+        ("trinity", "verl"),
         ("tree",),
-        "verl computes whole rows; write auto or leaf (each timeline once) or none (each call)",
+        "its trainer computes whole rows; write auto or leaf (each timeline once) or none (each call)",
+    ),
+    Refusal(
+        "astuner.asynchrony.sync_style",
+        ("trinity",),
+        ("fixed",),
+        "sampler and trainer then count steps apart, and wait for each other for ever once a step gives fewer samples "
+        "than expected; write explorer_driven, which with sync_interval: 1 samples each step with the newest weights",
+    ),
+    Refusal(
+        "astuner.trainer_common.algorithm.use_kl_in_reward",
+        ("trinity",),
+        (True,),
+        "advantages are made where episodes end, and the starting model's logprobs come later, in the trainer; "
+        "write use_kl_loss: true",
+    ),
+    Refusal(
+        "astuner.trainer_common.optim.lr_scheduler",
+        ("trinity",),
+        ("linear",),
+        "Trinity's trainers know constant and cosine; write one of these",
     ),
     Refusal(
         "astuner.rollout.use_agentscope_protocol",

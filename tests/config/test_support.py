@@ -48,14 +48,16 @@ def test_defaults_are_honoured_by_every_backbone_without_a_word() -> None:
         ("astuner.trainer_common.ulysses_sequence_parallel_size", 2, {"trinity", "verl"}),
         ("astuner.rollout.tensor_model_parallel_size", 2, {"trinity", "verl"}),
         ("astuner.rollout.n_vllm_engine", 3, {"trinity"}),
-        ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local", "verl"}),
+        ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local", "trinity", "verl"}),
+        ("astuner.asynchrony.sync_interval", 2, {"trinity"}),
+        ("astuner.asynchrony.stall_timeout", 5.0, {"trinity"}),
         ("astuner.debug.debug_vllm_port", 2000, {"debug"}),
         ("astuner.debug.debug_tensor_parallel_size", 2, {"debug"}),
         ("astuner.debug.debug_vllm_timeout", 2, {"debug"}),
         ("astuner.rollout.gpu_memory_utilization", 0.3, {"debug", "trinity", "verl"}),
-        ("astuner.trainer_common.device", "cpu", {"debug", "local", "verl"}),
+        ("astuner.trainer_common.device", "cpu", {"debug", "local", "trinity", "verl"}),
         ("astuner.debug.base_url", "http://127.0.0.1:8000/v1", {"debug"}),
-        ("astuner.update.pack", "none", {"debug", "local", "verl"}),
+        ("astuner.update.pack", "none", {"debug", "local", "trinity", "verl"}),
         ("astuner.trainer_common.ray_address", "auto", {"trinity", "verl"}),
         ("astuner.trainer_common.optim.lr", 1.0, {"local", "trinity", "verl"}),
         ("verl", {"x": 1}, {"verl"}),
@@ -74,11 +76,14 @@ def test_keys_of_other_backbones_are_set_aside(key: str, value: object, users: s
     ("key", "value", "refusers"),
     [
         ("astuner.rollout.name", "vllm", {"local"}),
-        ("astuner.rollout.name", "sglang", {"debug", "local", "verl"}),
+        ("astuner.rollout.name", "sglang", {"debug", "local", "trinity", "verl"}),
         ("astuner.rollout.name", "embedded", {"trinity"}),
         ("astuner.rollout.mode", "async", {"verl"}),
-        ("astuner.trainer_common.algorithm.adv_estimator", "sft", {"verl"}),
-        ("astuner.update.pack", "tree", {"verl"}),
+        ("astuner.trainer_common.algorithm.adv_estimator", "sft", {"trinity", "verl"}),
+        ("astuner.trainer_common.algorithm.use_kl_in_reward", True, {"trinity"}),
+        ("astuner.trainer_common.optim.lr_scheduler", "linear", {"trinity"}),
+        ("astuner.asynchrony.sync_style", "fixed", {"trinity"}),
+        ("astuner.update.pack", "tree", {"trinity", "verl"}),
         ("astuner.rollout.use_agentscope_protocol", False, {"debug", "local", "trinity", "verl"}),
         ("astuner.rollout.gamma", 0.9, {"debug", "local", "trinity", "verl"}),
         ("astuner.trainer_common.algorithm.task_norm_patch", True, {"debug", "local", "trinity", "verl"}),
@@ -97,10 +102,10 @@ def test_values_that_a_backbone_cannot_honour_are_refused(key: str, value: objec
 
 
 def test_a_refusal_has_the_place_where_the_key_was_set(write: Write, minimal: str) -> None:
-    path = write(minimal + "    name: sglang\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'sglang', which --backbone=local"):
+    path = write(minimal + "    name: vllm\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'vllm', which --backbone=local"):
         load_config(path)
-    assert load_config(path, backbone="trinity").config.astuner.rollout.name == "sglang"
+    assert load_config(path, backbone="trinity").config.astuner.rollout.name == "vllm"
 
 
 def test_one_notice_lists_all_keys_set_aside(write: Write, minimal: str) -> None:

@@ -68,7 +68,7 @@ def test_backbones(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPat
         "--backbone", "'foo'", "'debug', 'local', 'trinity' or 'verl'"
     )
     astuner("--conf", "run.yaml", "--backbone", "trinity").says(
-        "not part of this version", "use one of: debug, local, verl"
+        "backbone 'trinity' has its own packages, and its environment is not installed", "run: astuner install trinity"
     )
     real = importlib.util.find_spec
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from astuner.backbone.lora import merged_weights, with_lora
+from astuner.backbone.lora import TINKER_ALPHA, merged_weights, with_lora
 from astuner.backbone.tinker_server.data import Batch, Pass, batches
 from astuner.backbone.tinker_server.refusal import Refusal
 from astuner.backbone.tinker_server.starting_model import StartingModel
@@ -20,8 +20,6 @@ from astuner.backbone.tinker_server.wire import AdamParams, LoraSettings
 from astuner.config.rollout import LoraConfig
 
 _DRAWING = threading.Lock()
-LORA_ALPHA = 32
-"""Adapters' output is multiplied by this over their rank ("LoRA Without Regret", Schulman et al. 2025)."""
 
 
 class Trainee:
@@ -182,7 +180,7 @@ def _adapted(start: StartingModel, lora: LoraSettings) -> Any:
     targets = _targets(base, lora)
     if not targets:
         raise Refusal("lora_config leaves nothing to train in this model; set train_attn, train_mlp or train_unembed")
-    settings = LoraConfig(rank=lora.rank, alpha=LORA_ALPHA, target_modules=targets)
+    settings = LoraConfig(rank=lora.rank, alpha=TINKER_ALPHA, target_modules=targets)
     devices = [start.device] if start.device.type == "cuda" else []
     # PyTorch's generator is the process's: what another thread draws meanwhile would change what a seed gives.
     with _DRAWING, torch.random.fork_rng(devices, enabled=lora.seed is not None):

@@ -13,10 +13,11 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from astuner.backbone.verl.handed_through import given_values, problems_with
-from astuner.backbone.verl.mapping import PLAIN, bare, machine_mapping, verl_mapping
+from astuner.backbone.handed_through import given_values, problems_with
+from astuner.backbone.key_mapping import PLAIN, bare
+from astuner.backbone.verl.mapping import machine_mapping, verl_mapping
 from astuner.backbone.verl.plan import VerlPlan
-from astuner.backbone.verl.rules import GPUS_PER_NODE, RULES, trainers_per_node
+from astuner.backbone.verl.rules import GPUS_PER_NODE, RULES, is_cut, trainers_per_node
 from astuner.config.composition import origin_of, own_hydra
 from astuner.config.keys import dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
@@ -39,8 +40,8 @@ def compose_verl_config(config: RunConfig, plan: VerlPlan) -> DictConfig:
         BackboneError: verl is not installed.
     """
     composed = packaged_config()
-    given = given_values(config.verl, composed)
-    raise_problems([*problems_with(given, composed, plan.origins), *_unfit(config, plan)])
+    given = given_values(config.verl, "verl", composed)
+    raise_problems([*problems_with(given, verl_mapping(), composed, plan.origins), *_unfit(config, plan)])
     with open_dict(composed):
         for key, value in {**_mapped(config, plan), **_for_machine(config, plan)}.items():
             OmegaConf.update(composed, bare(key), value, merge=False, force_add=True)
@@ -102,6 +103,11 @@ def _unfit(config: RunConfig, plan: VerlPlan) -> Iterator[Problem]:
         yield _problem(plan, ulysses, f"{ulysses} is {run.trainer_common.ulysses_sequence_parallel_size}: {reason}")
     if plan.device == "cuda" and plan.rollout_engine == "embedded":
         yield _problem(plan, engine, f"{engine} is 'embedded', which this backbone offers on a CPU only; write vllm")
+    if plan.rollout_engine == "vllm" and is_cut(run.rollout) and run.rollout.temperature != 1:
+        key = "astuner.rollout.top_p" if run.rollout.top_p < 1 else "astuner.rollout.top_k"
+        reason = "vLLM has no logprobs that are after temperature and before the cut, as the trainer's are"
+        mend = "write rollout.temperature: 1, or remove the line"
+        yield _problem(plan, key, f"{key} goes with a temperature of 1 only on vLLM: {reason}; {mend}")
     yield from _uncounted(run, plan)
     gpus = trainers_per_node(run, plan) * run.trainer_common.nnodes
     engines = "astuner.rollout.tensor_model_parallel_size"

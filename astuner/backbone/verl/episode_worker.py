@@ -1,80 +1,31 @@
-"""The Ray actor that runs a share of the episodes, with the very code of the local backbone."""
+"""The Ray actor that runs a share of the episodes on verl's engines."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import ray
-from loguru import logger
 
-from astuner.backbone.ingredients import gather_agent
+from astuner.backbone.episode_worker import AgentJob, EpisodeWorker, News
 from astuner.backbone.verl.client_engine import VerlEngine
-from astuner.breakpoints import Breakpoints, choose, reached
-from astuner.config.root import AstunerConfig
-from astuner.run_record import redact, redact_output, secret_variables
-from astuner.run_record.plain import to_plain
-from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, RunningEpisodes, RunningReport, report_failures
-
-if TYPE_CHECKING:
-    from loguru import Message
-
-_LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
+from astuner.task_rollout import BatchRequest, RunningReport
 
 
 @dataclass(frozen=True)
-class WorkerJob:
+class WorkerJob(AgentJob):
     """What every episode worker of a run is given.
 
     Attributes:
-        config: the run's, with this worker's share of `rollout.max_env_worker`.
-        search: where the user's code is looked for.
-        folder: the run's working directory, which paths in the user's code may be relative to.
-        model_path: for the tokenizer.
         engine: all of verl's engines.
-        breakpoints: those chosen by `--db`.
     """
 
-    config: AstunerConfig
-    search: tuple[Path, ...]
-    folder: Path
-    model_path: str
     engine: VerlEngine
-    breakpoints: Breakpoints
 
 
-@dataclass(frozen=True)
-class Said:
-    """A record of a worker's log, for that of the run: Ray shows the driver nothing of it.
-
-    Attributes:
-        level: its name, or its number where it is none of loguru's own.
-        text: with its traceback, if it has one.
-    """
-
-    level: str | int
-    text: str
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The tags `bp(tag)` that a worker has come to."""
-
-    tags: frozenset[str]
-
-
-News = Episode | Said | Reached | Sequence[Episode]
-
-
-class EpisodeWorker:
-    """Runs shares of batches, one after another, and says what they are at from a thread of its own."""
+class VerlEpisodeWorker(EpisodeWorker):
+    """Runs shares of batches on verl's engines, and says what they are at from a thread of its own."""
 
     THREADS: ClassVar[dict[str, int]] = {"report": 1}
     """Ray's `concurrency_groups`."""
@@ -85,60 +36,15 @@ class EpisodeWorker:
         Raises:
             AstunerError: they cannot be loaded here, e.g. since a node lacks the user's files.
         """
-        redact_output()  # Ray keeps it
-        # Another machine may not have it; what is named by absolute paths is found all the same.
-        with contextlib.suppress(OSError):
-            os.chdir(job.folder)
-        choose(job.breakpoints)
-        ingredients = gather_agent(job.config, job.search, job.model_path)
         self._engine = job.engine
-        self._running = RunningEpisodes()
-        self._rollout = ingredients.rollout(job.config, self._engine, self._running)
-        self._threads = ThreadPoolExecutor(1)
-
-    def ready(self) -> dict[str, str]:
-        """Return the variables of the environment that hold secrets, once everything is loaded.
-
-        A node may have some that the run's own process lacks, which writes what episodes say.
-        """
-        return secret_variables()
+        super().__init__(job, job.engine)
 
     @ray.method(concurrency_group="report")
     def report(self) -> RunningReport:
         """Say of each episode that runs here what it is at."""
-        return self._running.here()
+        return super().report()
 
     def run(self, request: BatchRequest, policy_version: int) -> Iterator[News]:
-        """Yield episodes and the log as they come, and at last the failed attempts of episodes that were run again."""
+        """Yield what `news` does, of episodes that are sampled with weights of that version."""
         self._engine.policy_version = policy_version
-        ended: queue.SimpleQueue[Episode | Said | None] = queue.SimpleQueue()
-        # Of episodes that are left out, the driver tells itself.
-        sink = logger.add(
-            lambda message: ended.put(_said(message)),
-            level="DEBUG",
-            format="{message}",
-            diagnose=False,
-            filter=lambda record: record["function"] != report_failures.__name__,
-        )
-        everything = self._threads.submit(self._rollout.run, request, ended.put)
-        everything.add_done_callback(lambda _: ended.put(None))
-        shown = set()
-        while (item := ended.get()) is not None:
-            if isinstance(item, Said):
-                yield item
-                continue
-            shown.add(item.episode_id)
-            yield _portable(item)
-        logger.remove(sink)
-        yield Reached(reached())
-        yield [_portable(episode) for episode in everything.result() if episode.episode_id not in shown]
-
-
-def _said(message: Message) -> Said:
-    level = message.record["level"]
-    return Said(level.name if level.name in _LEVELS else level.no, str(message).rstrip())
-
-
-def _portable(episode: Episode) -> Episode:
-    """Return the episode without objects that only this process may be able to unpickle."""
-    return replace(episode, metadata=to_plain(episode.metadata, redact))  # type: ignore[arg-type]
+        yield from self.news(request)

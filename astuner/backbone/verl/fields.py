@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from astuner.backbone.rows import Row, token_advantages
+from astuner.backbone.rows import Row, prompt_length, token_advantages
 from astuner.schema import Sample
 
 Fields = Mapping[str, Tensor]
@@ -39,11 +39,6 @@ def sample_fields(sample: Sample) -> Fields:
         "loss_mask": mask.clone(),
         "rollout_log_probs": torch.tensor(sample.logprobs[start:], dtype=torch.float32),
     }
-
-
-def prompt_length(sample: Sample) -> int:
-    """Return the tokens before the first trained one; a call's prompt is never empty, so there is one."""
-    return min(span.start for span in sample.spans)
 
 
 def padding_fields(token_id: int) -> Fields:

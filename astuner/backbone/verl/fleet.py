@@ -17,7 +17,8 @@ from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.backbone.verl.episode_worker import EpisodeWorker, Reached, Said, WorkerJob
+from astuner.backbone.episode_worker import Reached, Said, in_order
+from astuner.backbone.verl.episode_worker import VerlEpisodeWorker, WorkerJob
 from astuner.breakpoints import count_as_reached, is_debugged
 from astuner.errors import AstunerError, BackboneError
 from astuner.model_tuner import first_line
@@ -83,7 +84,7 @@ class EpisodeFleet:
         # Ray's own ways to spread, and to prefer a node, put actors that take no core on one node all the same.
         node = NodeAffinitySchedulingStrategy(self._place(index), soft=False)
         # Episodes mostly wait for engines: a worker must not have to wait for a core that verl's processes hold.
-        actor = ray.remote(concurrency_groups=EpisodeWorker.THREADS)(EpisodeWorker)
+        actor = ray.remote(concurrency_groups=VerlEpisodeWorker.THREADS)(VerlEpisodeWorker)
         actor = actor.options(num_cpus=0, scheduling_strategy=node)
         return actor.remote(replace(self.job, config=own))
 
@@ -111,7 +112,7 @@ class EpisodeFleet:
                     on_attempt(episode)
                     if news.ended:
                         on_episode(episode)
-        ordered = _in_order(found, request)
+        ordered = in_order(found, request)
         last = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
         report_failures(list(last.values()), request)
         return ordered
@@ -276,13 +277,3 @@ def _as_ours(error: RayTaskError, what: str) -> AstunerError:
     ours = type(cause)(str(cause)) if known else BackboneError(f"{what}: {type(cause).__name__}: {cause}")
     ours.__cause__ = error
     return ours
-
-
-def _in_order(episodes: Sequence[Episode], request: BatchRequest) -> list[Episode]:
-    place = {task.task_id: index for index, task in enumerate(request.tasks)}
-    return sorted(episodes, key=lambda e: (place[e.task.task_id], e.repeat_index, _attempt(e)))
-
-
-def _attempt(episode: Episode) -> int:
-    _, mark, number = episode.episode_id.rpartition("#")
-    return int(number) if mark and number.isdecimal() else 1

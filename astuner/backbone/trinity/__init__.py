@@ -1,0 +1,1 @@
+"""Trains with Trinity-RFT's explorer and trainer on Ray, asynchronously."""

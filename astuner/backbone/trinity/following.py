@@ -1,0 +1,183 @@
+"""The launcher's view of what Trinity's processes do: batches of episodes, and steps of the trainer."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from loguru import logger
+from ray.exceptions import RayError
+
+from astuner.backbone.episode_worker import Reached, Said, in_order
+from astuner.backbone.trinity.certificate import SampleName
+from astuner.backbone.trinity.desk import TRAINER
+from astuner.backbone.trinity.news import Broken, Credited, Done, Ended, Measured, News, Taken
+from astuner.backbone.trinity.stage import Stage
+from astuner.breakpoints import count_as_reached
+from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
+from astuner.model_tuner import first_line
+from astuner.schema import Episode, Split
+from astuner.task_rollout import BatchRequest, OnEpisode, lost_episodes, report_failures
+
+_POLL_SECONDS = 0.5
+# Beyond what an episode itself may take, before a runner is taken for stuck as a whole.
+_GRACE_SECONDS = 60.0
+
+
+@dataclass
+class _Batch:
+    """What is known of a batch.
+
+    Attributes:
+        fresh: episodes that nobody has been told of.
+        found: all of them, failed attempts among them.
+        tasks: how many of its tasks are done.
+    """
+
+    fresh: list[Episode] = field(default_factory=list)
+    found: list[Episode] = field(default_factory=list)
+    tasks: int = 0
+
+
+@dataclass
+class Following:
+    """Reads the desk's news.
+
+    Attributes:
+        config: the run's.
+        desk: where they are.
+        stage: Trinity's roles, once they are there.
+        last: the number of the trainer's last step; 0 where it does none.
+        alive: raises where something else that the run needs has ended.
+        credited: what is known of each training step that waits for the trainer, by step.
+        measured: the metrics of the trainer's steps, by its own number.
+        taken: what it trained on in each of them.
+        trained: how many of them are done.
+    """
+
+    config: AstunerConfig
+    desk: Any
+    stage: Stage
+    last: int = 0
+    alive: Callable[[], None] = lambda: None
+    credited: dict[int, Credited] = field(default_factory=dict)
+    measured: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    taken: dict[int, Mapping[SampleName, str]] = field(default_factory=dict)
+    trained: int = 0
+    _batches: dict[tuple[Split, int], _Batch] = field(default_factory=lambda: defaultdict(_Batch))
+
+    @property
+    def waiting(self) -> int:
+        """Training steps that are sampled and not yet learned from."""
+        return len(self.credited)
+
+    def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        """Return a batch's episodes, by task and then repeat, once all have ended.
+
+        One that was run again is preceded by its failed attempts.
+
+        Raises:
+            BackboneError: nothing has ended for longer than any episode may take, or a process of the run ended.
+        """
+        key = (request.split, request.step)
+        training = request.split == "train" and self.last > 0
+
+        def over() -> bool:
+            batch = self._batches[key]
+            while batch.fresh:
+                episode = batch.fresh.pop(0)
+                on_attempt(episode)
+                on_episode(episode)
+            return batch.tasks == len(request.tasks) or (training and request.step in self.credited)
+
+        self._follow(over, f"the episodes of {request.split} step {request.step}", self._episode_patience)
+        found = self._batches.pop(key).found
+        found += self._lost(request, found)
+        ordered = in_order(found, request)
+        last = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
+        report_failures(list(last.values()), request)
+        return ordered
+
+    def wait_for_update(self, step: int, number: int) -> Credited:
+        """Return what is known of a training step, once the trainer has done its own step `number`.
+
+        Raises:
+            BackboneError: nothing came of the trainer within `deadlines.update`, or a process of the run ended.
+        """
+        patience = self.config.deadlines.update
+        self._follow(lambda: step in self.credited and number <= self.trained, f"the update of step {step}", patience)
+        return self.credited.pop(step)
+
+    @property
+    def _episode_patience(self) -> float:
+        """Seconds after which an episode must have ended, whatever it did."""
+        rollout, judge = self.config.rollout, self.config.task_judge
+        return (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+
+    def _follow(self, over: Callable[[], bool], what: str, patience: float | None) -> None:
+        """Take news until `over`."""
+        heard = time.monotonic()
+        while not over():
+            news = self._read()
+            for one in news:
+                self._take(one)
+            if news:
+                heard = time.monotonic()
+                continue
+            self.alive()
+            self.stage.refuse_ended(trained=self.trained >= self.last)
+            if patience is not None and time.monotonic() - heard > patience:
+                raise BackboneError(
+                    f"nothing has come of {what} for {patience:.0f} s: a process of Trinity's is stuck. The same "
+                    f"command goes on from the last checkpoint; Trinity's logs are in {self.stage.config.log.save_dir}"
+                )
+
+    def _read(self) -> list[News]:
+        try:
+            return list(ray.get(self.desk.read.remote(_POLL_SECONDS)))
+        except RayError as error:
+            raise BackboneError(
+                f"the process that collects the run's episodes is gone: {first_line(error)}. The same command goes on "
+                "from the last checkpoint"
+            ) from error
+
+    def _take(self, news: News) -> None:
+        match news:
+            case Ended(split, step, episode):
+                batch = self._batches[split, step]
+                batch.fresh.append(episode)
+                batch.found.append(episode)
+            case Done(split, step, tasks, attempts):
+                batch = self._batches[split, step]
+                batch.found += attempts
+                batch.tasks += tasks
+            case Credited(step):
+                self.credited[step] = news
+            case Taken(number, digests):
+                self.taken[number] = digests
+            case Measured(role, number, values) if role == TRAINER:
+                self.measured[number], self.trained = values, max(self.trained, number)
+            case Said(level, text):
+                logger.log(level, "{}", text)
+            case Reached(tags):
+                count_as_reached(tags)
+            case Broken(error):
+                raise error
+            case _:
+                pass
+
+    def _lost(self, request: BatchRequest, found: list[Episode]) -> list[Episode]:
+        """Return failed episodes for those whose runner was lost."""
+        ended = {(episode.task.task_id, episode.repeat_index) for episode in found}
+        missing = frozenset((task.task_id, repeat) for task, repeat in request.episodes()) - ended
+        if not missing:
+            return []
+        lost = BatchRequest(
+            request.tasks, request.repeats, request.split, request.step, request.seed, request.settings, missing
+        )
+        return lost_episodes(lost, "worker", "the process that ran it was lost; Trinity's logs say how")

@@ -1,0 +1,265 @@
+"""Trinity's explorer and trainer with astuner's desk: what training and evaluation work with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from astuner.backbone.base import RunContext
+from astuner.backbone.batch import Batch, run_batch
+from astuner.backbone.episode_worker import AgentJob
+from astuner.backbone.progress_state import RunState
+from astuner.backbone.session import Session
+from astuner.backbone.task_order import TaskOrder
+from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
+from astuner.backbone.trinity.plan import Mode, TrinityPlan
+from astuner.backbone.trinity.tinker_process import KEY, TinkerServer, tinker_server
+from astuner.backbone.trinity.without_vllm import FOLDER as WITHOUT_VLLM
+from astuner.backbone.trinity.without_vllm import stand_in
+from astuner.breakpoints import chosen
+from astuner.schema import Episode
+from astuner.task_rollout import BatchRequest, OnEpisode
+
+if TYPE_CHECKING:
+    from astuner.backbone.trinity.desk import Course, DeskJob
+    from astuner.backbone.trinity.following import Following
+    from astuner.backbone.trinity.stage import Stage
+
+STATE_FOLDER, SERVICE_FOLDER = "trinity", "tinker"
+"""In the record: what Trinity keeps of the run, and what the Tinker server does."""
+
+
+@dataclass
+class TrinitySession(Session):
+    """Trinity's two roles, and what the launcher knows of them.
+
+    Attributes:
+        context: the run.
+        state: counters.
+        stage: the roles.
+        following: reads their news.
+        plan: facts of the run.
+        server: trains and samples.
+        trinity_state: what Trinity keeps on disk.
+    """
+
+    stage: Stage
+    following: Following
+    plan: TrinityPlan
+    server: TinkerServer
+    trinity_state: TrinityState
+
+    @property
+    def updates(self) -> int:
+        """Steps of Trinity's trainer in a training step."""
+        return self.config.trainer_common.mini_batch_num
+
+    @property
+    def begun(self) -> bool:
+        """Whether explorer and trainer work."""
+        return self.following.last > 0
+
+    def roll_out(self, request: BatchRequest, name: str) -> Batch:
+        """Wait for a training step's episodes, which the explorer runs by itself, or have it run a validation's."""
+        if request.split == "train":
+            return run_batch(self.context, self.following, request, name)
+        if self.begun:
+            with self.context.phase("sync_weights"):
+                self._hand_over_weights()
+        return run_batch(self.context, AskedFor(self), request, name)
+
+    def _hand_over_weights(self) -> None:
+        """Have the explorer, which waits, take the weights as they are after `state.step` steps."""
+        deadlines = self.config.deadlines
+        if self.state.step * self.updates == self.following.last:
+            self.stage.steps_done(deadlines.save_checkpoint)
+            self.stage.sync(deadlines.sync_weights)
+        else:
+            self.stage.take_weights(deadlines.sync_weights)
+
+    def begin(self, course: Course) -> None:
+        """Let explorer and trainer work."""
+        self.following.last = course.last * self.updates
+        self.following.trained = course.done * self.updates
+        _ask(self.following.desk.begin, course)
+        self.stage.begin()
+
+    def go_on(self, step: int) -> None:
+        """Let the explorer begin the batches after `step`."""
+        _ask(self.following.desk.go_on, step)
+
+    def saved_weights(self) -> str | None:
+        """Return where the weights are that the trainer saved after `state.step` steps; None where it did not."""
+        if self.begun and self.state.step * self.updates == self.following.last:
+            self.stage.steps_done(self.config.deadlines.save_checkpoint)
+        return self.trinity_state.saved(self.state.step * self.updates)
+
+    def save_model(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder, adapters merged in.
+
+        Where the run ends before its last step, the trainer may have done one more by then.
+        """
+        from astuner.backbone.trinity.tinker_model import checkpoint_folder, save_model
+
+        weights = self.saved_weights()
+        if weights is None:
+            self.stage.save(self.config.deadlines.save_checkpoint)
+            weights = self.trinity_state.newest()
+        save_model(self.plan.model_path, checkpoint_folder(self.server.folder, weights), folder)
+        self.ingredients.codec.save(folder)
+
+
+@dataclass(frozen=True)
+class AskedFor:
+    """Has the explorer run episodes that nothing is trained of.
+
+    Attributes:
+        session: whose explorer.
+    """
+
+    session: TrinitySession
+
+    def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        """Return the episodes, by task and then repeat; one that was run again is preceded by its attempts."""
+        _ask(self.session.following.desk.ask, request)
+        self.session.stage.evaluate()
+        return self.session.following.run(request, on_episode, on_attempt)
+
+
+def _ask(method: Any, argument: object) -> None:
+    import ray
+
+    ray.get(method.remote(argument))
+
+
+@contextlib.contextmanager
+def trinity_session(
+    context: RunContext, mode: Mode, checkpoints: TrinityCheckpoints | None = None
+) -> Iterator[TrinitySession]:
+    """Start the Tinker server, Ray, and Trinity's roles; end all that was started afterwards.
+
+    Args:
+        context: the run.
+        mode: both trains, bench only samples.
+        checkpoints: to go on from.
+
+    Raises:
+        AstunerError: the configuration does not fit, or something does not start.
+    """
+    from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
+
+    config, record = context.config.astuner, context.record.folder.absolute()
+    model = context.ingredients.model_path
+    path = str(Path(model).resolve()) if Path(model).exists() else model
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(tinker_server(path, config.model.dtype, record / SERVICE_FOLDER))
+        own = OWN_ENVIRONMENT if context.has_own_ray else {}
+        environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT}))
+        state = TrinityState(record / STATE_FOLDER)
+        state.clear()
+        found = checkpoints.newest() if checkpoints else None
+        if found:
+            progress, weights = found
+            state.restore(progress["step"], progress["step"] * config.trainer_common.mini_batch_num, weights)
+        with context.phase("load_model"):
+            session = _started(context, mode, path, server, state, environment, stack)
+        yield session
+
+
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "TINKER_API_KEY": KEY,
+    "TINKER_TELEMETRY": "0",
+    # Trinity's own loads every plugin of vLLM's that is installed.
+    "VLLM_PLUGINS": "none",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # In the launcher; what Trinity's processes write to its log files is for Trinity's configuration to say.
+    "TRINITY_LOG_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def _started(
+    context: RunContext,
+    mode: Mode,
+    model: str,
+    server: TinkerServer,
+    state: TrinityState,
+    environment: dict[str, str],
+    stack: contextlib.ExitStack,
+) -> TrinitySession:
+    stand_in()
+    from astuner.backbone.cluster.connection import ray_connected, refuse_connected
+    from astuner.backbone.trinity.desk import open_desk
+    from astuner.backbone.trinity.following import Following
+    from astuner.backbone.trinity.stage import checked_config, stage
+
+    config = context.config.astuner
+    refuse_connected()
+    namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
+    patience = config.deadlines.load_model
+    base_url = server.address(patience or 3600.0)
+    plan = _plan(context, mode, model, namespace, base_url)
+    checked = checked_config(context.config, plan)
+    settings = {
+        "address": context.ray.address if context.ray else config.trainer_common.ray_address,
+        "namespace": namespace,
+        "runtime_env": {"env_vars": {**environment, **_paths(), **checked.get_envs()}},
+    }
+    stack.enter_context(ray_connected(settings))
+    job = _job(context, plan)
+    desk = open_desk(job)
+    running = stack.enter_context(stage(checked))
+    following = Following(config, desk, running, alive=server.refuse_ended)
+    running.prepare(patience)
+    return TrinitySession(context, RunState(), running, following, plan, server, state)
+
+
+def _paths() -> dict[str, str]:
+    """Return where the run's processes find the package, and what stands in for vLLM."""
+    import astuner
+
+    package = str(Path(astuner.__file__).parents[1])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(WITHOUT_VLLM), package, os.environ.get("PYTHONPATH"))))}
+
+
+def _plan(context: RunContext, mode: Mode, model: str, namespace: str, base_url: str) -> TrinityPlan:
+    config, common = context.config.astuner, context.config.astuner.trainer_common
+    order = TaskOrder(context.ingredients.tasks.training, config.data.train_batch_size, None)
+    return TrinityPlan(
+        mode=mode,
+        device="cpu",
+        model_path=model,
+        checkpoint_root_dir=context.record.folder.absolute() / STATE_FOLDER,
+        total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
+        namespace=namespace,
+        max_model_len=_max_model_len(config.rollout.max_model_len, model),
+        tinker_base_url=base_url,
+        validates=bool(context.ingredients.tasks.validation),
+        origins=context.origins,
+    )
+
+
+def _max_model_len(wanted: int, model: str) -> int:
+    from transformers import AutoConfig
+
+    positions = getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", None)
+    return min(wanted, positions) if isinstance(positions, int) else wanted
+
+
+def _job(context: RunContext, plan: TrinityPlan) -> DeskJob:
+    from astuner.backbone.trinity.desk import DeskJob
+
+    config = context.config.astuner
+    agent = AgentJob(config, context.ingredients.search, Path.cwd(), plan.model_path, chosen())
+    return DeskJob(
+        agent=agent,
+        tinker=plan.tinker_base_url is not None,
+        max_model_len=plan.max_model_len,
+        updates=config.trainer_common.mini_batch_num,
+        runners=plan.runners,
+    )

@@ -1,0 +1,176 @@
+"""Trinity's explorer and trainer, started, watched and ended.
+
+Trinity's own `run_stage` reports success after either has failed, and ends Ray before anything can be asked. So they
+are driven here by the same calls of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from omegaconf import OmegaConf
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from trinity.common.config import Config
+from trinity.explorer.explorer import Explorer
+from trinity.trainer.trainer import Trainer
+
+from astuner.backbone.trinity.composition import compose_trinity_config
+from astuner.backbone.trinity.plan import TrinityPlan
+from astuner.config.root import RunConfig
+from astuner.errors import BackboneError
+from astuner.model_tuner import first_line
+
+_END_SECONDS = 10.0
+_ERROR = re.compile(r"(?:Error in (?:Trainer|Explorer)|Error during explorer preparation)")
+_GOES_ON = "The same command goes on from the last checkpoint"
+
+
+@dataclass
+class Stage:
+    """The two roles.
+
+    Attributes:
+        config: Trinity's, checked.
+        explorer, trainer: the actors; no trainer where nothing is trained.
+    """
+
+    config: Config
+    explorer: Any
+    trainer: Any
+    _works: dict[str, Any] = field(default_factory=dict)
+
+    def prepare(self, patience: float | None) -> None:
+        """Have both get ready, and the explorer take the trainer's weights.
+
+        Raises:
+            BackboneError: one could not, or not in time.
+        """
+        both = [self.explorer] + ([self.trainer] if self.trainer else [])
+        self._get("getting ready", [role.prepare.remote() for role in both], patience)
+        if self.trainer:
+            # One after the other: the explorer would begin with the model as it was before a resume.
+            self.sync(patience)
+
+    def sync(self, patience: float | None) -> None:
+        """Have the explorer take the trainer's weights as they are; both must be idle.
+
+        Raises:
+            BackboneError: it could not, or not in time.
+        """
+        self._get("handing over the weights", [self.trainer.sync_weight.remote()], patience)
+        self._get("taking the weights", [self.explorer.sync_weight.remote()], patience)
+
+    def take_weights(self, patience: float | None) -> None:
+        """Have the explorer take the trainer's weights, while the trainer waits for experiences.
+
+        Raises:
+            BackboneError: it could not, or not in time.
+        """
+        self._get("taking the weights", [self.explorer.sync_weight.remote()], patience)
+
+    def save(self, patience: float | None) -> None:
+        """Have the trainer save what it has.
+
+        Raises:
+            BackboneError: it could not, or not in time.
+        """
+        self._get("saving", [self.trainer.save_checkpoint.remote()], patience)
+
+    def begin(self) -> None:
+        """Let both work."""
+        self._works = {"explorer": self.explorer.explore.remote(), "trainer": self.trainer.train.remote()}
+
+    def evaluate(self) -> None:
+        """Have the explorer run what the desk was asked for."""
+        self._get("beginning a validation", [self.explorer.eval.remote()], 600.0)
+
+    def steps_done(self, patience: float | None) -> None:
+        """Wait until the trainer has done all its steps and saved.
+
+        Raises:
+            BackboneError: it did not, or not in time.
+        """
+        self._get("saving the last step", [self._works["trainer"]], patience)
+
+    def refuse_ended(self, *, trained: bool) -> None:
+        """Make sure that both still work.
+
+        Args:
+            trained: whether the trainer may have ended: it has done all its steps.
+
+        Raises:
+            BackboneError: one has ended; with what its log says.
+        """
+        for role, work in self._works.items():
+            if role == "trainer" and trained:
+                continue
+            done, _ = ray.wait([work], timeout=0)
+            if done:
+                self._get("working", done, 0.0)
+                raise BackboneError(f"Trinity's {role} stopped before its time: {self._last_words(role)}. {_GOES_ON}")
+
+    def end(self) -> None:
+        """End both, and with them what they have started."""
+        roles = [self.explorer] + ([self.trainer] if self.trainer else [])
+        with contextlib.suppress(RayError):
+            ray.wait([role.shutdown.remote() for role in roles], num_returns=len(roles), timeout=_END_SECONDS)
+        for role in roles:
+            ray.kill(role)
+
+    def _get(self, doing: str, references: Sequence[Any], patience: float | None) -> Any:
+        try:
+            return ray.get(list(references), timeout=patience)
+        except GetTimeoutError as error:
+            raise BackboneError(f"Trinity was not done with {doing} after {patience:.0f} s. {_GOES_ON}") from error
+        except RayTaskError as error:
+            raise BackboneError(f"Trinity failed while {doing}: {first_line(error.cause)}. {_GOES_ON}") from error
+        except RayError as error:
+            raise BackboneError(
+                f"a process of Trinity's died while {doing}: {first_line(error)}. {_GOES_ON}"
+            ) from error
+
+    def _last_words(self, role: str) -> str:
+        """Return the last error in a role's log: Trinity writes it there and raises nothing."""
+        folder = Path(self.config.log.save_dir)
+        lines = [line for file in sorted(folder.rglob(f"{role}.log")) for line in file.read_text().splitlines()]
+        began = [number for number, line in enumerate(lines) if _ERROR.search(line)]
+        if not began:
+            return f"its log, {folder}, does not say why"
+        errors = [line for line in lines[began[-1] :] if re.search(r"\] \S*(?:Error|Exception|Iteration)\b", line)]
+        return f"{(errors or lines[began[-1] :])[0].partition('] ')[2] or lines[began[-1]]} (log: {folder})"
+
+
+def checked_config(config: RunConfig, plan: TrinityPlan) -> Config:
+    """Return Trinity's configuration of a run, filled in and checked by Trinity.
+
+    Raises:
+        BackboneError: Trinity refuses it.
+    """
+    composed = OmegaConf.merge(OmegaConf.structured(Config), compose_trinity_config(config, plan))
+    checked: Any = OmegaConf.to_object(composed)
+    try:
+        return checked.check_and_update()
+    # Trinity's checks raise errors of many kinds.
+    except Exception as error:
+        raise BackboneError(f"Trinity refuses its configuration: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def stage(config: Config) -> Iterator[Stage]:
+    """Start explorer and trainer for the block.
+
+    Args:
+        config: Trinity's, checked.
+    """
+    trainer = Trainer.get_actor(config) if config.mode == "both" else None
+    running = Stage(config, Explorer.get_actor(config), trainer)
+    try:
+        yield running
+    finally:
+        running.end()

@@ -1,0 +1,101 @@
+"""The Tinker server of a run without GPUs: `astuner serve-tinker`, which ends with the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from astuner.errors import BackboneError
+from astuner.processes.guarded_process import GuardedProcess
+
+KEY = "tml-local"
+"""Any key of that form will do for a server of this machine's."""
+_SERVING = re.compile(rb"^serving .* at (http://\S+) ")
+_POLL_SECONDS = 0.05
+# A run samples from the newest weights and those before them, while requests end.
+_SAMPLERS = "3"
+
+
+@dataclass(frozen=True)
+class TinkerServer:
+    """A server that was started.
+
+    Attributes:
+        folder: where its checkpoints are.
+        log: what it has written.
+        process: under its guard.
+    """
+
+    folder: Path
+    log: Path
+    process: GuardedProcess
+
+    def address(self, patience: float) -> str:
+        """Return where it can be asked, once it can be.
+
+        Raises:
+            BackboneError: it ended, or has not said so in time.
+        """
+        began = time.monotonic()
+        while time.monotonic() - began < patience:
+            found = [match for line in self.log.read_bytes().splitlines() if (match := _SERVING.match(line))]
+            if found:
+                return found[0].group(1).decode()
+            self.refuse_ended()
+            time.sleep(_POLL_SECONDS)
+        raise BackboneError(f"the Tinker server was not there after {patience:.0f} s; see {self.log}")
+
+    def refuse_ended(self) -> None:
+        """Make sure that it lives.
+
+        Raises:
+            BackboneError: it does not; with its last words.
+        """
+        if self.process.exit_code is not None:
+            last = self.log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+            raise BackboneError(
+                f"the Tinker server, which trains and samples, ended with exit code {self.process.exit_code}; its last "
+                f"words: {last[0]} (more in {self.log}). The same command goes on from the last checkpoint"
+            )
+
+
+@contextlib.contextmanager
+def tinker_server(model: str, dtype: str, folder: Path) -> Iterator[TinkerServer]:
+    """Start a server for the block.
+
+    Args:
+        model: the model's folder.
+        dtype: as `model.dtype`.
+        folder: where its checkpoints are, and its log.
+
+    Raises:
+        ServiceError: it cannot be started.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "server.log"
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "astuner",
+        "serve-tinker",
+        "--model",
+        model,
+        "--dtype",
+        dtype,
+        "--device",
+        "cpu",
+    ]
+    argv += ["--checkpoint-dir", str(folder), "--max-models", "1", "--max-samplers", _SAMPLERS]
+    with log.open("wb") as output:
+        process = GuardedProcess(argv, Path.cwd(), os.environ, output=output)
+    try:
+        yield TinkerServer(folder, log, process)
+    finally:
+        process.end()

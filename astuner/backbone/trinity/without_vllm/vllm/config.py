@@ -1,0 +1,5 @@
+"""See `vllm`."""
+
+
+class ModelConfig:
+    """Named, never made."""

@@ -1,0 +1,5 @@
+"""See `vllm`."""
+
+from typing import Any
+
+MultiModalDataDict = dict[str, Any]

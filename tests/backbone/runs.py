@@ -1,0 +1,108 @@
+"""Runs in processes of their own, and what may happen to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+
+from astuner import AstunerJob
+from astuner.run_record import read_metrics
+
+PATIENCE = 400.0
+
+
+class Run:
+    """A run in a process of its own, all of whose descendants can be found."""
+
+    def __init__(self, job: AstunerJob, folder: Path, *words: str, **environment: str) -> None:
+        self.mark = uuid4().hex
+        self.record = folder / "records" / "run"
+        (folder / "accidents").mkdir(exist_ok=True)
+        yaml = job.dump_job_as_yaml(folder / "run.yaml")
+        command = [
+            sys.executable,
+            "-m",
+            "astuner",
+            "--conf",
+            str(yaml),
+            "--exp-dir",
+            str(folder / "records"),
+            *words,
+        ]
+        marked = {"ACCIDENTS": str(folder / "accidents"), "ASTUNER_TEST_MARK": self.mark}
+        self.log = folder / f"{self.mark}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                env=os.environ | marked | environment,
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for the end; return the exit code and what was printed."""
+        try:
+            code = self.process.wait(PATIENCE)
+        finally:
+            self.process.kill()
+        return code, self.log.read_text()
+
+    def wait_for(self, step: int) -> None:
+        """Wait until the step is in the record."""
+        until = time.monotonic() + PATIENCE
+        while step not in losses(self.record):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.1)
+
+    def wait_until_said(self, text: str) -> None:
+        """Wait until the run prints it."""
+        until = time.monotonic() + PATIENCE
+        while text not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.1)
+
+    def leftovers(self) -> list[str]:
+        """The run's processes that are there, after some patience."""
+        for _ in range(300):
+            found = [process for process in psutil.process_iter() if self._is_mine(process)]
+            if not found:
+                return []
+            time.sleep(0.1)
+        return [str(process) for process in found]
+
+    def actor(self, name: str) -> psutil.Process:
+        """The process of a Ray actor of the run."""
+        (found,) = [
+            one for one in psutil.process_iter() if self._is_mine(one) and _title(one).startswith(f"ray::{name}")
+        ]
+        return found
+
+    def _is_mine(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("ASTUNER_TEST_MARK") == self.mark and process.status() != "zombie"
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return False
+
+
+def losses(record: Path) -> dict[int, float]:
+    """The policy loss by step."""
+    if not (record / "metrics.jsonl").exists():
+        return {}
+    return {row.step: row.metrics["loss/policy"] for row in read_metrics(record) if "loss/policy" in row.metrics}
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""

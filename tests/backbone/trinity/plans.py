@@ -1,0 +1,30 @@
+"""A configuration and a plan for it, as tests need them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from astuner.backbone.trinity.plan import TrinityPlan
+from astuner.config.changing import with_values
+from astuner.config.root import RunConfig
+
+GPU = TrinityPlan(
+    mode="both",
+    device="cuda",
+    model_path="/models/small",
+    checkpoint_root_dir=Path("/records/run/trinity"),
+    total_steps=7,
+    namespace="run-1",
+    max_model_len=18000,
+    runners=3,
+    gpus=8,
+)
+TINKER = replace(GPU, device="cpu", validates=True, tinker_base_url="http://127.0.0.1:8765", gpus=0)
+
+
+def run_config(**values: object) -> RunConfig:
+    """A configuration for Trinity; `trainer_common__optim__lr=1.0` sets a key below `astuner`."""
+    named: dict[str, Any] = {f"astuner.{key.replace('__', '.')}": value for key, value in values.items()}
+    return with_values(RunConfig(), {"astuner.backbone": "trinity", **named})

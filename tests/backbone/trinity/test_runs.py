@@ -1,0 +1,87 @@
+"""Whole runs of the trinity backbone on a random model, and what may happen to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from astuner import AstunerJob
+from astuner.run_record import read_index, read_metrics
+from tests.backbone.runs import Run, losses
+from tests.backbone.verl.test_runs import make_job
+
+pytestmark = [pytest.mark.trinity, pytest.mark.slow]
+
+
+def trinity_job(model: Path, folder: Path, workflow: str = "Letters", **settings: object) -> AstunerJob:
+    return make_job(workflow, model, folder, **{"backbone": "trinity", **settings})
+
+
+def test_a_whole_run_is_recorded_as_any_other(model_folder: Path, tmp_path: Path):
+    settings = {
+        "trainer_common__total_training_steps": 3,
+        "trainer_common__val_before_train": True,
+        "trainer_common__test_freq": 2,
+    }
+    run = Run(trinity_job(model_folder, tmp_path, **settings), tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert run.leftovers() == []
+    assert list(losses(run.record)) == [1, 2, 3]
+    for row in read_metrics(run.record):
+        if "loss/policy" in row.metrics:
+            assert row.metrics["update/optimiser_steps"] == 2
+            assert 0 <= row.metrics["staleness/max"] <= 1
+            assert 0 <= row.metrics["backlog/steps"] <= 2
+            assert row.metrics["grad_norm"] > 0
+    index = Counter((entry.step, entry.split, entry.status) for entry in read_index(run.record))
+    assert index == {
+        (1, "train", "ok"): 8,
+        (2, "train", "ok"): 8,
+        (3, "train", "ok"): 8,
+        (0, "val", "ok"): 4,
+        (2, "val", "ok"): 4,
+        (3, "val", "ok"): 4,
+    }
+    summary = json.loads((run.record / "summary.json").read_text())
+    assert summary["backbone"] == "trinity"
+    assert summary["steps"] == 3
+    assert summary["validation"]["after"]["episodes"] == 4
+    assert (run.record / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("role", ["Explorer", "Trainer"])
+def test_a_role_that_is_killed_is_named_and_the_run_goes_on(model_folder: Path, tmp_path: Path, role: str):
+    job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
+    first = Run(job, tmp_path)
+    first.wait_for(step=2)
+    first.actor(role).send_signal(signal.SIGKILL)
+    code, printed = first.ended()
+    assert code == 1, printed
+    assert "The same command goes on from the last checkpoint" in printed
+    assert role.lower() in printed
+    assert first.leftovers() == []
+    second = Run(job, tmp_path)
+    code, printed = second.ended()
+    assert code == 0, printed
+    assert "going on from the checkpoint of step" in printed
+    assert list(losses(second.record)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_goes_on_after_its_driver_was_killed(model_folder: Path, tmp_path: Path):
+    job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
+    first = Run(job, tmp_path)
+    first.wait_for(step=2)
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    assert first.leftovers() == []
+    second = Run(job, tmp_path)
+    code, printed = second.ended()
+    assert code == 0, printed
+    assert "going on from the checkpoint of step" in printed
+    assert list(losses(second.record)) == [1, 2, 3, 4, 5, 6]
+    assert json.loads((second.record / "summary.json").read_text())["steps"] == 6

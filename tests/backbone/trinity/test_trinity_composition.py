@@ -1,0 +1,346 @@
+"""Trinity's configuration as composed: key by key, checked by Trinity's own classes, and with a `trinity:` section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from omegaconf import OmegaConf
+
+from astuner.backbone.trinity.composition import compose_trinity_config, given_service, packaged_config
+from astuner.backbone.trinity.mapping import machine_mapping, trinity_mapping
+from astuner.backbone.trinity.plan import TrinityPlan
+from astuner.config.changing import with_values
+from astuner.config.keys import KeyPath, dotted, parts, schema
+from astuner.config.loading import load_config
+from astuner.config.root import RunConfig
+from astuner.config.support import unsupported
+from astuner.errors import ConfigError
+from tests.backbone.trinity.plans import GPU, TINKER, run_config
+
+pytestmark = pytest.mark.trinity
+
+SETTING = [path for path, entry in trinity_mapping().entries.items() if entry.trainer_keys]
+BASE: dict[str, object] = {
+    "model__lora__rank": 8,
+    "trainer_common__max_tokens_per_micro_batch": 20000,
+    "trainer_common__optim__lr_warmup_steps": 3,
+    # Half of the GPUs sample, so that with another number of machines each still belongs to one side.
+    "rollout__n_vllm_engine": 4,
+    "rollout__tensor_model_parallel_size": 2,
+    "trainer_common__nnodes": 2,
+    "trainer_common__ray_address": "auto",  # so that the GPUs of this machine are no bound
+}
+OTHERS: dict[str, tuple[object, ...]] = {
+    "astuner.asynchrony.over_rollout": (0.25,),
+    "astuner.asynchrony.sync_style": ("trainer_driven", "fully_async"),
+    "astuner.model.dtype": ("float32",),
+    "astuner.model.lora.target_modules": ("q_proj",),
+    "astuner.rollout.gpu_memory_utilization": (0.8,),
+    "astuner.trainer_common.algorithm.clip_ratio_low": (0.17,),
+    "astuner.trainer_common.algorithm.clip_ratio_high": (0.33,),
+    "astuner.trainer_common.algorithm.loss_agg_mode": ("token-mean",),
+    "astuner.trainer_common.algorithm.norm_adv_by_std": (False,),
+    "astuner.trainer_common.kl_loss_coef": (0.5, 0.0),
+    "astuner.trainer_common.max_tokens_per_micro_batch": (24000,),
+    "astuner.rollout.n_vllm_engine": (5,),
+    "astuner.rollout.tensor_model_parallel_size": (3,),
+    "astuner.trainer_common.n_gpus_per_node": (6,),
+    "astuner.trainer_common.nnodes": (3,),
+    "astuner.trainer_common.optim.betas": ((0.8, 0.99),),
+}
+
+
+def flat(composed: dict[str, Any]) -> dict[str, object]:
+    """Every value by its dotted key."""
+    found: dict[str, object] = {}
+
+    def walk(node: Any, prefix: str) -> None:
+        if isinstance(node, dict) and node:
+            for key, value in node.items():
+                walk(value, f"{prefix}{key}.")
+        else:
+            found[prefix[:-1]] = node
+
+    walk(composed, "")
+    return found
+
+
+def changed_keys(before: dict[str, Any], after: dict[str, Any], mapped: set[str]) -> set[str]:
+    """The keys that differ; for what is set as a mapping, the key of the mapping."""
+    old, new = flat(before), flat(after)
+    differ = {key for key in old.keys() | new.keys() if old.get(key, "absent") != new.get(key, "absent")}
+    return {next((whole for whole in mapped if key.startswith(f"{whole}.")), key) for key in differ}
+
+
+def other_values(path: KeyPath) -> tuple[object, ...]:
+    """Values of a key that are not its default, and not refused."""
+    if dotted(path) in OTHERS:
+        return OTHERS[dotted(path)]
+    key = schema().keys[path]
+    if isinstance(key.default, bool):
+        return (not key.default,)
+    if isinstance(key.default, str):
+        others = (choice for choice in get_args(key.annotation) if choice != key.default)
+        return tuple(one for one in others if not list(unsupported(with_values(run_config(), {dotted(path): one}))))
+    if isinstance(key.default, int):
+        return (key.default + 1,) if key.default >= 0 else (5,)
+    assert isinstance(key.default, float), path
+    return (key.default / 2 + 0.125,)
+
+
+def loaded_by_trinity(composed: dict[str, Any]) -> Any:
+    """Trinity's own object, as its `load_config` makes it of a file."""
+    return OmegaConf.to_object(OmegaConf.merge(packaged_config(), OmegaConf.create(composed)))
+
+
+def at(node: Any, key: str) -> Any:
+    """The value at a dotted key of Trinity's objects and plain mappings."""
+    for part in parts(key):
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    return node
+
+
+@pytest.fixture(scope="module")
+def base() -> tuple[RunConfig, dict[str, Any]]:
+    config = run_config(**BASE)
+    return config, compose_trinity_config(config, GPU)
+
+
+@pytest.mark.parametrize("path", SETTING, ids=dotted)
+def test_a_key_changes_exactly_the_keys_that_the_file_names(
+    path: KeyPath, base: tuple[RunConfig, dict[str, Any]]
+) -> None:
+    named = set(trinity_mapping().entries[path].trainer_keys)
+    # On GPUs nothing can be float32, and the share of the longest sample counts only where it is the larger.
+    plan = TINKER if path[-1] == "dtype" else GPU
+    config = (
+        base[0]
+        if path[-1] != "ulysses_sequence_parallel_size"
+        else with_values(base[0], {"astuner.trainer_common.max_tokens_per_micro_batch": 9000})
+    )
+    composed = compose_trinity_config(config, plan)
+    seen: set[str] = set()
+    for value in other_values(path):
+        changed = compose_trinity_config(with_values(config, {dotted(path): value}), plan)
+        loaded_by_trinity(changed)
+        changes = changed_keys(composed, changed, named)
+        assert changes <= named, value
+        seen |= changes
+    assert seen == named or path[-1] == "dtype"
+    if path[-1] == "dtype":
+        assert compose_trinity_config(config, GPU)["explorer"]["rollout_model"]["dtype"] == "bfloat16"
+
+
+def test_other_keys_change_nothing(base: tuple[RunConfig, dict[str, Any]]) -> None:
+    config, composed = base
+    values = {
+        dotted(path): other_values(path)[0]
+        for path, entry in trinity_mapping().entries.items()
+        if not entry.trainer_keys and path in schema().keys and isinstance(schema().keys[path].default, int | float)
+    }
+    assert len(values) > 10
+    assert compose_trinity_config(with_values(config, values), GPU) == composed
+
+
+def test_the_file_names_keys_as_trinity_has_them() -> None:
+    mapping, machine, default = trinity_mapping(), machine_mapping(), loaded_by_trinity({})
+    names = {key for entry in mapping.entries.values() for key in entry.trainer_keys}
+    names |= {*mapping.facts, *mapping.fixed, *mapping.own}
+    names |= {*machine.everywhere, *machine.tinker, *machine.tinker_facts, *machine.gpus}
+    free = ("trainer.trainer_config.", "explorer.rollout_model.extra_engine_args.")
+    for key in names:
+        if not key.startswith(free):
+            at(default, key)
+
+
+@pytest.mark.parametrize("plan", [GPU, TINKER], ids=["gpu", "tinker"])
+def test_trinitys_own_classes_have_every_value(plan: TrinityPlan) -> None:
+    composed = compose_trinity_config(run_config(), plan)
+    loaded = loaded_by_trinity(composed)
+    for key, value in flat(composed).items():
+        found = at(loaded, key) if not isinstance(value, dict | list) else value
+        assert getattr(found, "value", found) == value, key
+
+
+def test_what_a_tinker_service_and_what_gpus_have() -> None:
+    tinker, gpus = compose_trinity_config(run_config(), TINKER), compose_trinity_config(run_config(), GPU)
+    for composed, values in ((tinker, machine_mapping().tinker), (gpus, machine_mapping().gpus)):
+        for key, value in {**machine_mapping().everywhere, **values}.items():
+            assert at(composed, key) == value
+    assert tinker["model"]["tinker"]["base_url"] == "http://127.0.0.1:8765"
+    assert (tinker["explorer"]["rollout_model"]["engine_type"], tinker["trainer"]["trainer_type"]) == (
+        "tinker",
+        "tinker",
+    )
+    assert (gpus["explorer"]["rollout_model"]["engine_type"], gpus["trainer"]["trainer_type"]) == ("vllm", "verl")
+    assert gpus["cluster"] == {"node_num": 1, "gpu_per_node": 8}
+    assert "base_url" not in gpus["model"]["tinker"]
+
+
+def test_facts_and_fixed_keys_have_their_values() -> None:
+    composed = compose_trinity_config(run_config(), TINKER)
+    assert composed["checkpoint_root_dir"] == "/records/run/trinity"
+    assert composed["ray_namespace"] == "run-1"
+    assert composed["explorer"]["runner_per_model"] == 3
+    assert composed["buffer"]["total_steps"] == composed["trainer"]["total_steps"] == 7
+    for key, fixed in trinity_mapping().fixed.items():
+        found = at(composed, key)
+        assert found == fixed.value or {**found, **fixed.value} == found
+
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write `run.yaml`: what every run needs (9 lines), and a `trinity:` section."""
+    monkeypatch.chdir(tmp_path)
+
+    def writer(section: str) -> Path:
+        text = (
+            "astuner:\n  backbone: trinity\n  model:\n    path: m\n  rollout:\n    agentscope_workflow: a->A\n"
+            f"  task_reader:\n    type: huggingface_dat_repo\ntrinity:\n{section}"
+        )
+        path = tmp_path / "run.yaml"
+        path.write_text(text)
+        return path
+
+    return writer
+
+
+def composed_from(path: Path, *overrides: str, plan: TrinityPlan = TINKER) -> dict[str, Any]:
+    loaded = load_config(path, overrides)
+    return compose_trinity_config(loaded.config, replace(plan, origins=loaded.origins))
+
+
+def test_a_section_is_handed_through_nested_dotted_or_from_the_command_line(write: Write) -> None:
+    path = write(
+        "  explorer.runner_prepare_concurrency: 2\n"
+        "  explorer:\n    rollout_model:\n      enforce_eager: true\n      extra_engine_args: {swap_space: 4}\n"
+        "  model:\n    tinker: {train_unembed: true}\n"
+        "  trainer.trainer_config.actor.fsdp_config.reshard_after_forward: false\n"
+    )
+    composed = composed_from(path, "trinity.explorer.env_vars.A=b", "trinity.log.level=DEBUG")
+    assert composed["explorer"]["runner_prepare_concurrency"] == 2
+    assert composed["explorer"]["rollout_model"]["enforce_eager"] is True
+    assert composed["explorer"]["rollout_model"]["extra_engine_args"] == {"max_num_seqs": 64, "swap_space": 4}
+    assert composed["explorer"]["env_vars"] == {"A": "b"}
+    assert composed["model"]["tinker"]["train_unembed"] is True
+    trainer = composed["trainer"]["trainer_config"]
+    assert trainer == {
+        "model": {"enable_gradient_checkpointing": False},
+        "actor": {"fsdp_config": {"reshard_after_forward": False}},
+    }
+    assert composed["log"] == {"level": "DEBUG"}
+    loaded_by_trinity(composed)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        (
+            "  explorer:\n    runner_prepare_concurency: 2\n",
+            r"^run\.yaml:11: unknown key 'trinity\.explorer\.runner_prepare_concurency'; did you mean "
+            r"'trinity\.explorer\.runner_prepare_concurrency'\?$",
+        ),
+        (
+            "  synchronizer: {sync_style: fixed}\n",
+            r"^run\.yaml:10: trinity\.synchronizer\.sync_style is set by astuner\.asynchrony\.sync_style; change it ",
+        ),
+        (
+            "  trainer:\n    total_steps: 5\n",
+            r"^run\.yaml:11: trinity\.trainer\.total_steps is set by astuner\.trainer_common\.mini_batch_num; change",
+        ),
+        ("  mode: bench\n", r"^run\.yaml:10: trinity\.mode is set by astuner from what the run is; remove it$"),
+        ("  algorithm.advantage_fn: grpo\n", r"^run\.yaml:10: .* has to be 'astuner\.backbone\.\S+': episodes count"),
+        (
+            "  buffer:\n    explorer_input:\n      taskset: {split: x}\n",
+            r"^run\.yaml:12: trinity\.buffer\.explorer_input\.taskset\S* .*astuner\.task_reader has the tasks; remove",
+        ),
+        (
+            "  explorer.rollout_model.extra_engine_args: {max_num_seqs: 4}\n",
+            r"^run\.yaml:10: trinity\.\S+\.max_num_seqs is set by astuner\.rollout\.max_num_seqs; change it there$",
+        ),
+        ("  data_processor: {x: 1}\n", r"^run\.yaml:10: trinity\.data_processor\S* cannot be given: "),
+        (
+            "  explorer:\n    runner_prepare_concurrency: many\n",
+            r"^run\.yaml:11: trinity\.explorer\.runner_prepare_concurrency cannot be 'many': .*; give another value$",
+        ),
+        ("  explorer: 3\n", r"^run\.yaml:10: trinity\.explorer is 3; expected a section with some of name, "),
+        ("  +zzz: 3\n", r"^run\.yaml:10: unknown key 'trinity\.zzz'; trinity has mode, project, "),
+    ],
+)
+def test_a_section_that_does_not_hold_is_refused_with_its_place(write: Write, section: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        composed_from(write(section))
+
+
+def test_a_place_on_the_command_line(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"^command line: unknown key 'trinity\.log\.levle'; did you mean"):
+        composed_from(write("  {}\n"), "trinity.log.levle=x")
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["  model.tinker.base_url: https://t.example\n", "  model:\n    tinker: {base_url: 'https://t.example'}\n"],
+)
+def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, section: str) -> None:
+    assert given_service(load_config(write(section)).config) == "https://t.example"
+    assert given_service(load_config(write("  log: {level: INFO}\n")).config) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "plan", "message"),
+    [
+        (
+            ["asynchrony.sync_style=fully_async"],
+            TINKER,
+            r"^command line: astuner\.asynchrony\.sync_style is 'fully_async', and the run has validation tasks: .*; "
+            r"write explorer_driven or trainer_driven, or name no validation tasks$",
+        ),
+        (["rollout.name=vllm"], TINKER, r"^command line: astuner\.rollout\.name is 'vllm', and here a Tinker service "),
+        (["model.lora.rank=4", "model.lora.alpha=8"], TINKER, r"lora\.alpha is 8, and a Tinker service has 32; write"),
+        (
+            ["model.lora.rank=4", "model.lora.target_modules=q_proj"],
+            TINKER,
+            r"^command line: astuner\.model\.lora\.target_modules is 'q_proj': a Tinker service knows only train_attn",
+        ),
+        (
+            ["model.lora.rank=4", "model.lora.target_modules=[a,b]"],
+            GPU,
+            r"target_modules is \['a', 'b'\], and Trinity ",
+        ),
+        (["model.dtype=float32"], GPU, r"^command line: astuner\.model\.dtype is 'float32', and Trinity's trainer "),
+        (
+            ["trainer_common.nnodes=2", "rollout.n_vllm_engine=8"],
+            GPU,
+            r"^command line: .*nnodes is 2, and a Ray started for the run is on one ",
+        ),
+        (["trainer_common.n_gpus_per_node=4"], replace(GPU, gpus=2), r"n_gpus_per_node is 4, and this machine has 2; "),
+        ([], replace(GPU, gpus=1), r"one GPU is too few: engines and trainer have GPUs of their own here, .* write "),
+        (
+            ["rollout.n_vllm_engine=4", "rollout.tensor_model_parallel_size=2"],
+            GPU,
+            r"^command line: astuner\.rollout\.n_vllm_engine \(4\) × tensor_model_parallel_size \(2\) = 8 of 8 GPUs, ",
+        ),
+        (
+            ["trainer_common.nnodes=3", "trainer_common.ray_address=auto"],
+            GPU,
+            r"n_vllm_engine × tensor_model_parallel_size = 2 GPUs leaves 22 for the trainer, which takes whole",
+        ),
+        (
+            ["trainer_common.ulysses_sequence_parallel_size=4"],
+            GPU,
+            r"ulysses\S+ is 4, which does not divide the 6 GPUs",
+        ),
+    ],
+)
+def test_what_does_not_go_with_the_machine_is_refused(
+    write: Write, overrides: list[str], plan: TrinityPlan, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        composed_from(write("  {}\n"), *(f"astuner.{one}" for one in overrides), plan=plan)
