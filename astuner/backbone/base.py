@@ -50,6 +50,12 @@ class RunContext:
     on_episode: Callable[[Episode], None] = lambda _: None
     ray: StartedRay | None = None
 
+    @property
+    def has_own_ray(self) -> bool:
+        """Whether the Ray that a backbone computes on is the run's own, and on this machine alone."""
+        joined = self.config.astuner.trainer_common.ray_address is not None
+        return not joined and (self.ray is None or not self.ray.others_join)
+
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
         """Have the log say where things stand if the block, a phase of the run, passes its deadline."""
         return watched(name, self.config.astuner.deadlines, self.running)

@@ -1,4 +1,4 @@
-"""Having a Ray for a while: one that is started, or one that is joined."""
+"""The Ray that a run computes on, whatever trains there: one of its own, or one that is joined."""
 
 from __future__ import annotations
 

@@ -155,10 +155,9 @@ def trinity_session(
     config, record = context.config.astuner, context.record.folder.absolute()
     model = context.ingredients.model_path
     path = str(Path(model).resolve()) if Path(model).exists() else model
-    address = context.ray.address if context.ray else config.trainer_common.ray_address
     with contextlib.ExitStack() as stack:
         server = _server(context, path, stack)
-        own = OWN_ENVIRONMENT if address is None else {}
+        own = OWN_ENVIRONMENT if context.has_own_ray else {}
         environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT, KEY_VARIABLE: server.key}))
         state = TrinityState(record / STATE_FOLDER)
         state.clear()

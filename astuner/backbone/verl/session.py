@@ -114,10 +114,8 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
 
     config = context.config.astuner
     plan = _plan(context)
-    ray = context.ray
-    own = config.trainer_common.ray_address is None and (ray is None or not ray.others_join)
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(environment_prepared(plan.device, own=own))
+        environment = stack.enter_context(environment_prepared(plan.device, own=context.has_own_ray))
         composed = compose_verl_config(context.config, plan)
         if plan.device == "cuda" and config.trainer_common.n_gpus_per_node is None:
             gpus = composed.trainer.n_gpus_per_node
