@@ -63,7 +63,7 @@ class TinkerEngine:
         client, version = self._client, self.policy_version
         wanted = types.SamplingParams(
             max_tokens=min(params.max_tokens, room),
-            seed=None if params.seed is None else params.seed % 2**31,
+            seed=None if params.seed is None else params.seed % 2**63,
             stop=list(params.stop_token_ids),
             temperature=params.temperature,
             top_k=params.top_k,

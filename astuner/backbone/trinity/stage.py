@@ -14,19 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from omegaconf import OmegaConf
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from trinity.common.config import Config
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 
-from astuner.backbone.trinity.composition import compose_trinity_config
-from astuner.backbone.trinity.plan import TrinityPlan
-from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
 
-_END_SECONDS = 10.0
 _ERROR = re.compile(r"(?:Error in (?:Trainer|Explorer)|Error during explorer preparation)")
 _GOES_ON = "The same command goes on from the last checkpoint"
 
@@ -116,11 +111,8 @@ class Stage:
                 raise BackboneError(f"Trinity's {role} stopped before its time: {self._last_words(role)}. {_GOES_ON}")
 
     def end(self) -> None:
-        """End both, and with them what they have started."""
-        roles = [self.explorer] + ([self.trainer] if self.trainer else [])
-        with contextlib.suppress(RayError):
-            ray.wait([role.shutdown.remote() for role in roles], num_returns=len(roles), timeout=_END_SECONDS)
-        for role in roles:
+        """End both, and with them what they have started: nothing that they hold is wanted any more."""
+        for role in filter(None, (self.explorer, self.trainer)):
             ray.kill(role)
 
     def _get(self, doing: str, references: Sequence[Any], patience: float | None) -> Any:
@@ -144,21 +136,6 @@ class Stage:
             return f"its log, {folder}, does not say why"
         errors = [line for line in lines[began[-1] :] if re.search(r"\] \S*(?:Error|Exception|Iteration)\b", line)]
         return f"{(errors or lines[began[-1] :])[0].partition('] ')[2] or lines[began[-1]]} (log: {folder})"
-
-
-def checked_config(config: RunConfig, plan: TrinityPlan) -> Config:
-    """Return Trinity's configuration of a run, filled in and checked by Trinity.
-
-    Raises:
-        BackboneError: Trinity refuses it.
-    """
-    composed = OmegaConf.merge(OmegaConf.structured(Config), compose_trinity_config(config, plan))
-    checked: Any = OmegaConf.to_object(composed)
-    try:
-        return checked.check_and_update()
-    # Trinity's checks raise errors of many kinds.
-    except Exception as error:
-        raise BackboneError(f"Trinity refuses its configuration: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
