@@ -204,9 +204,7 @@ def _started(
 ) -> TrinitySession:
     stand_in()
     from astuner.backbone.cluster.connection import ray_connected, refuse_connected
-    from astuner.backbone.trinity.desk import open_desk
-    from astuner.backbone.trinity.following import Following
-    from astuner.backbone.trinity.stage import checked_config, stage
+    from astuner.backbone.trinity.checked import checked_config
 
     config = context.config.astuner
     refuse_connected()
@@ -221,6 +219,14 @@ def _started(
         "runtime_env": {"env_vars": {**environment, **_paths(), **checked.get_envs()}},
     }
     stack.enter_context(ray_connected(settings))
+    # While other processes import Trinity, so does this one.
+    from astuner.backbone.trinity.warming import warm
+
+    warm(plan.runners)
+    from astuner.backbone.trinity.desk import open_desk
+    from astuner.backbone.trinity.following import Following
+    from astuner.backbone.trinity.stage import stage
+
     job = _job(context, plan)
     desk = open_desk(job)
     running = stack.enter_context(stage(checked))

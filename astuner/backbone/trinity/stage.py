@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from omegaconf import OmegaConf
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from trinity.common.config import Config
 from trinity.explorer.explorer import Explorer
 from trinity.trainer.trainer import Trainer
 
-from astuner.backbone.trinity.composition import compose_trinity_config
-from astuner.backbone.trinity.plan import TrinityPlan
-from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
 
@@ -140,21 +136,6 @@ class Stage:
             return f"its log, {folder}, does not say why"
         errors = [line for line in lines[began[-1] :] if re.search(r"\] \S*(?:Error|Exception|Iteration)\b", line)]
         return f"{(errors or lines[began[-1] :])[0].partition('] ')[2] or lines[began[-1]]} (log: {folder})"
-
-
-def checked_config(config: RunConfig, plan: TrinityPlan) -> Config:
-    """Return Trinity's configuration of a run, filled in and checked by Trinity.
-
-    Raises:
-        BackboneError: Trinity refuses it.
-    """
-    composed = OmegaConf.merge(OmegaConf.structured(Config), compose_trinity_config(config, plan))
-    checked: Any = OmegaConf.to_object(composed)
-    try:
-        return checked.check_and_update()
-    # Trinity's checks raise errors of many kinds.
-    except Exception as error:
-        raise BackboneError(f"Trinity refuses its configuration: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
