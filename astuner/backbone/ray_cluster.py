@@ -13,6 +13,7 @@ from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
 
 _LEAST_CPUS = 64
+_STARTS = 3
 
 OWN_ENVIRONMENT: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -76,12 +77,23 @@ def ray_connected(settings: Mapping[str, Any]) -> Iterator[None]:
             # Ray only counts with them: a trainer's processes would wait for ever on a machine with few.
             settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, _LEAST_CPUS)
         stack.callback(ray.shutdown)  # none but this one, even half started
+        _init(settings)
+        yield
+
+
+def _init(settings: Mapping[str, Any]) -> None:
+    """Start Ray or join it; where the machine was too busy for Ray's own patience of half a minute, start it again."""
+    import ray
+
+    for start in range(_STARTS):
         try:
             ray.init(**settings)
+            return
         # Ray raises errors of many kinds here.
         except Exception as error:
-            raise BackboneError(_no_ray(settings["address"], error)) from error
-        yield
+            if start == _STARTS - 1 or "timed out during startup" not in str(error):
+                raise BackboneError(_no_ray(settings["address"], error)) from error
+            ray.shutdown()
 
 
 def _no_ray(address: str, error: Exception) -> str:
