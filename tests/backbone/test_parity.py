@@ -21,7 +21,7 @@ from astuner.schema import Episode
 
 AGENTS = Path(__file__).with_name("parity_agents.py")
 TASKS, REPEATS = 3, 4
-PATIENCE = 400.0
+PATIENCE = 900.0
 
 
 def rolled_out(backbone: str, model: Path, folder: Path) -> list[Episode]:
