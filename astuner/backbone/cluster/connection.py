@@ -14,6 +14,8 @@ from astuner.errors import BackboneError
 from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
 
+_STARTS = 3
+
 
 def refuse_connected() -> None:
     """Make sure that this process has no Ray.
@@ -55,12 +57,23 @@ def ray_connected(settings: Mapping[str, Any]) -> Iterator[None]:
         else:
             settings["address"] = found_ray(settings["address"])
         stack.callback(ray.shutdown)  # none but this one, even half started
+        _init(settings)
+        yield
+
+
+def _init(settings: Mapping[str, Any]) -> None:
+    """Start Ray or join it; where the machine was too busy for Ray's own patience of half a minute, start it again."""
+    import ray
+
+    for start in range(_STARTS):
         try:
             ray.init(**settings)
+            return
         # Ray raises errors of many kinds here.
         except Exception as error:
-            raise BackboneError(_no_ray(settings["address"], error)) from error
-        yield
+            if start == _STARTS - 1 or "timed out during startup" not in str(error):
+                raise BackboneError(_no_ray(settings["address"], error)) from error
+            ray.shutdown()
 
 
 def _no_ray(address: str, error: Exception) -> str:

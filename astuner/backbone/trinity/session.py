@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,8 +210,8 @@ def _started(
     refuse_connected()
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
-    base_url = server.address(patience or 3600.0)
-    plan = _plan(context, mode, model, namespace, base_url)
+    plan = _plan(context, mode, model, namespace)  # imports much, while the server does
+    plan = replace(plan, tinker_base_url=server.address(patience or 3600.0))
     checked = checked_config(context.config, plan)
     settings = {
         "address": context.ray.address if context.ray else config.trainer_common.ray_address,
@@ -243,7 +243,7 @@ def _paths() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(WITHOUT_VLLM), package, os.environ.get("PYTHONPATH"))))}
 
 
-def _plan(context: RunContext, mode: Mode, model: str, namespace: str, base_url: str) -> TrinityPlan:
+def _plan(context: RunContext, mode: Mode, model: str, namespace: str) -> TrinityPlan:
     config, common = context.config.astuner, context.config.astuner.trainer_common
     order = TaskOrder(context.ingredients.tasks.training, config.data.train_batch_size, None)
     return TrinityPlan(
@@ -254,7 +254,6 @@ def _plan(context: RunContext, mode: Mode, model: str, namespace: str, base_url:
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
-        tinker_base_url=base_url,
         runners=runner_count(config),
         validates=bool(context.ingredients.tasks.validation),
         origins=context.origins,
