@@ -118,6 +118,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     run.setdefault("task_reader", {})["type"] = "huggingface_dat_repo"
     run.setdefault("task_judge", {})["judge_type"] = "customized_protocol"
     run.pop("context_tracker", None)
+    run.get("asynchrony", {}).pop("sync_interval", None)
     trainer["mini_batch_num"] = 1
     algorithm = trainer.setdefault("algorithm", {})
     algorithm["task_norm_patch"] = False
