@@ -86,7 +86,7 @@ def test_the_appendix_of_spec_3_loads() -> None:
         "astuner.execute_test is accepted for older files and does nothing",
         "astuner.execute_testing_lambda is accepted for older files and does nothing",
         "astuner.task_judge.rubrics_auto_grader.dataset_file.training.file_path",
-        "astuner.trainer_common.logger",
+        "astuner.trainer_common.n_gpus_per_node, astuner.trainer_common.logger",
     ]
 
 
