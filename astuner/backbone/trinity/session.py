@@ -219,10 +219,6 @@ def _started(
         "runtime_env": {"env_vars": {**environment, **_paths(), **checked.get_envs()}},
     }
     stack.enter_context(ray_connected(settings))
-    # While other processes import Trinity, so does this one.
-    from astuner.backbone.trinity.warming import warm
-
-    warm(plan.runners)
     from astuner.backbone.trinity.desk import open_desk
     from astuner.backbone.trinity.following import Following
     from astuner.backbone.trinity.stage import stage
