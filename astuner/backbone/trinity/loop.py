@@ -90,8 +90,10 @@ class TrinityLoop(ReinforcementLoop):
         if weights is None:
             logger.warning("step {} is not in a checkpoint; the last one before it stays", self.state.step)
             return
+        before = set(self.checkpoints.kept())
         self.checkpoints.save(self.state.step, weights, self.session.save_model, progress)
-        self.session.server.keep_only(self.checkpoints.kept())
+        # Those only: the trainer, which is ahead, may have saved later ones by now.
+        self.session.server.forget(before.difference(self.checkpoints.kept()))
 
     def what_is_kept(self) -> str:
         """Say what an interrupted run can go on from: Trinity's trainer, which is at work, is not asked to save."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,12 +25,10 @@ def checkpoint_folder(folder: Path, path: str) -> Path:
     return folder / quote(run, safe="") / kind / quote(name, safe="")
 
 
-def forget_all_but(folder: Path, paths: Sequence[str]) -> None:
-    """Remove the weights to train on from that a server has in `folder`, but for those of `paths`."""
-    kept = {checkpoint_folder(folder, path) for path in paths}
-    for found in folder.glob("[!.]*/weights/[!.]*"):
-        if found not in kept:
-            shutil.rmtree(found, ignore_errors=True)
+def forget(folder: Path, paths: Collection[str]) -> None:
+    """Remove weights that a server has in `folder`."""
+    for path in paths:
+        shutil.rmtree(checkpoint_folder(folder, path), ignore_errors=True)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,11 +44,11 @@ class TinkerServer:
 
         save_model(base, checkpoint_folder(self.folder, weights), folder)
 
-    def keep_only(self, paths: Sequence[str]) -> None:
-        """Remove what it has saved to train on from, but for `paths`."""
-        from astuner.backbone.trinity.tinker_model import forget_all_but
+    def forget(self, paths: Collection[str]) -> None:
+        """Remove weights that it has saved."""
+        from astuner.backbone.trinity.tinker_model import forget
 
-        forget_all_but(self.folder, paths)
+        forget(self.folder, paths)
 
     def address(self, patience: float) -> str:
         """Return where it can be asked, once it can be.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +35,7 @@ class TinkerService:
     def refuse_ended(self) -> None:
         """Do nothing: what it does shows in its answers."""
 
-    def keep_only(self, paths: Sequence[str]) -> None:
+    def forget(self, paths: Collection[str]) -> None:
         """Do nothing: what the service keeps is the user's, and is removed there."""
 
     def save_model(self, base: str, weights: str, folder: Path) -> None:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from astuner.backbone.lora import merged_weights, with_lora
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
-from astuner.backbone.trinity.tinker_model import checkpoint_folder, forget_all_but, save_model
+from astuner.backbone.trinity.tinker_model import checkpoint_folder, forget, save_model
 from astuner.config.rollout import LoraConfig
 
 
@@ -47,12 +47,12 @@ def test_adapters_are_merged_in(model_folder: Path, tmp_path: Path):
         assert torch.allclose(found[name], value, atol=1e-6), name
 
 
-def test_only_checkpoints_of_the_run_stay_on_the_server(tmp_path: Path):
+def test_only_what_is_named_goes(tmp_path: Path):
     for name in ("one", "two", "three"):
         saved({"a": torch.zeros(1)}, tmp_path / "run" / "weights" / name)
     saved({"a": torch.zeros(1)}, tmp_path / "run" / "sampler_weights" / "one")
     assert checkpoint_folder(tmp_path, "tinker://run/weights/a b") == tmp_path / "run" / "weights" / "a%20b"
-    forget_all_but(tmp_path, ["tinker://run/weights/two"])
+    forget(tmp_path, ["tinker://run/weights/one", "tinker://run/weights/three"])
     left = sorted(str(found.parent.relative_to(tmp_path)) for found in tmp_path.rglob("trained.safetensors"))
     assert left == ["run/sampler_weights/one", "run/weights/two"]
 
