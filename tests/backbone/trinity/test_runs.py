@@ -12,7 +12,7 @@ import pytest
 from astuner import AstunerJob
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, losses
-from tests.backbone.verl.test_runs import make_job
+from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.trinity, pytest.mark.slow]
 
