@@ -9,7 +9,7 @@ import click
 
 from astuner.launcher.environments.inspection import has_nvidia_gpu
 from astuner.launcher.environments.install import Wish, install
-from astuner.launcher.environments.recipes import Device, is_built, recipe_for
+from astuner.launcher.environments.recipes import Device, recipe_for
 from astuner.launcher.environments.source import running_source
 
 
@@ -43,7 +43,4 @@ def install_backbone(
         click.echo(f"note: the versions of {recipe.name} fit together by what they declare, and have not been run yet")
     files = tuple(file.absolute() for file in extra) or None
     install(Wish(recipe, running_source(), python, files, folder, index, pip, fresh), click.echo)
-    if is_built(backbone):
-        click.echo(f"now: astuner --conf FILE --backbone={backbone}")
-    else:
-        click.echo(f"this version of astuner has no backbone {backbone} yet: its environment is all there is")
+    click.echo(f"now: astuner --conf FILE --backbone={backbone}")

@@ -21,7 +21,6 @@ from astuner.launcher.environments.recipes import (
     BACKBONES,
     SUPPORTED_PYTHONS,
     TORCH_FRIENDS,
-    is_built,
     recipe_for,
     recipe_named,
     recipes_of,
@@ -142,8 +141,7 @@ def _of_its_own(backbone: str, *, gpu: bool) -> Report:
             unfinished = Finding(f"its installation {state}", install_command(backbone))
             return Report(backbone, "broken", str(place.folder), findings=(unfinished,))
         size = recipe_for(backbone, "cuda" if gpu else "cpu").gigabytes
-        built = "" if is_built(backbone) else "; this version has the environment only, the backbone is to come"
-        wanted = Finding(f"not installed (about {size:.0f} GB{built})", install_command(backbone), broken=False)
+        wanted = Finding(f"not installed (about {size:.0f} GB)", install_command(backbone), broken=False)
         return Report(backbone, "not installed", findings=(wanted,))
     friends = [f"{name}?" for name in TORCH_FRIENDS]
     try:

@@ -10,7 +10,7 @@ import click
 
 from astuner.errors import InstallError
 from astuner.launcher.environments.places import Place, Receipt, being_installed
-from astuner.launcher.environments.recipes import is_built, recipe_named, recipes_of
+from astuner.launcher.environments.recipes import recipe_named, recipes_of
 from astuner.launcher.environments.source import running_source
 from astuner.launcher.environments.versions import Unmet, unmet_here
 
@@ -32,7 +32,7 @@ def enter_environment(backbone: str) -> None:
         InstallError: its environment is not installed, or broken, or has another astuner in it.
     """
     lacking = lacking_here(backbone)
-    if not lacking or not is_built(backbone):
+    if not lacking:
         return
     place = Place.of(backbone)
     receipt = _usable(place, lacking)
@@ -60,7 +60,7 @@ def require_environment(backbone: str) -> None:
         InstallError: it does not; says how to run there.
     """
     lacking = lacking_here(backbone)
-    if lacking and is_built(backbone):
+    if lacking:
         place = Place.of(backbone)
         installed = "" if place.receipt() else f"`{install_command(backbone)}`, then "
         raise InstallError(

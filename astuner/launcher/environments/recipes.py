@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -182,8 +181,3 @@ def recipes_of(backbone: str) -> tuple[Recipe, ...]:
 def recipe_named(name: str) -> Recipe | None:
     """Return the recipe of that name, None if there is none (any more)."""
     return next((recipe for recipe in RECIPES if recipe.name == name), None)
-
-
-def is_built(backbone: str) -> bool:
-    """Whether this version of astuner has that backbone, and not just a recipe for it."""
-    return importlib.util.find_spec(f"astuner.backbone.{backbone}") is not None

@@ -36,7 +36,6 @@ from astuner.cli import main
 from astuner.launcher.environments import entering, recipes, source
 from tests.launcher.environments.conftest import small_recipe
 recipes.RECIPES = (small_recipe(Path(sys.argv.pop(1))),)
-entering.is_built = lambda backbone: True
 entering.running_source = lambda: source.Source("astuner==0.0.1", False, "0.0.1")
 sys.argv[0] = "astuner"
 main()
@@ -105,7 +104,6 @@ def test_another_backbone_stays(command: list[str], tmp_path: Path):
 
 
 def test_an_environment_that_has_it_all_stays(wish: Making, index: Index, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(entering, "is_built", lambda _backbone: True)
     assert [str(lack) for lack in lacking_here("verl")] == ["backend==1.0 (not installed)"]
     index.add("backend", "1.0", {})
     monkeypatch.syspath_prepend(str(next(index.folder.glob("backend-1.0*"))))  # a wheel can be imported from
@@ -120,7 +118,6 @@ def built(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     def refuse(*_arguments: Any) -> None:
         raise AssertionError("it was entered")
 
-    monkeypatch.setattr(entering, "is_built", lambda _backbone: True)
     monkeypatch.setattr(entering, "running_source", lambda: Source("astuner==0.0.1", False, "0.0.1"))
     monkeypatch.setattr(os, "execv", refuse)
     return recipe
