@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
-from astuner.backbone.cluster.head import StartedRay
+from astuner.backbone.cluster.head import StartedRay, is_own_ray
 from astuner.backbone.ingredients import Ingredients
 from astuner.backbone.phases import PhaseName, watched
 from astuner.backbone.progress import RunProgress
@@ -53,8 +53,7 @@ class RunContext:
     @property
     def has_own_ray(self) -> bool:
         """Whether the Ray that a backbone computes on is the run's own, and on this machine alone."""
-        joined = self.config.astuner.trainer_common.ray_address is not None
-        return not joined and (self.ray is None or not self.ray.others_join)
+        return is_own_ray(self.config.astuner.trainer_common.ray_address, self.ray)
 
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
         """Have the log say where things stand if the block, a phase of the run, passes its deadline."""

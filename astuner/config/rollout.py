@@ -135,7 +135,7 @@ class RolloutConfig(Section):
     name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
     """The inference engine; auto is embedded for local, debug and on a CPU, vllm otherwise. Debug starts vllm."""
     mode: Literal["sync", "async"] = "sync"
-    """Whether sampling waits for the update (sync) or goes on while it is made (verl)."""
+    """Whether sampling waits for the update (sync) or goes on while it is made (async: no backbone has it)."""
     num_repeat: PositiveInt = 4
     """Episodes per task in training (GRPO's group size)."""
     temperature: NonNegativeFloat = 0.9

@@ -23,6 +23,8 @@ from astuner.backbone.base import (
     load_backbone,
     load_training_backbone,
 )
+from astuner.backbone.cluster.environment import ON_LOOPBACK, environment_set
+from astuner.backbone.cluster.head import is_own_ray
 from astuner.backbone.ingredients import Ingredients, gather, one_at_a_time
 from astuner.backbone.phases import watched
 from astuner.backbone.progress import RunProgress
@@ -206,6 +208,10 @@ class Launch:
                 FolderLock(folder).release()
                 # Before the tasks are read: they may come from a service.
                 stack.enter_context(self.services.running())
+                if config.backbone in ("trinity", "verl") and is_own_ray(
+                    config.trainer_common.ray_address, self.services.ray
+                ):  # the user's code may import ray, which reads it then
+                    stack.enter_context(environment_set(ON_LOOPBACK))
                 with watched("read_tasks", config.deadlines, running):
                     brought = ingredients()
             record = stack.enter_context(self._record(folder, resume=resume))
@@ -224,8 +230,7 @@ class Launch:
                 ray=self.services.ray,
             )
             result = run(backbone, context)
-            # Another backbone may run episodes where nobody tells of what they came to.
-            if config.backbone in ("debug", "local", "verl") and (missed := why_nothing_stopped()) is not None:
+            if (missed := why_nothing_stopped()) is not None:
                 logger.warning("{}", missed)
             if isinstance(result, RunSummary):
                 print_summary(console, result, record.folder)

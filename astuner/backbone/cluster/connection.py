@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import psutil
+
 from astuner.backbone.cluster.environment import LEAST_CPUS
 from astuner.backbone.cluster.folder import MEND, ray_folder
 from astuner.backbone.cluster.joining import found_ray, not_joined
@@ -15,6 +17,7 @@ from astuner.loopback import ADDRESS
 from astuner.model_tuner import first_line
 
 _STARTS = 3
+_SECONDS_TO_END = 10.0
 
 
 def refuse_connected() -> None:
@@ -66,6 +69,7 @@ def _init(settings: Mapping[str, Any]) -> None:
     import ray
 
     for start in range(_STARTS):
+        before = {child.pid for child in psutil.Process().children()}
         try:
             ray.init(**settings)
             return
@@ -73,7 +77,11 @@ def _init(settings: Mapping[str, Any]) -> None:
         except Exception as error:
             if start == _STARTS - 1 or "timed out during startup" not in str(error):
                 raise BackboneError(_no_ray(settings["address"], error)) from error
-            ray.shutdown()
+            ray.shutdown()  # which knows nothing of the processes of a start that failed
+            for child in psutil.Process().children():
+                if child.pid not in before:
+                    child.kill()
+                    child.wait(_SECONDS_TO_END)
 
 
 def _no_ray(address: str, error: Exception) -> str:
@@ -83,5 +91,5 @@ def _no_ray(address: str, error: Exception) -> str:
     why = " ".join(str(error.__cause__ or error).split())
     return (
         f"{not_joined(address)}: {why}. Start its nodes in this environment, whose Ray and Python it has to have, or "
-        "leave the key out to have one started for the run"
+        "leave trainer_common.ray_address out to have one started for the run"
     )

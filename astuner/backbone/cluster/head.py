@@ -32,6 +32,16 @@ class StartedRay:
     others_join: bool
 
 
+def is_own_ray(address: str | None, started: StartedRay | None) -> bool:
+    """Whether a run's Ray is its own, and on this machine alone.
+
+    Args:
+        address: `trainer_common.ray_address`.
+        started: what `--with-ray` or `--with-ray-cluster` has started.
+    """
+    return address is None and (started is None or not started.others_join)
+
+
 @dataclass(frozen=True, slots=True)
 class RayHead:
     """How to start it.

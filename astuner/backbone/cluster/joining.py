@@ -15,7 +15,7 @@ _WANTS_TOKEN = "AuthenticationError"
 _SECONDS_TO_CONNECT = 10.0
 # In a process of its own: where the other side is no Ray, this never returns.
 _ASK = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
-_MEND = "start one there with `ray start --head`, or leave the key out to have one started for the run"
+_MEND = "trainer_common.ray_address has to be that of a Ray (`ray start --head`); without it, one is started"
 
 
 def found_ray(address: str, patience: float = 60.0) -> str:
@@ -75,7 +75,7 @@ def _shows_token() -> bool:
 
 def not_joined(address: str) -> str:
     """Return how a message begins on a Ray that cannot be joined."""
-    return f"the Ray at {address} (trainer_common.ray_address) could not be joined"
+    return f"the Ray at {address} could not be joined"
 
 
 def _version() -> str:

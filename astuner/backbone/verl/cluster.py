@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_se
 from astuner.errors import BackboneError
 
 _CPUS_PER_WORKER = 3
+# TransferQueue's controller, and the router of requests.
+_OTHER_CPUS = 2
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -89,21 +92,25 @@ def refuse_small_ray(config: DictConfig, patience: float = 300.0) -> None:
     """
     import ray
 
-    workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    # TransferQueue's controller and units, and verl's workers with the processes beside each.
-    bundles = [{"CPU": 1}] * (1 + units) + [{"CPU": _CPUS_PER_WORKER, "GPU": 1}] * workers
-    group = ray.util.placement_group(bundles)
+    per_node, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
+    others = _OTHER_CPUS + config.transfer_queue.backend.SimpleStorage.num_data_storage_units
+    # As verl asks: a node's workers, with the processes beside each, on one machine; the others where there is room.
+    workers = [{"CPU": _CPUS_PER_WORKER, "GPU": 1}] * per_node
+    groups = [ray.util.placement_group(workers, strategy="STRICT_PACK") for _ in range(nodes)]
+    groups.append(ray.util.placement_group([{"CPU": 1}] * others))
+    until = time.monotonic() + patience
     try:
-        if not group.wait(patience):
-            cpus = sum(bundle["CPU"] for bundle in bundles)
+        if not all(group.wait(max(until - time.monotonic(), 0.0)) for group in groups):
+            cpus = others + _CPUS_PER_WORKER * per_node * nodes
             raise BackboneError(
-                f"Ray has no room for verl's processes after {patience:.0f} s: they take {cpus} CPUs and {workers} "
-                f"GPUs; of {_counted(ray.cluster_resources())} it has {_counted(ray.available_resources())} left. End "
-                "what else computes there, give it more nodes, or lower trainer_common.n_gpus_per_node or nnodes"
+                f"Ray has no room for verl's processes after {patience:.0f} s: they take {cpus} CPUs and "
+                f"{per_node * nodes} GPUs, {per_node} on each of {nodes} machines; of "
+                f"{_counted(ray.cluster_resources())} it has {_counted(ray.available_resources())} left. End what else "
+                "computes there, give it more nodes, or lower trainer_common.n_gpus_per_node or nnodes"
             )
     finally:
-        ray.util.remove_placement_group(group)
+        for group in groups:
+            ray.util.remove_placement_group(group)
 
 
 def _counted(resources: Mapping[str, float]) -> str:

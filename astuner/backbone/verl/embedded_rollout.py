@@ -95,7 +95,7 @@ class EmbeddedReplica(RolloutReplica):
         config = self.config
         server = (
             ray.remote(EmbeddedServer)
-            .options(name=_actor_name(self.replica_rank), num_cpus=1, max_concurrency=self.max_concurrency)
+            .options(name=_actor_name(self.replica_rank), num_cpus=0, max_concurrency=self.max_concurrency)
             .remote(self.model_config.path, config.dtype, config.max_model_len, config.max_num_seqs)
         )
         await server.ready.remote()

@@ -129,7 +129,7 @@ def test_a_ray_of_another_version_is_named(short: Path):
         )
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
-    assert f"the Ray at {address} (trainer_common.ray_address) could not be joined: Version mismatch" in said
+    assert f"the Ray at {address} could not be joined: Version mismatch" in said
     assert "Ray: 2.0.0" in said
     assert "Start its nodes in this environment, whose Ray and Python it has to have" in said
 
