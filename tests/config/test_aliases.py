@@ -106,7 +106,7 @@ def test_aliases_inside_an_aliased_section(write: Write) -> None:
 def test_key_aliases_on_the_command_line(write: Write, written: str, canonical: str) -> None:
     loaded = load_config(write(START), [written], backbone="trinity")
     assert value_at(loaded.config, parts(canonical)) in (9, {"trainer": {"x": 9}})
-    assert len([said for said in loaded.notices if " is read as " in said]) == 1
+    assert len([said for said in loaded.notices if not said.startswith("no effect")]) == 1
 
 
 def test_value_aliases_on_the_command_line(write: Write) -> None:

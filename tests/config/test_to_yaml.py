@@ -14,9 +14,11 @@ from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
 from astuner.config.dumping import to_yaml
+from astuner.config.keys import KeyPath, parts
 from astuner.config.loading import load_config
 from astuner.config.root import RunConfig
 from astuner.config.section import Section
+from astuner.config.support import REFUSALS
 from astuner.errors import ConfigError
 
 # Surrogates cannot be written as UTF-8; `???` is Hydra's "still to be given" (its own test below).
@@ -134,7 +136,17 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     rollout["max_model_len"] = max(
         rollout.get("max_model_len", 1), rollout.get("max_response_length_in_one_turn", 4096)
     )
+    for refusal in REFUSALS:
+        if run.get("backbone", "local") in refusal.backbones:
+            remove(tree, parts(refusal.key))
     return RunConfig.model_validate(tree)
+
+
+def remove(tree: dict[str, Any], path: KeyPath) -> None:
+    """Take a key out of a tree, if it is there."""
+    for part in path[:-1]:
+        tree = tree.get(part) or {}
+    tree.pop(path[-1], None)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
