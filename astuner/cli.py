@@ -27,7 +27,7 @@ _CONF = click.option(
     help="The YAML configuration.",
 )
 _BACKBONE = click.option(
-    "--backbone", metavar="NAME", help="Overrides astuner.backbone; this version has debug, local and verl."
+    "--backbone", metavar="NAME", help="Overrides astuner.backbone: debug, local, verl or trinity."
 )
 _EXP_DIR = click.option(
     "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Where run records go."

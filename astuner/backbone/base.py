@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, cast
 
 from astuner.backbone.cluster.head import StartedRay, is_own_ray
@@ -55,9 +56,30 @@ class RunContext:
         """Whether the Ray that a backbone computes on is the run's own, and on this machine alone."""
         return is_own_ray(self.config.astuner.trainer_common.ray_address, self.ray)
 
+    @property
+    def prospect(self) -> Prospect:
+        """The run as it was before its record was opened."""
+        return Prospect(self.config, self.ingredients, self.record.folder, self.origins, self.ray)
+
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
         """Have the log say where things stand if the block, a phase of the run, passes its deadline."""
         return watched(name, self.config.astuner.deadlines, self.running)
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """A run before its record is opened.
+
+    Attributes:
+        config, ingredients, origins, ray: as in `RunContext`.
+        folder: where its record will be.
+    """
+
+    config: RunConfig
+    ingredients: Ingredients
+    folder: Path
+    origins: Mapping[KeyPath, str]
+    ray: StartedRay | None
 
 
 @dataclass(frozen=True)
@@ -84,6 +106,14 @@ class MemoryEstimate:
 
 class Backbone(Protocol):
     """Runs episodes."""
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Find what this backbone cannot run, beyond what the configuration's own checks know.
+
+        Raises:
+            AstunerError: it cannot run this, with the mend.
+        """
+        ...
 
     def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
         """Roll out `debug.debug_first_n_tasks` tasks as a step or a validation would, and train on nothing."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from astuner.backbone.base import MemoryEstimate, check_engine, load_backbone
+from astuner.backbone.base import MemoryEstimate, Prospect, check_engine, load_backbone
 from astuner.backbone.ingredients import Ingredients, gather, validation_repeats
 from astuner.backbone.phases import watched
 from astuner.backbone.task_order import TaskOrder
@@ -43,6 +44,8 @@ def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
     check_loggers(config.trainer_common.logger)
     with watched("read_tasks", config.deadlines, RunningEpisodes()):
         ingredients = gather(config, launch.config_dir)
+    folder = Path(config.experiment_dir)
+    backbone.refuse(Prospect(launch.config, ingredients, folder, launch.origins, launch.services.ray))
     _print_ingredients(console, config, ingredients)
     _print_arithmetic(console, config, ingredients)
     where = "the server at debug.base_url" if config.backbone == "debug" else "other processes, not looked into"

@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from astuner.backbone.base import (
     Backbone,
+    Prospect,
     RunContext,
     TrainingBackbone,
     check_engine,
@@ -214,6 +215,8 @@ class Launch:
                     stack.enter_context(environment_set(ON_LOOPBACK))
                 with watched("read_tasks", config.deadlines, running):
                     brought = ingredients()
+                # A run that is refused leaves an earlier record where it is.
+                backbone.refuse(Prospect(self.config, brought, folder, self.origins, self.services.ray))
             record = stack.enter_context(self._record(folder, resume=resume))
             stack.enter_context(self.services.recorded_in(record.folder))
             stack.enter_context(_failure_logged(record))

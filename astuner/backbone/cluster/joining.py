@@ -30,12 +30,14 @@ def found_ray(address: str, patience: float = 60.0) -> str:
     """
     from ray._private.services import canonicalize_bootstrap_address
 
+    found: str | None = None
     try:
         found = str(canonicalize_bootstrap_address(address))
         host, _, port = found.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
     except (OSError, ValueError) as error:  # none found; nothing listens, or no such host; no such port
-        raise BackboneError(f"{not_joined(address)}: {error}; {_MEND}") from error
+        where = "" if found in (None, address) else f" (it was looked for at {found})"
+        raise BackboneError(f"{not_joined(address)}{where}: {error}; {_MEND}") from error
     silent = _why_silent(found, patience)
     if silent is not None and _WANTS_TOKEN in silent and _shows_token():
         silent = _why_silent(found, patience)
@@ -49,6 +51,19 @@ def found_ray(address: str, patience: float = 60.0) -> str:
     raise BackboneError(
         f"{not_joined(address)}: what listens at {found} does not answer as Ray {_version()} does; {_MEND}"
     )
+
+
+def refuse_missing_ray(address: str | None) -> None:
+    """Make sure that a Ray answers where one is to be joined.
+
+    Args:
+        address: `trainer_common.ray_address`; None where none is.
+
+    Raises:
+        BackboneError: none does.
+    """
+    if address is not None:
+        found_ray(address)
 
 
 def _why_silent(found: str, patience: float) -> str | None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import Batch, dry_run
 from astuner.backbone.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.backbone.ingredients import api_key
@@ -42,6 +42,9 @@ class DebugBackbone:
             batch = dry_run(context, rollout, split, config.debug.debug_vllm_seed)
         context.record.write_summary(_summary(context, batch))
         return batch.episodes
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse nothing: the configuration's own checks know all of it."""
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
         """Estimate from shapes, the engine in process or in a server of astuner's; None where another server has it."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 
 from astuner.backbone.algorithms import resolve
-from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import dry_run
 from astuner.backbone.causal_lm import choose_device
 from astuner.backbone.finish import finish_training, leave_summary
@@ -60,6 +60,9 @@ class LocalBackbone:
             batch = dry_run(context, session.rollout, split, context.config.astuner.trainer_common.seed)
             session.engine.raise_if_broken()
         return batch.episodes
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse nothing: the configuration's own checks know all of it."""
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
         """Estimate from shapes."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from astuner.backbone.algorithms import resolve
-from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import dry_run
+from astuner.backbone.cluster.joining import refuse_missing_ray
 from astuner.backbone.finish import finish_training, leave_summary
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
 from astuner.backbone.trinity.session import AskedFor, trinity_session
@@ -48,6 +49,14 @@ class TrinityBackbone:
         with trinity_session(context, "bench") as session:
             batch = dry_run(context, AskedFor(session), split, context.config.astuner.trainer_common.seed)
         return batch.episodes
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse a Ray that cannot be joined; what else Trinity refuses is known once its Tinker server is there.
+
+        Raises:
+            BackboneError: there is no Ray at `trainer_common.ray_address`.
+        """
+        refuse_missing_ray(prospect.config.astuner.trainer_common.ray_address)
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
         """Return None: the model is in other processes, on machines that this one may not see."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from astuner.backbone.algorithms import resolve
-from astuner.backbone.base import MemoryEstimate, RunContext
+from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import dry_run
 from astuner.backbone.finish import finish_training, leave_summary
-from astuner.backbone.verl.session import verl_session
+from astuner.backbone.verl.session import refuse_unfit, verl_session
 from astuner.config.root import AstunerConfig
 from astuner.errors import NoSignalError
 from astuner.run_record import RunSummary
@@ -52,6 +52,14 @@ class VerlBackbone:
             batch = dry_run(context, session.fleet, split, context.config.astuner.trainer_common.seed)
             session.refuse_lost_engines()
         return batch.episodes
+
+    def refuse(self, prospect: Prospect) -> None:
+        """Refuse what verl, its engine or the Ray to join does not take.
+
+        Raises:
+            AstunerError: what, and what to do.
+        """
+        refuse_unfit(prospect)
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
         """Return None: the model is in verl's workers and engines, on machines that this process may not see."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from loguru import logger
 from omegaconf import DictConfig, OmegaConf
 
 from astuner.backbone.cluster.connection import ray_connected, refuse_connected
@@ -17,6 +18,11 @@ from astuner.errors import BackboneError
 _CPUS_PER_WORKER = 3
 # TransferQueue's controller, and the router of requests.
 _OTHER_CPUS = 2
+_POLL_SECONDS = 1.0
+_MEND = (
+    "End what else computes there, give it more nodes (on a CPU, nodes are told of GPUs: `ray start --num-gpus=1`), or "
+    "lower trainer_common.n_gpus_per_node or nnodes"
+)
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -98,16 +104,20 @@ def refuse_small_ray(config: DictConfig, patience: float = 300.0) -> None:
     workers = [{"CPU": _CPUS_PER_WORKER, "GPU": 1}] * per_node
     groups = [ray.util.placement_group(workers, strategy="STRICT_PACK") for _ in range(nodes)]
     groups.append(ray.util.placement_group([{"CPU": 1}] * others))
-    until = time.monotonic() + patience
+    began = time.monotonic()
+    told = False
     try:
-        if not all(group.wait(max(until - time.monotonic(), 0.0)) for group in groups):
-            cpus = others + _CPUS_PER_WORKER * per_node * nodes
-            raise BackboneError(
-                f"Ray has no room for verl's processes after {patience:.0f} s: they take {cpus} CPUs and "
-                f"{per_node * nodes} GPUs, {per_node} on each of {nodes} machines; of "
-                f"{_counted(ray.cluster_resources())} it has {_counted(ray.available_resources())} left. End what else "
-                "computes there, give it more nodes, or lower trainer_common.n_gpus_per_node or nnodes"
+        while not all(group.wait(_POLL_SECONDS) for group in groups):  # Ctrl-C is heard between two waits
+            lacks = (
+                f"verl's processes take {others + _CPUS_PER_WORKER * per_node * nodes} CPUs and {per_node * nodes} "
+                f"GPUs, {per_node} on each of {nodes} machines; of {_counted(ray.cluster_resources())} Ray has "
+                f"{_counted(ray.available_resources())} left"
             )
+            if time.monotonic() - began > patience:
+                raise BackboneError(f"there was no room in Ray for {patience:.0f} s: {lacks}. {_MEND}")
+            if not told:
+                logger.warning("waiting for room in Ray, {:.0f} s at most: {}. {}", patience, lacks, _MEND)
+                told = True
     finally:
         for group in groups:
             ray.util.remove_placement_group(group)

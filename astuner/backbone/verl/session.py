@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from loguru import logger
 
-from astuner.backbone.base import RunContext
+from astuner.backbone.base import Prospect, RunContext
 from astuner.backbone.batch import Batch, run_batch
 from astuner.backbone.causal_lm import choose_device, compute_dtype
+from astuner.backbone.cluster.head import is_own_ray
+from astuner.backbone.cluster.joining import refuse_missing_ray
 from astuner.backbone.progress_state import RunState
 from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
@@ -103,6 +105,21 @@ class VerlSession(Session):
         self.ingredients.codec.save(folder)
 
 
+def refuse_unfit(prospect: Prospect) -> None:
+    """Find out without starting anything what would end a run of this configuration.
+
+    Raises:
+        AstunerError: what, and what to do.
+    """
+    from astuner.backbone.verl.cluster import environment_prepared
+
+    address = prospect.config.astuner.trainer_common.ray_address
+    plan = _plan(prospect)
+    with environment_prepared(plan.device, own=is_own_ray(address, prospect.ray)):
+        compose_verl_config(prospect.config, plan)
+        refuse_missing_ray(address)
+
+
 @contextlib.contextmanager
 def verl_session(context: RunContext) -> Iterator[VerlSession]:
     """Start Ray, verl's workers and engines, and the episode workers; end all that was started afterwards.
@@ -113,7 +130,7 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
     from astuner.backbone.verl.cluster import environment_prepared, ray_running
 
     config = context.config.astuner
-    plan = _plan(context)
+    plan = _plan(context.prospect)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(environment_prepared(plan.device, own=context.has_own_ray))
         composed = compose_verl_config(context.config, plan)
@@ -121,6 +138,7 @@ def verl_session(context: RunContext) -> Iterator[VerlSession]:
             gpus = composed.trainer.n_gpus_per_node
             logger.warning("trainer_common.n_gpus_per_node is not set: {} GPUs of each machine are used", gpus)
         stack.enter_context(_failures_named())
+        logger.info("starting Ray, verl's workers and engines; that takes about a minute")
         stack.enter_context(ray_running(composed, environment))
         with context.phase("load_model"):
             session = _started(context, composed, plan, stack)
@@ -148,13 +166,13 @@ def _failures_named() -> Iterator[None]:
         ) from error
 
 
-def _plan(context: RunContext) -> VerlPlan:
-    config = context.config.astuner
+def _plan(prospect: Prospect) -> VerlPlan:
+    config = prospect.config.astuner
     device = choose_device(config.trainer_common.device)
-    tasks = context.ingredients.tasks
+    tasks = prospect.ingredients.tasks
     order = TaskOrder(tasks.training, config.data.train_batch_size, None)
     common = config.trainer_common
-    path = context.ingredients.model_path
+    path = prospect.ingredients.model_path
     engine = _engine(config, device)
     if engine == "vllm":
         _refuse_unfit_for_vllm(path, device)
@@ -163,12 +181,12 @@ def _plan(context: RunContext) -> VerlPlan:
         rollout_engine=engine,
         # Workers have another working directory.
         model_path=str(Path(path).resolve()) if Path(path).exists() else path,
-        checkpoint_folder=context.record.folder / "checkpoints",
+        checkpoint_folder=prospect.folder / "checkpoints",
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
         n_val=len(tasks.validation),
         max_positions=_positions(path),
-        ray=context.ray,
-        origins=context.origins,
+        ray=prospect.ray,
+        origins=prospect.origins,
     )
 
 

@@ -77,9 +77,7 @@ def test_a_ray_that_is_there_is_left_alone(own_ray: None):
 def test_a_ray_without_room_is_named_with_what_it_lacks(own_ray: None):
     from astuner.backbone.verl.cluster import refuse_small_ray
 
-    expected = (
-        r"they take 6 CPUs and 1 GPUs, 1 on each of 1 machines; of 2 CPUs and 0 GPUs it has 2 CPUs and 0 GPUs left"
-    )
+    expected = r"take 6 CPUs and 1 GPUs, 1 on each of 1 machines; of 2 CPUs and 0 GPUs Ray has 2 CPUs and 0 GPUs left"
     with pytest.raises(BackboneError, match=expected):
         refuse_small_ray(OmegaConf.create(CONFIG), patience=0.5)
 

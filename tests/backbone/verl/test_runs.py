@@ -105,3 +105,22 @@ def test_without_vllm_the_command_that_installs_it_is_named(model_for_vllm: Path
     job = make_job("Letters", model_for_vllm, tmp_path, rollout__name="vllm")
     with pytest.raises(BackboneError, match=r"vLLM is not installed here; run: astuner install verl --cpu --vllm; or"):
         job.tune(tmp_path / "records")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("verl.actor_rollout_ref.rollout.enable_prefix_cachin=false", "did you mean"),
+        ("astuner.trainer_common.ulysses_sequence_parallel_size=2", "CUDA"),
+        ("astuner.trainer_common.ray_address=127.0.0.2:1", "could not be joined"),
+    ],
+)
+def test_a_mistake_leaves_the_earlier_record_where_it_is(model_folder: Path, tmp_path: Path, mistake: str, said: str):
+    earlier = tmp_path / "records" / "run" / "config.yaml"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("of an earlier run")
+    code, printed = Run(make_job("Letters", model_folder, tmp_path), tmp_path, mistake).ended()
+    assert code == 1, printed
+    assert said in printed
+    assert {folder.name for folder in (tmp_path / "records").iterdir()} == {"run", ".run.lock"}
+    assert earlier.read_text() == "of an earlier run"
