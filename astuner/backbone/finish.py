@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from astuner.backbone.checkpoint_folder import write_model
+from astuner.backbone.loop import TrainingLoop
 from astuner.backbone.session import Session
+from astuner.errors import NoSignalError
 from astuner.run_record import RunSummary, plot_run
 
 
@@ -26,19 +25,28 @@ def leave_summary(session: Session, backbone: str, model: str) -> RunSummary:
     return summary
 
 
-def finish_training(session: Session, backbone: str, save_model: Callable[[Path], None]) -> RunSummary:
-    """Leave the model, the plots and the summary of a run that has trained.
+def run_to_end(loop: TrainingLoop, backbone: str) -> RunSummary:
+    """Train, and leave the model, the plots and the summary, also of a run that came to an end of no use.
 
     Args:
-        session: what has been trained.
+        loop: not begun.
         backbone: its name.
-        save_model: writes the model into the folder that it is given.
 
     Raises:
+        AstunerError: as `TrainingLoop.run`.
         RecordError: the model cannot be written.
     """
+    try:
+        loop.run()
+    except NoSignalError:
+        _finish(loop.session, backbone)
+        raise
+    return _finish(loop.session, backbone)
+
+
+def _finish(session: Session, backbone: str) -> RunSummary:
     context = session.context
     with context.phase("save_checkpoint"):
-        model = write_model(context.record.folder / "model", save_model)
+        model = write_model(context.record.folder / "model", session.save_model)
     plot_run(context.record.folder)
     return leave_summary(session, backbone, str(model))

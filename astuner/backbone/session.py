@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from astuner.backbone.base import RunContext
 from astuner.backbone.batch import Batch
@@ -38,6 +39,10 @@ class Session(ABC):
         Raises:
             ModelError: the engine broke, which looks like failed episodes to the workflow.
         """
+
+    @abstractmethod
+    def save_model(self, folder: Path) -> None:
+        """Write the model as a Hugging Face folder, adapters merged in."""
 
     @property
     def config(self) -> AstunerConfig:

@@ -11,7 +11,7 @@ from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import dry_run
 from astuner.backbone.causal_lm import choose_device
-from astuner.backbone.finish import finish_training, leave_summary
+from astuner.backbone.finish import leave_summary, run_to_end
 from astuner.backbone.local.checkpoint import Checkpoints
 from astuner.backbone.local.estimate import estimate_memory
 from astuner.backbone.local.loop import LocalLoop, LocalReinforcementLoop
@@ -20,7 +20,7 @@ from astuner.backbone.local.session import LocalSession
 from astuner.backbone.local.supervised import SupervisedLoop
 from astuner.backbone.progress_state import RunState
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError, NoSignalError
+from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
@@ -40,12 +40,7 @@ class LocalBackbone:
         with _session(context) as session:
             kind = SupervisedLoop if algorithm.rule is None else LocalReinforcementLoop
             loop: LocalLoop = kind(session, algorithm, checkpoints)
-            try:
-                loop.run()
-            except NoSignalError:
-                finish_training(session, NAME, session.save_model)
-                raise
-            return finish_training(session, NAME, session.save_model)
+            return run_to_end(loop, NAME)
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""

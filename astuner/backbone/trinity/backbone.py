@@ -6,11 +6,10 @@ from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import dry_run
 from astuner.backbone.cluster.joining import refuse_missing_ray
-from astuner.backbone.finish import finish_training, leave_summary
+from astuner.backbone.finish import leave_summary, run_to_end
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
 from astuner.backbone.trinity.session import AskedFor, trinity_session
 from astuner.config.root import AstunerConfig
-from astuner.errors import NoSignalError
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
@@ -29,13 +28,7 @@ class TrinityBackbone:
             # What it needs is imported only once the environment is set up.
             from astuner.backbone.trinity.loop import TrinityLoop
 
-            loop = TrinityLoop(session, resolve(common.algorithm), checkpoints)
-            try:
-                loop.run()
-            except NoSignalError:
-                finish_training(session, NAME, session.save_model)
-                raise
-            return finish_training(session, NAME, session.save_model)
+            return run_to_end(TrinityLoop(session, resolve(common.algorithm), checkpoints), NAME)
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""

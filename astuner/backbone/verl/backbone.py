@@ -5,10 +5,9 @@ from __future__ import annotations
 from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import dry_run
-from astuner.backbone.finish import finish_training, leave_summary
+from astuner.backbone.finish import leave_summary, run_to_end
 from astuner.backbone.verl.session import refuse_unfit, verl_session
 from astuner.config.root import AstunerConfig
-from astuner.errors import NoSignalError
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
@@ -29,13 +28,7 @@ class VerlBackbone:
             from astuner.backbone.verl.loop import VerlLoop
 
             checkpoints = VerlCheckpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
-            loop = VerlLoop(session, algorithm, checkpoints)
-            try:
-                loop.run()
-            except NoSignalError:
-                finish_training(session, NAME, session.save_model)
-                raise
-            return finish_training(session, NAME, session.save_model)
+            return run_to_end(VerlLoop(session, algorithm, checkpoints), NAME)
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate once."""
