@@ -12,6 +12,8 @@ OWN_RAY = {
     "RAY_memory_monitor_refresh_ms": "0",
     # Ray's default leaves its workers what other processes do not want of a core: they are the run itself.
     "RAY_worker_niceness": "0",
+    # Ray would start workers for the driver before it knows their environment, and then others with it.
+    "RAY_prestart_worker_first_driver": "0",
 }
 
 ON_LOOPBACK = {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from loguru import logger
 
 from astuner.backbone.base import RunContext
 from astuner.backbone.batch import Batch, run_batch
@@ -204,19 +206,19 @@ def _started(
 ) -> TrinitySession:
     stand_in()
     from astuner.backbone.cluster.connection import ray_connected, refuse_connected
-    from astuner.backbone.trinity.checked import checked_config
+    from astuner.backbone.trinity.checked import checked, filled_in
 
     config = context.config.astuner
     refuse_connected()
+    logger.info("starting Ray and Trinity's explorer and trainer; that takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
-    plan = _plan(context, mode, model, namespace)  # imports much, while the server does
-    plan = replace(plan, tinker_base_url=server.address(patience or 3600.0))
-    checked = checked_config(context.config, plan)
+    plan = _plan(context, mode, model, namespace, server.url)
+    filled = filled_in(context.config, plan)
     settings = {
         "address": context.ray.address if context.ray else config.trainer_common.ray_address,
         "namespace": namespace,
-        "runtime_env": {"env_vars": {**environment, **_paths(), **checked.get_envs()}},
+        "runtime_env": {"env_vars": {**environment, **_paths(), **filled.get_envs()}},
     }
     stack.enter_context(ray_connected(settings))
     from astuner.backbone.trinity.desk import open_desk
@@ -225,7 +227,8 @@ def _started(
 
     job = _job(context, plan)
     desk = open_desk(job)
-    running = stack.enter_context(stage(checked))
+    server.wait_until_served(patience or 3600.0)
+    running = stack.enter_context(stage(checked(filled)))
     following = Following(config, desk, running, alive=server.refuse_ended)
     running.prepare(patience)
     return TrinitySession(context, RunState(), running, following, plan, server, state)
@@ -239,7 +242,7 @@ def _paths() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(WITHOUT_VLLM), package, os.environ.get("PYTHONPATH"))))}
 
 
-def _plan(context: RunContext, mode: Mode, model: str, namespace: str) -> TrinityPlan:
+def _plan(context: RunContext, mode: Mode, model: str, namespace: str, tinker: str) -> TrinityPlan:
     config, common = context.config.astuner, context.config.astuner.trainer_common
     order = TaskOrder(context.ingredients.tasks.training, config.data.train_batch_size, None)
     return TrinityPlan(
@@ -250,6 +253,7 @@ def _plan(context: RunContext, mode: Mode, model: str, namespace: str) -> Trinit
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
+        tinker_base_url=tinker,
         runners=runner_count(config),
         validates=bool(context.ingredients.tasks.validation),
         origins=context.origins,

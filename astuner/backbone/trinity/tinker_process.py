@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astuner.errors import BackboneError
+from astuner.loopback import ADDRESS
+from astuner.ports import free_port
 from astuner.processes.guarded_process import GuardedProcess
 
 KEY = "tml-local"
 """Any key of that form will do for a server of this machine's."""
-_SERVING = re.compile(rb"^serving .* at (http://\S+) ")
+_SERVING = re.compile(rb"^serving .* at http://", re.MULTILINE)
 _POLL_SECONDS = 0.05
 # A run samples from the newest weights and those before them, while requests end.
 _SAMPLERS = "3"
@@ -27,12 +29,14 @@ class TinkerServer:
     """A server that was started.
 
     Attributes:
+        url: where it can be asked, once it serves.
         folder: where its checkpoints are.
         log: what it has written.
         process: under its guard.
         key: that it is asked with.
     """
 
+    url: str
     folder: Path
     log: Path
     process: GuardedProcess
@@ -50,20 +54,18 @@ class TinkerServer:
 
         forget(self.folder, paths)
 
-    def address(self, patience: float) -> str:
-        """Return where it can be asked, once it can be.
+    def wait_until_served(self, patience: float) -> None:
+        """Wait until it can be asked.
 
         Raises:
-            BackboneError: it ended, or has not said so in time.
+            BackboneError: it ended, or has not said in time that it can be.
         """
         began = time.monotonic()
-        while time.monotonic() - began < patience:
-            found = [match for line in self.log.read_bytes().splitlines() if (match := _SERVING.match(line))]
-            if found:
-                return found[0].group(1).decode()
+        while not _SERVING.search(self.log.read_bytes()):
             self.refuse_ended()
+            if time.monotonic() - began > patience:
+                raise BackboneError(f"the Tinker server was not there after {patience:.0f} s; see {self.log}")
             time.sleep(_POLL_SECONDS)
-        raise BackboneError(f"the Tinker server was not there after {patience:.0f} s; see {self.log}")
 
     def refuse_ended(self) -> None:
         """Make sure that it lives.
@@ -92,7 +94,7 @@ def tinker_server(model: str, dtype: str, folder: Path) -> Iterator[TinkerServer
         ServiceError: it cannot be started.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "server.log"
+    log, port = folder / "server.log", str(free_port())
     argv = [
         sys.executable,
         "-P",
@@ -105,11 +107,13 @@ def tinker_server(model: str, dtype: str, folder: Path) -> Iterator[TinkerServer
         dtype,
         "--device",
         "cpu",
+        "--port",
+        port,
     ]
     argv += ["--checkpoint-dir", str(folder), "--max-models", "1", "--max-samplers", _SAMPLERS]
     with log.open("wb") as output:
         process = GuardedProcess(argv, Path.cwd(), os.environ, output=output)
     try:
-        yield TinkerServer(folder, log, process)
+        yield TinkerServer(f"http://{ADDRESS}:{port}", folder, log, process)
     finally:
         process.end()

@@ -28,9 +28,8 @@ class TinkerService:
     url: str
     key: str
 
-    def address(self, patience: float) -> str:
-        """Return where it can be asked."""
-        return self.url
+    def wait_until_served(self, patience: float) -> None:
+        """Do nothing: it is there or the first request fails."""
 
     def refuse_ended(self) -> None:
         """Do nothing: what it does shows in its answers."""
