@@ -11,20 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from astuner.backbone.base import RunContext
+from astuner.backbone.base import Prospect, RunContext
 from astuner.backbone.batch import Batch, run_batch
+from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
+from astuner.backbone.cluster.head import is_own_ray
+from astuner.backbone.cluster.joining import refuse_missing_ray
 from astuner.backbone.episode_worker import AgentJob
 from astuner.backbone.progress_state import RunState
 from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
+from astuner.backbone.trinity.composition import given_service
 from astuner.backbone.trinity.plan import Mode, TrinityPlan
 from astuner.backbone.trinity.rules import runner_count
-from astuner.backbone.trinity.tinker_process import TinkerServer, tinker_server
+from astuner.backbone.trinity.tinker_process import KEY, TinkerServer, tinker_server
 from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, TinkerService, service_key
 from astuner.backbone.trinity.without_vllm import FOLDER as WITHOUT_VLLM
 from astuner.backbone.trinity.without_vllm import stand_in
 from astuner.breakpoints import chosen
+from astuner.config.root import RunConfig
+from astuner.loopback import ADDRESS
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
 
@@ -138,6 +144,24 @@ def _ask(method: Any, argument: object) -> None:
     ray.get(method.remote(argument))
 
 
+def refuse_unfit(prospect: Prospect) -> None:
+    """Find out without starting anything what would end a run of this configuration.
+
+    Raises:
+        AstunerError: what, and what to do.
+    """
+    config = prospect.config.astuner
+    address = config.trainer_common.ray_address
+    service = _service(prospect.config)
+    with _environment_prepared(is_own_ray(address, prospect.ray), service.key if service else KEY):
+        stand_in()
+        from astuner.backbone.trinity.checked import filled_in
+
+        url = service.url if service else f"http://{ADDRESS}"  # its own server has no port yet
+        filled_in(prospect.config, _plan(prospect, "both" if prospect.trains else "bench", url, "astuner"))
+        refuse_missing_ray(address)
+
+
 @contextlib.contextmanager
 def trinity_session(
     context: RunContext, mode: Mode, checkpoints: TrinityCheckpoints | None = None
@@ -152,15 +176,11 @@ def trinity_session(
     Raises:
         AstunerError: the configuration does not fit, or something does not start.
     """
-    from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
-
     config, record = context.config.astuner, context.record.folder.absolute()
-    model = context.ingredients.model_path
-    path = str(Path(model).resolve()) if Path(model).exists() else model
+    path = _path(context.ingredients.model_path)
     with contextlib.ExitStack() as stack:
         server = _server(context, path, stack)
-        own = OWN_ENVIRONMENT if context.has_own_ray else {}
-        environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT, KEY_VARIABLE: server.key}))
+        environment = stack.enter_context(_environment_prepared(context.has_own_ray, server.key))
         state = TrinityState(record / STATE_FOLDER)
         state.clear()
         found = checkpoints.newest() if checkpoints else None
@@ -172,15 +192,26 @@ def trinity_session(
         yield session
 
 
+def _environment_prepared(own_ray: bool, key: str) -> contextlib.AbstractContextManager[dict[str, str]]:
+    """Set what Ray and Trinity read when they are imported, for the block; give it for their processes."""
+    return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, KEY_VARIABLE: key})
+
+
+def _service(config: RunConfig) -> TinkerService | None:
+    """Return the service that the `trinity:` section names, if any.
+
+    Raises:
+        ConfigError: there is no key for it.
+    """
+    url = given_service(config)
+    return None if url is None else TinkerService(url, service_key())
+
+
 def _server(context: RunContext, model: str, stack: contextlib.ExitStack) -> TinkerServer | TinkerService:
     """Return the service that the `trinity:` section names, or start a server of the run's own."""
-    from astuner.backbone.trinity.composition import given_service
-
-    service = given_service(context.config)
-    if service is not None:
-        return TinkerService(service, service_key())
     folder = context.record.folder.absolute() / SERVICE_FOLDER
-    return stack.enter_context(tinker_server(model, context.config.astuner.model.dtype, folder))
+    own = tinker_server(model, context.config.astuner.model.dtype, folder)
+    return _service(context.config) or stack.enter_context(own)
 
 
 _ENVIRONMENT = {
@@ -213,7 +244,7 @@ def _started(
     logger.info("starting Ray and Trinity's explorer and trainer; that takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
-    plan = _plan(context, mode, model, namespace, server.url)
+    plan = _plan(context.prospect, mode, server.url, namespace)
     filled = filled_in(context.config, plan)
     settings = {
         "address": context.ray.address if context.ray else config.trainer_common.ray_address,
@@ -242,21 +273,27 @@ def _paths() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (str(WITHOUT_VLLM), package, os.environ.get("PYTHONPATH"))))}
 
 
-def _plan(context: RunContext, mode: Mode, model: str, namespace: str, tinker: str) -> TrinityPlan:
-    config, common = context.config.astuner, context.config.astuner.trainer_common
-    order = TaskOrder(context.ingredients.tasks.training, config.data.train_batch_size, None)
+def _path(model: str) -> str:
+    """Return the model's folder as processes with other working directories find it, or its name."""
+    return str(Path(model).resolve()) if Path(model).exists() else model
+
+
+def _plan(prospect: Prospect, mode: Mode, tinker: str, namespace: str) -> TrinityPlan:
+    config, common = prospect.config.astuner, prospect.config.astuner.trainer_common
+    model = _path(prospect.ingredients.model_path)
+    order = TaskOrder(prospect.ingredients.tasks.training, config.data.train_batch_size, None)
     return TrinityPlan(
         mode=mode,
         device="cpu",
         model_path=model,
-        checkpoint_root_dir=context.record.folder.absolute() / STATE_FOLDER,
+        checkpoint_root_dir=prospect.folder.absolute() / STATE_FOLDER,
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
         tinker_base_url=tinker,
         runners=runner_count(config),
-        validates=bool(context.ingredients.tasks.validation),
-        origins=context.origins,
+        validates=bool(prospect.ingredients.tasks.validation),
+        origins=prospect.origins,
     )
 
 

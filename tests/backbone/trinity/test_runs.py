@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from astuner import AstunerJob
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, losses
-from tests.backbone.verl.runs import make_job
+from tests.backbone.trinity.runs import trinity_job
 
 pytestmark = [pytest.mark.trinity, pytest.mark.slow]
-
-
-def trinity_job(model: Path, folder: Path, workflow: str = "Letters", **settings: object) -> AstunerJob:
-    return make_job(workflow, model, folder, **{"backbone": "trinity", **settings})
 
 
 def test_a_whole_run_is_recorded_as_any_other(model_folder: Path, tmp_path: Path):
