@@ -74,11 +74,13 @@ class Batch:
         request: which.
         share: how many tasks a runner takes at a time.
         least_version: the oldest weights, by the trainer's own steps, that they may be sampled with.
+        comes: whether newer weights come by themselves, and are not to be asked for.
     """
 
     request: BatchRequest
     share: int
     least_version: int
+    comes: bool = False
 
 
 class Desk:
@@ -133,7 +135,11 @@ class Desk:
         tasks = course.order.batch(step) if step <= course.last else ()
         request = replace(course.request, tasks=tasks, step=step)
         least = max(min(step, course.last) - 1 - course.stale, course.done) * self._job.updates
-        return Batch(request, self._share(request), least)
+        return Batch(request, self._share(request), least, comes=self._is_fully_async)
+
+    @property
+    def _is_fully_async(self) -> bool:
+        return self._job.agent.config.asynchrony.sync_style == "fully_async"
 
     def _share(self, request: BatchRequest) -> int:
         """Return how many tasks a runner takes at a time: all runners have some, and none more than it can run."""
@@ -148,8 +154,7 @@ class Desk:
         if course is None:
             return False
         if step > course.last:
-            style = self._job.agent.config.asynchrony.sync_style
-            return style == "fully_async" and step <= course.last + course.ahead
+            return self._is_fully_async and step <= course.last + course.ahead
         if step - 1 - self._trained > course.ahead:
             return False
         return (step - 1) // course.hold * course.hold <= self._held_until
