@@ -82,7 +82,7 @@ class Following:
         One that was run again is preceded by its failed attempts.
 
         Raises:
-            BackboneError: nothing has ended for `asynchrony.stall_timeout`, or for longer than any episode may take; or a
+            BackboneError: nothing has ended for `asynchrony.stall_timeout`, or longer than any episode may take; or a
                 process of the run ended.
         """
         key = (request.split, request.step)
@@ -135,9 +135,9 @@ class Following:
             self.stage.refuse_ended(trained=self.trained >= self.last)
             if time.monotonic() - heard > patience:
                 raise BackboneError(
-                    f"nothing has come of {what} for {patience:.0f} s: a process of Trinity's is stuck "
-                    f"(asynchrony.stall_timeout is {self.config.asynchrony.stall_timeout:.0f} s). The same command goes "
-                    f"on from the last checkpoint; Trinity's logs are in {self.stage.config.log.save_dir}"
+                    f"nothing has come of {what} for {patience:.0f} s: a process of Trinity's is stuck (asynchrony."
+                    f"stall_timeout is {self.config.asynchrony.stall_timeout:.0f} s). The same command goes on from "
+                    f"the last checkpoint; Trinity's logs are in {self.stage.config.log.save_dir}"
                 )
 
     def _read(self) -> list[News]:

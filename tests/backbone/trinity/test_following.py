@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -43,8 +43,19 @@ def following() -> Iterator[Any]:
         yield Following(config, open_desk(job), stage, last=4)
 
 
-@pytest.mark.parametrize("waits_for", ["update", "episodes"])
-def test_a_run_in_which_nothing_ends_is_ended_whatever_its_episodes_log(following: Any, waits_for: str) -> None:
+def run_a_batch(following: Any) -> None:
+    request = BatchRequest((Task("t", "?"),), 1, "train", 1, 0, CallSettings())
+    following.run(request, lambda _: None, lambda _: None)
+
+
+def wait_for_an_update(following: Any) -> None:
+    following.wait_for_update(1, 1)
+
+
+@pytest.mark.parametrize("wait", [run_a_batch, wait_for_an_update])
+def test_a_run_in_which_nothing_ends_is_ended_whatever_its_episodes_log(
+    following: Any, wait: Callable[[Any], None]
+) -> None:
     import ray
 
     from astuner.backbone.episode_worker import Said
@@ -60,11 +71,7 @@ def test_a_run_in_which_nothing_ends_is_ended_whatever_its_episodes_log(followin
     began = time.monotonic()
     try:
         with pytest.raises(BackboneError, match=r"for 2 s: .*stall_timeout is 2 s.*The same command goes on"):
-            if waits_for == "update":
-                following.wait_for_update(1, 1)
-            else:
-                request = BatchRequest((Task("t", "?"),), 1, "train", 1, 0, CallSettings())
-                following.run(request, lambda _: None, lambda _: None)
+            wait(following)
     finally:
         ended.set()
         talking.join()
