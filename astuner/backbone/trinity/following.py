@@ -82,7 +82,8 @@ class Following:
         One that was run again is preceded by its failed attempts.
 
         Raises:
-            BackboneError: nothing has ended for longer than any episode may take, or a process of the run ended.
+            BackboneError: nothing has ended for `asynchrony.stall_timeout`, or longer than any episode may take; or a
+                process of the run ended.
         """
         key = (request.split, request.step)
         training = request.split == "train" and self.last > 0
@@ -107,9 +108,9 @@ class Following:
         """Return what is known of a training step, once the trainer has done its own step `number`.
 
         Raises:
-            BackboneError: nothing came of the trainer within `deadlines.update`, or a process of the run ended.
+            BackboneError: nothing came of the trainer for `asynchrony.stall_timeout`, or a process of the run ended.
         """
-        patience = self.config.deadlines.update
+        patience = self.config.asynchrony.stall_timeout
         self._follow(lambda: step in self.credited and number <= self.trained, f"the update of step {step}", patience)
         return self.credited.pop(step)
 
@@ -117,24 +118,26 @@ class Following:
     def _episode_patience(self) -> float:
         """Seconds after which an episode must have ended, whatever it did."""
         rollout, judge = self.config.rollout, self.config.task_judge
-        return (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        longest = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        return min(longest, self.config.asynchrony.stall_timeout)
 
-    def _follow(self, over: Callable[[], bool], what: str, patience: float | None) -> None:
-        """Take news until `over`."""
+    def _follow(self, over: Callable[[], bool], what: str, patience: float) -> None:
+        """Take news until `over`; what episodes log is no news of their end."""
         heard = time.monotonic()
         while not over():
             news = self._read()
             for one in news:
                 self._take(one)
-            if news:
+            if any(not isinstance(one, Said | Reached) for one in news):
                 heard = time.monotonic()
                 continue
             self.alive()
             self.stage.refuse_ended(trained=self.trained >= self.last)
-            if patience is not None and time.monotonic() - heard > patience:
+            if time.monotonic() - heard > patience:
                 raise BackboneError(
-                    f"nothing has come of {what} for {patience:.0f} s: a process of Trinity's is stuck. The same "
-                    f"command goes on from the last checkpoint; Trinity's logs are in {self.stage.config.log.save_dir}"
+                    f"nothing has come of {what} for {patience:.0f} s: a process of Trinity's is stuck (asynchrony."
+                    f"stall_timeout is {self.config.asynchrony.stall_timeout:.0f} s). The same command goes on from "
+                    f"the last checkpoint; Trinity's logs are in {self.stage.config.log.save_dir}"
                 )
 
     def _read(self) -> list[News]:

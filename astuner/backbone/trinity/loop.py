@@ -11,10 +11,11 @@ from loguru import logger
 from astuner.backbone.ingredients import call_settings
 from astuner.backbone.reinforce import ReinforcementLoop
 from astuner.backbone.step_credit import UpdateResult
-from astuner.backbone.trinity.certificate import refuse_foreign
+from astuner.backbone.trinity.certificate import SampleName, refuse_foreign
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
 from astuner.backbone.trinity.desk import Course
 from astuner.backbone.trinity.metrics import update_metrics
+from astuner.backbone.trinity.news import Credited
 from astuner.backbone.trinity.rules import steps_ahead
 from astuner.backbone.trinity.session import TrinitySession
 from astuner.errors import BackboneError
@@ -34,12 +35,17 @@ class TrinityLoop(ReinforcementLoop):
 
     session: TrinitySession
     checkpoints: TrinityCheckpoints
+    _followed: int = 0
 
     def step(self) -> str:
         """Follow the next training step; the first lets explorer and trainer begin."""
         if not self.session.begun:
             self.session.begin(self._course())
-        return super().step()
+        note = super().step()
+        if self._followed < self.state.step:
+            # No episode had a reward, so that nothing was learned; the trainer has counted idle steps all the same.
+            self._follow(self.state.step)
+        return note
 
     def _course(self) -> Course:
         run, common = self.config, self.config.trainer_common
@@ -59,17 +65,27 @@ class TrinityLoop(ReinforcementLoop):
     def learn(self, usable: Sequence[Episode], number: int) -> UpdateResult:
         """Wait until the trainer has learned from the step's episodes."""
         following = self.session.following
-        with self.session.context.phase("update"):
-            credited = following.wait_for_update(number, number * self.session.updates)
-        own = range((number - 1) * self.session.updates + 1, number * self.session.updates + 1)
-        for one in own:
-            refuse_foreign(usable, following.taken.pop(one, {}), number)
-        parts = [following.measured.pop(one, {}) for one in own]
+        credited, trained, parts = self._follow(number)
+        for one in trained:
+            refuse_foreign(usable, one, number)
         moved = update_metrics(parts) | {"backlog/steps": following.waiting}
         self._refuse_stale(moved, number)
         if credited.result is None:
             return UpdateResult(moved, (), signal=False)
         return _for(usable, credited.episodes, credited.result, moved)
+
+    def _follow(self, number: int) -> tuple[Credited, list[Mapping[SampleName, str]], list[Mapping[str, float]]]:
+        """Wait for the trainer's steps of a training step; return, and forget, what they trained and measured."""
+        following, updates = self.session.following, self.session.updates
+        with self.session.context.phase("update"):
+            credited = following.wait_for_update(number, number * updates)
+        self._followed = number
+        own = range((number - 1) * updates + 1, number * updates + 1)
+        return (
+            credited,
+            [following.taken.pop(one, {}) for one in own],
+            [following.measured.pop(one, {}) for one in own],
+        )
 
     def _refuse_stale(self, metrics: Mapping[str, float], step: int) -> None:
         most, found = self.config.asynchrony.max_staleness, metrics.get("staleness/max", 0.0)

@@ -10,8 +10,8 @@ _MEANS = {
     "loss/total": "actor/loss/total",
     "grad_norm": "optim/grad_norm",
     "lr": "optim/lr",
-    "time/trainer_wait": "time/read_experience",
 }
+_WAITED = "time/read_experience"
 _TRAINED = "actor/ratio/trained_tokens"
 _PER_TOKEN = {
     "kl/update": ("actor/ratio/kl_sum",),
@@ -42,4 +42,7 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     means = [part["staleness/mean"] for part in parts if "staleness/mean" in part]
     if ages:
         metrics |= {"staleness/max": max(ages), "staleness/mean": sum(means) / len(means)}
+    waits = [part[_WAITED] for part in parts if _WAITED in part]
+    if waits:
+        metrics["time/trainer_wait"] = sum(waits)
     return metrics | {"update/optimiser_steps": len(taught)}

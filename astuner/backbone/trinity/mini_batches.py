@@ -11,6 +11,7 @@ from typing import Any
 from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
 from trinity.buffer import get_buffer_reader
 from trinity.common.experience import Experience
+from trinity.utils.timer import Timer
 
 from astuner.backbone.trinity.certificate import digest
 from astuner.backbone.trinity.credit import COUNT
@@ -34,10 +35,12 @@ class WholeMiniBatches(SampleStrategy):
         self._reader = get_buffer_reader(buffer_config.trainer_input.experience_buffer)
 
     async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
-        """Return a mini-batch, how many training steps ago its tokens were sampled, and nothing to show."""
-        taken = await self._reader.read(batch_size=1)
-        if taken[0].info[COUNT] > 1:
-            taken += await self._reader.read(batch_size=taken[0].info[COUNT] - 1)
+        """Return a mini-batch; the wait for it, and how many training steps ago it was sampled; and nothing to show."""
+        measured: dict[str, float] = {}
+        with Timer(measured, "time/read_experience"):
+            taken = await self._reader.read(batch_size=1)
+            if taken[0].info[COUNT] > 1:
+                taken += await self._reader.read(batch_size=taken[0].info[COUNT] - 1)
         digests = {
             (one.info[EPISODE], one.info[SAMPLE]): digest(
                 one.tokens.tolist(), one.action_mask.tolist(), one.logprobs.tolist()
@@ -48,7 +51,8 @@ class WholeMiniBatches(SampleStrategy):
         await desk().post.remote(Taken(step, digests))
         now = (step - 1) // self._updates
         ages = [now - max(one.info["model_version"], 0) // self._updates for one in taken]
-        return taken, {"staleness/max": float(max(ages)), "staleness/mean": sum(ages) / len(ages)}, []
+        measured |= {"staleness/max": float(max(ages)), "staleness/mean": sum(ages) / len(ages)}
+        return taken, measured, []
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:

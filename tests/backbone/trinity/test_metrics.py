@@ -1,0 +1,28 @@
+"""Trinity's metrics under astuner's names."""
+
+from __future__ import annotations
+
+import pytest
+
+from astuner.backbone.trinity.metrics import update_metrics
+
+
+def test_a_training_steps_metrics_are_those_of_its_optimiser_steps():
+    taught = {"actor/ratio/trained_tokens": 4.0, "actor/loss/policy": 1.0, "actor/ratio/kl_sum": 2.0}
+    idle = {"actor/loss/policy": 9.0, "time/read_experience": 3.0, "staleness/max": 2.0, "staleness/mean": 2.0}
+    fresh = {"time/read_experience": 0.5, "staleness/max": 1.0, "staleness/mean": 1.0}
+    other = {"actor/ratio/trained_tokens": 2.0, "actor/loss/policy": 3.0, "actor/ratio/kl_sum": 1.0}
+    found = update_metrics([taught | fresh, idle, other])
+    assert found == pytest.approx(
+        {
+            "loss/policy": 2.0,
+            "kl/update": 0.5,
+            "ratio/mean": 0.0,
+            "clip_fraction": 0.0,
+            "logprob_difference": 0.0,
+            "staleness/max": 2.0,
+            "staleness/mean": 1.5,
+            "time/trainer_wait": 3.5,
+            "update/optimiser_steps": 2,
+        }
+    )
