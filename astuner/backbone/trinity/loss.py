@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from trinity.algorithm.policy_loss_fn import PolicyLossFn
 
@@ -52,15 +51,15 @@ class EpisodeLoss(PolicyLossFn):
             row_scale: [B, 1] float32; or [1].
             call_spans: [B, C, 2] int64, where each call's completion begins and ends, (0, 0) for none; or [C, 2].
         """
-        counts = torch.atleast_2d(token_counts)
-        current, old, credit = (torch.atleast_2d(one).float() for one in (logprob, old_logprob, advantages))
+        counts = _rows(token_counts)
+        current, old, credit = (_rows(one).float() for one in (logprob, old_logprob, advantages))
         batch = PolicyBatch(current, old, credit, counts, _calls(call_spans.view(len(counts), -1, 2)))
         result = self._rule.policy_loss(batch)
         weights = token_weights(counts, row_scale.flatten())
         loss = (result.token_losses * weights).sum()
         sums = {"loss/policy": loss}
         if self._kl_coef > 0:
-            kl = token_kl(current, torch.atleast_2d(ref_logprob).float(), self._kl_type)
+            kl = token_kl(current, _rows(ref_logprob).float(), self._kl_type)
             sums["loss/kl"] = (batch.only_trained(kl) * weights).sum()
             loss = loss + self._kl_coef * sums["loss/kl"]
         sums["loss/total"] = loss
@@ -80,6 +79,11 @@ class EpisodeLoss(PolicyLossFn):
     def default_args(cls) -> dict[str, Any]:
         """Return nothing: all arguments are given."""
         return {}
+
+
+def _rows(values: Tensor) -> Tensor:
+    """Return [B, R] of [B, R], or of one row's [R]."""
+    return values if values.dim() > 1 else values[None]
 
 
 def _calls(spans: Tensor) -> CallTable:

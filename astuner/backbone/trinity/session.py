@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from loguru import logger
 
 from astuner.backbone.base import RunContext
@@ -20,11 +21,12 @@ from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.plan import Mode, TrinityPlan
 from astuner.backbone.trinity.rules import runner_count
-from astuner.backbone.trinity.tinker_process import TinkerServer, tinker_server
-from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, TinkerService, service_key
-from astuner.backbone.trinity.without_vllm import FOLDER as WITHOUT_VLLM
-from astuner.backbone.trinity.without_vllm import stand_in
+from astuner.backbone.trinity.sides import Side, TinkerSide, VerlSide
+from astuner.backbone.trinity.tinker_process import tinker_server
+from astuner.backbone.trinity.tinker_service import TinkerService, service_key
+from astuner.backbone.trinity.unfit import FEWEST_GPUS
 from astuner.breakpoints import chosen
+from astuner.config.root import AstunerConfig
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
 
@@ -47,14 +49,14 @@ class TrinitySession(Session):
         stage: the roles.
         following: reads their news.
         plan: facts of the run.
-        server: trains and samples.
+        side: what trains and samples.
         trinity_state: what Trinity keeps on disk.
     """
 
     stage: Stage
     following: Following
     plan: TrinityPlan
-    server: TinkerServer | TinkerService
+    side: Side
     trinity_state: TrinityState
 
     @property
@@ -111,7 +113,7 @@ class TrinitySession(Session):
         if weights is None:
             self.stage.save(self.config.deadlines.save_checkpoint)
             weights = self.trinity_state.newest()
-        self.server.save_model(self.plan.model_path, weights, folder)
+        self.side.save_model(self.plan.model_path, weights, folder)
         self.ingredients.codec.save(folder)
 
 
@@ -142,7 +144,7 @@ def _ask(method: Any, argument: object) -> None:
 def trinity_session(
     context: RunContext, mode: Mode, checkpoints: TrinityCheckpoints | None = None
 ) -> Iterator[TrinitySession]:
-    """Start the Tinker server, Ray, and Trinity's roles; end all that was started afterwards.
+    """Start the Tinker server, where there is to be one, Ray, and Trinity's roles; end all that was started afterwards.
 
     Args:
         context: the run.
@@ -158,29 +160,37 @@ def trinity_session(
     model = context.ingredients.model_path
     path = str(Path(model).resolve()) if Path(model).exists() else model
     with contextlib.ExitStack() as stack:
-        server = _server(context, path, stack)
+        side = _side(context, path, stack)
         own = OWN_ENVIRONMENT if context.has_own_ray else {}
-        environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT, KEY_VARIABLE: server.key}))
-        state = TrinityState(record / STATE_FOLDER)
+        environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT, **side.environment}))
+        state = TrinityState(record / STATE_FOLDER, side)
         state.clear()
         found = checkpoints.newest() if checkpoints else None
         if found:
-            progress, weights = found
-            state.restore(progress["step"], progress["step"] * config.trainer_common.mini_batch_num, weights)
+            state.restore(found, config.trainer_common.mini_batch_num)
         with context.phase("load_model"):
-            session = _started(context, mode, path, server, state, environment, stack)
+            session = _started(context, mode, path, side, state, environment, stack)
         yield session
 
 
-def _server(context: RunContext, model: str, stack: contextlib.ExitStack) -> TinkerServer | TinkerService:
-    """Return the service that the `trinity:` section names, or start a server of the run's own."""
+def _side(context: RunContext, model: str, stack: contextlib.ExitStack) -> Side:
+    """Return the side of the service that the `trinity:` section names, of GPUs, or of a server of the run's own."""
     from astuner.backbone.trinity.composition import given_service
 
     service = given_service(context.config)
     if service is not None:
-        return TinkerService(service, service_key())
+        return TinkerSide(TinkerService(service, service_key()))
+    config = context.config.astuner
+    if on_gpus(config):
+        return VerlSide()
     folder = context.record.folder.absolute() / SERVICE_FOLDER
-    return stack.enter_context(tinker_server(model, context.config.astuner.model.dtype, folder))
+    return TinkerSide(stack.enter_context(tinker_server(model, config.model.dtype, folder)))
+
+
+def on_gpus(config: AstunerConfig) -> bool:
+    """Return whether vLLM samples and verl's workers train: on `auto`, where there are GPUs enough for both."""
+    wanted = config.trainer_common.device
+    return wanted == "cuda" or (wanted == "auto" and torch.cuda.device_count() >= FEWEST_GPUS)
 
 
 _ENVIRONMENT = {
@@ -199,12 +209,12 @@ def _started(
     context: RunContext,
     mode: Mode,
     model: str,
-    server: TinkerServer | TinkerService,
+    side: Side,
     state: TrinityState,
     environment: dict[str, str],
     stack: contextlib.ExitStack,
 ) -> TrinitySession:
-    stand_in()
+    side.before_import()
     from astuner.backbone.cluster.connection import ray_connected, refuse_connected
     from astuner.backbone.trinity.checked import checked, filled_in
 
@@ -213,12 +223,12 @@ def _started(
     logger.info("starting Ray and Trinity's explorer and trainer; that takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
-    plan = _plan(context, mode, model, namespace, server.url)
+    plan = _plan(context, mode, model, namespace, side)
     filled = filled_in(context.config, plan)
     settings = {
         "address": context.ray.address if context.ray else config.trainer_common.ray_address,
         "namespace": namespace,
-        "runtime_env": {"env_vars": {**environment, **_paths(), **filled.get_envs()}},
+        "runtime_env": {**side.for_ray, "env_vars": {**environment, **_paths(side), **filled.get_envs()}},
     }
     stack.enter_context(ray_connected(settings))
     from astuner.backbone.trinity.desk import open_desk
@@ -227,33 +237,33 @@ def _started(
 
     job = _job(context, plan)
     desk = open_desk(job)
-    server.wait_until_served(patience or 3600.0)
-    running = stack.enter_context(stage(checked(filled)))
-    following = Following(config, desk, running, alive=server.refuse_ended)
+    side.wait_until_served(patience or 3600.0)
+    running = stack.enter_context(stage(checked(filled), side.trainer_class()))
+    following = Following(config, desk, running, alive=side.refuse_ended)
     running.prepare(patience)
-    return TrinitySession(context, RunState(), running, following, plan, server, state)
+    return TrinitySession(context, RunState(), running, following, plan, side, state)
 
 
-def _paths() -> dict[str, str]:
-    """Return where the run's processes find the package, and what stands in for vLLM."""
+def _paths(side: Side) -> dict[str, str]:
+    """Return where the run's processes find packages."""
     import astuner
 
     package = str(Path(astuner.__file__).parents[1])
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(WITHOUT_VLLM), package, os.environ.get("PYTHONPATH"))))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (*side.packages, package, os.environ.get("PYTHONPATH"))))}
 
 
-def _plan(context: RunContext, mode: Mode, model: str, namespace: str, tinker: str) -> TrinityPlan:
+def _plan(context: RunContext, mode: Mode, model: str, namespace: str, side: Side) -> TrinityPlan:
     config, common = context.config.astuner, context.config.astuner.trainer_common
     order = TaskOrder(context.ingredients.tasks.training, config.data.train_batch_size, None)
     return TrinityPlan(
         mode=mode,
-        device="cpu",
+        device=side.device,
         model_path=model,
         checkpoint_root_dir=context.record.folder.absolute() / STATE_FOLDER,
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
-        tinker_base_url=tinker,
+        tinker_base_url=side.service,
         runners=runner_count(config),
         validates=bool(context.ingredients.tasks.validation),
         origins=context.origins,
@@ -274,7 +284,7 @@ def _job(context: RunContext, plan: TrinityPlan) -> DeskJob:
     agent = AgentJob(config, context.ingredients.search, Path.cwd(), plan.model_path, chosen())
     return DeskJob(
         agent=agent,
-        tinker=plan.tinker_base_url is not None,
+        tinker=plan.uses_tinker,
         max_model_len=plan.max_model_len,
         updates=config.trainer_common.mini_batch_num,
         runners=plan.runners,

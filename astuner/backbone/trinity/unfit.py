@@ -15,6 +15,8 @@ from astuner.config.root import AstunerConfig, RunConfig
 _ENGINES = "astuner.rollout.n_vllm_engine"
 _LORA = "astuner.model.lora"
 _STYLE = "astuner.asynchrony.sync_style"
+FEWEST_GPUS = 2
+"""For an engine and for the trainer, which have their own."""
 
 
 def unfit(config: RunConfig, plan: TrinityPlan) -> Iterator[Problem]:
@@ -72,10 +74,10 @@ def _not_on_gpus(run: AstunerConfig, plan: TrinityPlan) -> Iterator[Problem]:
 
 def _unshared(run: AstunerConfig, plan: TrinityPlan, gpus: int, per_node: int) -> Iterator[Problem]:
     """Whether the GPUs can be shared out between engines and trainer."""
-    if gpus == 1:
+    if gpus < FEWEST_GPUS:
         reason = "engines and trainer have GPUs of their own here, so there have to be two at least"
         mend = "use --backbone=verl, which shares one, or write trainer_common.device: cpu"
-        yield _problem(plan, GPUS_PER_NODE, f"one GPU is too few: {reason}; {mend}")
+        yield _problem(plan, GPUS_PER_NODE, f"too few GPUs ({gpus}): {reason}; {mend}")
         return
     size = run.rollout.tensor_model_parallel_size
     sampling = run.rollout.n_vllm_engine * size

@@ -13,7 +13,7 @@ from astuner.backbone.trinity.credit import CALLS, COUNTS, REFERENCE, SCALE, idl
 from astuner.backbone.trinity.experiences import STEP
 
 
-class WholeBatchTrainer(Trainer):  # type: ignore[misc]  # Trinity has no types
+class WholeBatchTrainer(Trainer):
     """Trinity's trainer with verl's workers, in which each step is one optimiser step over all that it was given.
 
     The stock one cuts what it is given into parts of `buffer.train_batch_size` and has an optimiser step for each.

@@ -327,7 +327,7 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
             r"^command line: .*nnodes is 2, and a Ray started for the run is on one ",
         ),
         (["trainer_common.n_gpus_per_node=4"], replace(GPU, gpus=2), r"n_gpus_per_node is 4, and this machine has 2; "),
-        ([], replace(GPU, gpus=1), r"one GPU is too few: engines and trainer have GPUs of their own here, .* write "),
+        ([], replace(GPU, gpus=1), r"too few GPUs \(1\): engines and trainer have GPUs of their own here, .* write "),
         (
             ["rollout.n_vllm_engine=4", "rollout.tensor_model_parallel_size=2"],
             GPU,

@@ -38,7 +38,7 @@ def mini_batches_of(config: RunConfig, episodes: list[Episode]) -> list[list[Any
     """As Trinity's trainer gets them from its buffer."""
     from trinity.common.experience import Experience
 
-    from astuner.backbone.trinity.credit import COUNT, _credited, idle, _mini_batch
+    from astuner.backbone.trinity.credit import COUNT, _credited, _mini_batch, idle
     from astuner.backbone.trinity.experiences import EPISODE, SAMPLE
 
     run = config.astuner

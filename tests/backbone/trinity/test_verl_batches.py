@@ -21,7 +21,8 @@ pytestmark = pytest.mark.trinity
 def _without_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have verl pack rows as it does where flash-attn is not made for."""
     from einops import rearrange
-    from verl.utils import attention_utils, npu_flash_attn_utils as packing
+    from verl.utils import attention_utils
+    from verl.utils import npu_flash_attn_utils as packing
 
     functions = (packing.index_first_axis, packing.pad_input, rearrange, packing.unpad_input)
     monkeypatch.setattr(attention_utils, "_get_attention_functions", lambda: functions)
@@ -78,7 +79,9 @@ def verls_step(config: RunConfig, model: Path, batches: list[list[Any]], workers
             proto.batch["ref_log_prob"] = torch.zeros_like(proto.batch["advantages"])
             for place, one in enumerate(rows):
                 size = len(one.action_mask)
-                proto.batch["ref_log_prob"][place, :size] = torch.tensor(reference.logprobs(one.tokens.tolist())[-size:])
+                proto.batch["ref_log_prob"][place, :size] = torch.tensor(
+                    reference.logprobs(one.tokens.tolist())[-size:]
+                )
         data = left_right_2_no_padding(proto.to_tensordict())
         by_worker = []
         for part in tu.chunk_tensordict(data, workers):
@@ -120,7 +123,9 @@ def test_metrics_are_of_the_whole_mini_batch(model_folder: Path):
     episodes = made_episodes(local(model_folder).logprobs)
     result, _ = local(model_folder).step(config, episodes)
     _, told = verls_step(config, model_folder, mini_batches_of(config, episodes), 4)
-    found = update_metrics([{f"actor/{name.removeprefix('actor/')}": value for name, value in one.items()} for one in told])
+    found = update_metrics(
+        [{f"actor/{name.removeprefix('actor/')}": value for name, value in one.items()} for one in told]
+    )
     for name in ("loss/policy", "loss/kl", "loss/total", "ratio/mean", "clip_fraction", "kl/update"):
         assert found[name] == pytest.approx(result.metrics[name], rel=1e-4, abs=1e-6), name
     assert found["update/optimiser_steps"] == 2

@@ -1,0 +1,58 @@
+"""A whole run with vLLM and verl's workers under Trinity, on a CPU that takes the place of two GPUs (`on_cpu/`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from astuner.run_record import read_index, read_metrics
+from tests.backbone.runs import Run, losses
+from tests.backbone.trinity.test_runs import trinity_job
+
+pytestmark = [pytest.mark.trinity, pytest.mark.slow]
+
+_IN_PLACE_OF_GPUS = Path(__file__).parent / "on_cpu"
+_ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(_IN_PLACE_OF_GPUS), os.environ.get("PYTHONPATH")))),
+    "RAY_OVERRIDE_RESOURCES": json.dumps({"GPU": 2}),
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
+# What the libraries cannot do on a CPU, or do not choose there by themselves.
+_WORDS = (
+    "trinity.trainer.use_remove_padding=false",
+    "trinity.trainer.trainer_config.model.override_config.attn_implementation=sdpa",
+    "trinity.explorer.rollout_model.enforce_eager=true",
+)
+
+
+def test_a_whole_run_on_vllm_and_verls_workers(model_for_vllm: Path, tmp_path: Path):
+    settings = {
+        "trainer_common__total_training_steps": 2,
+        "trainer_common__device": "cuda",
+        "trainer_common__val_before_train": True,
+        "rollout__max_num_seqs": 16,
+        "rollout__n_vllm_engine": 1,
+    }
+    run = Run(trinity_job(model_for_vllm, tmp_path, **settings), tmp_path, *_WORDS, **_ENVIRONMENT)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert run.leftovers() == []
+    assert list(losses(run.record)) == [1, 2]
+    for row in read_metrics(run.record):
+        if "loss/policy" in row.metrics:
+            assert row.metrics["update/optimiser_steps"] == 2
+            assert row.metrics["grad_norm"] > 0
+    index = Counter((entry.step, entry.split, entry.status) for entry in read_index(run.record))
+    assert index == {(1, "train", "ok"): 8, (2, "train", "ok"): 8, (0, "val", "ok"): 4, (2, "val", "ok"): 4}
+    summary = json.loads((run.record / "summary.json").read_text())
+    assert summary["backbone"] == "trinity"
+    assert summary["steps"] == 2
+    assert summary["validation"]["after"]["episodes"] == 4
+    assert (run.record / "model" / "model.safetensors").exists()
