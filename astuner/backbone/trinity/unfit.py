@@ -57,10 +57,11 @@ def _not_on_gpus(run: AstunerConfig, plan: TrinityPlan) -> Iterator[Problem]:
     if run.model.dtype == "float32":
         key = "astuner.model.dtype"
         yield _problem(plan, key, f"{key} is 'float32', and Trinity's trainer computes in bfloat16 on GPUs; write auto")
-    if lora.rank and not isinstance(lora.target_modules, str):
-        key = f"{_LORA}.target_modules"
-        text = f"{key} is {lora.target_modules!r}, and Trinity takes one text; write all-linear or a regular expression"
-        yield _problem(plan, key, text)
+    if lora.rank:
+        key = f"{_LORA}.rank"
+        reason = "vLLM's server under Trinity answers with the model below the adapters"
+        mend = "write 0 to train all weights, use --backbone=verl, or name a Tinker service"
+        yield _problem(plan, key, f"{key} is {lora.rank}: {reason}; {mend}")
     if common.ray_address is None and common.nnodes > 1:
         key = "astuner.trainer_common.nnodes"
         mend = "start a Ray cluster and give its ray_address, or write 1"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 from pathlib import Path
 
 import torch
@@ -27,8 +30,11 @@ def save_model(base: str, actor: Path, folder: Path) -> None:
     from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 
     model = load_causal_lm(base, torch.float32)
+    # It warns of torch.compile, which has no part in this.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     try:
-        trained: dict[str, Tensor] = load_fsdp_state_dict_from_verl_checkpoint(str(actor))
+        with contextlib.redirect_stderr(io.StringIO()):  # verl's progress bars
+            trained: dict[str, Tensor] = load_fsdp_state_dict_from_verl_checkpoint(str(actor))
         model.load_state_dict(trained)
     # verl's merger raises errors of many kinds.
     except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -32,27 +33,40 @@ _WORDS = (
 )
 
 
-def test_a_whole_run_on_vllm_and_verls_workers(model_for_vllm: Path, tmp_path: Path):
+def test_a_run_on_vllm_and_verls_workers_goes_on_after_its_driver_was_killed(model_for_vllm: Path, tmp_path: Path):
     settings = {
-        "trainer_common__total_training_steps": 2,
+        "trainer_common__total_training_steps": 3,
         "trainer_common__device": "cuda",
-        "trainer_common__val_before_train": True,
+        # So that the sampler's logprobs are those of the weights that train on them, if it has the right ones.
+        "trainer_common__mini_batch_num": 1,
+        "asynchrony__max_staleness": 0,
         "rollout__max_num_seqs": 16,
         "rollout__n_vllm_engine": 1,
     }
-    run = Run(trinity_job(model_for_vllm, tmp_path, **settings), tmp_path, *_WORDS, **_ENVIRONMENT)
-    code, printed = run.ended()
+    job = trinity_job(model_for_vllm, tmp_path, **settings)
+    first = Run(job, tmp_path, *_WORDS, **_ENVIRONMENT)
+    first.wait_for(step=2)
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    assert first.leftovers() == []
+
+    second = Run(job, tmp_path, *_WORDS, **_ENVIRONMENT)
+    code, printed = second.ended()
     assert code == 0, printed
-    assert run.leftovers() == []
-    assert list(losses(run.record)) == [1, 2]
-    for row in read_metrics(run.record):
+    assert "going on from the checkpoint of step" in printed
+    assert second.leftovers() == []
+    assert list(losses(second.record)) == [1, 2, 3]
+    for row in read_metrics(second.record):
         if "loss/policy" in row.metrics:
-            assert row.metrics["update/optimiser_steps"] == 2
+            assert row.metrics["update/optimiser_steps"] == 1
             assert row.metrics["grad_norm"] > 0
-    index = Counter((entry.step, entry.split, entry.status) for entry in read_index(run.record))
-    assert index == {(1, "train", "ok"): 8, (2, "train", "ok"): 8, (0, "val", "ok"): 4, (2, "val", "ok"): 4}
-    summary = json.loads((run.record / "summary.json").read_text())
+            assert row.metrics["staleness/max"] == 0
+            # In bfloat16. The learning rate is such that other weights would show.
+            assert 0 < row.metrics["logprob_difference"] < 0.05
+    index = Counter((entry.step, entry.split, entry.status) for entry in read_index(second.record))
+    assert index == {(1, "train", "ok"): 8, (2, "train", "ok"): 8, (3, "train", "ok"): 8, (3, "val", "ok"): 4}
+    summary = json.loads((second.record / "summary.json").read_text())
     assert summary["backbone"] == "trinity"
-    assert summary["steps"] == 2
+    assert summary["steps"] == 3
     assert summary["validation"]["after"]["episodes"] == 4
-    assert (run.record / "model" / "model.safetensors").exists()
+    assert (second.record / "model" / "model.safetensors").exists()
