@@ -93,8 +93,8 @@ _TABLE = (
             "trainer_common.nnodes",
             "trainer_common.ulysses_sequence_parallel_size",
         ),
-        "while a Tinker server samples and trains, as it does for trinity in this version",
-        lambda run: run.backbone == "trinity",
+        "where a Tinker server samples and trains, as for trinity with fewer than two GPUs",
+        lambda run: run.backbone == "trinity" and run.trainer_common.device != "cuda",
     ),
     _Idle(
         ("asynchrony.over_rollout_wait",),

@@ -161,13 +161,6 @@ REFUSALS = (
         "its trainer computes whole rows; write auto or leaf (each timeline once) or none (each call)",
     ),
     Refusal(
-        "astuner.trainer_common.device",
-        ("trinity",),
-        ("cuda",),
-        "Trinity's vLLM engines and verl workers have not been run with astuner's loss; write auto or cpu, name a "
-        "Tinker service (trinity.model.tinker.base_url), or use --backbone=verl",
-    ),
-    Refusal(
         "astuner.asynchrony.sync_style",
         ("trinity",),
         ("fixed",),

@@ -93,7 +93,7 @@ def test_the_appendix_of_spec_3_loads() -> None:
 @pytest.mark.parametrize(
     ("backbone", "set_aside"),
     [
-        ("trinity", "no effect while a Tinker server samples and trains, as it does for trinity in this version: "
+        ("trinity", "no effect where a Tinker server samples and trains, as for trinity with fewer than two GPUs: "
          "astuner.rollout.max_num_seqs"),
         ("local", "not used by local: trinity"),
         ("verl", "not used by verl: trinity"),

@@ -82,7 +82,7 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
           "trainer_common.algorithm.kl_penalty=k2"],
          "no effect while algorithm.kl_coef is 0: astuner.trainer_common.algorithm.kl_penalty"),
         (["backbone=trinity", "rollout.n_vllm_engine=3"],
-         "no effect while a Tinker server samples and trains, as it does for trinity in this version: "
+         "no effect where a Tinker server samples and trains, as for trinity with fewer than two GPUs: "
          "astuner.rollout.n_vllm_engine"),
         (["backbone=trinity", "asynchrony.over_rollout_wait=5"],
          "no effect while asynchrony.over_rollout is 0: astuner.asynchrony.over_rollout_wait"),

@@ -83,7 +83,6 @@ def test_keys_of_other_backbones_are_set_aside(key: str, value: object, users: s
         ("astuner.trainer_common.algorithm.use_kl_in_reward", True, {"trinity"}),
         ("astuner.trainer_common.optim.lr_scheduler", "linear", {"trinity"}),
         ("astuner.asynchrony.sync_style", "fixed", {"trinity"}),
-        ("astuner.trainer_common.device", "cuda", {"trinity"}),
         ("astuner.update.pack", "tree", {"trinity", "verl"}),
         ("astuner.rollout.use_agentscope_protocol", False, {"debug", "local", "trinity", "verl"}),
         ("astuner.rollout.gamma", 0.9, {"debug", "local", "trinity", "verl"}),

@@ -25,15 +25,16 @@ from astuner.schema import Episode
 
 COUNT = "of"
 """Key of `Experience.info`: how many experiences its mini-batch has."""
-_CALLS, _COUNTS, _SCALE, _REFERENCE = "calls", "counts", "scale", "reference"
+CALLS, COUNTS, SCALE, REFERENCE = "calls", "counts", "scale", "reference"
+"""The same, of what the loss takes beside Trinity's own: see `EpisodeLoss`."""
 
 _FIELDS = [
-    CustomField(_CALLS, "call_spans", torch.int64),
-    CustomField(_COUNTS, "token_counts", torch.int64),
-    CustomField(_SCALE, "row_scale", torch.float32),
+    CustomField(CALLS, "call_spans", torch.int64),
+    CustomField(COUNTS, "token_counts", torch.int64),
+    CustomField(SCALE, "row_scale", torch.float32),
 ]
 # Trinity's trainer asks for the starting model's logprobs even where nothing computes them.
-_NO_REFERENCE = CustomField(_REFERENCE, "ref_logprob", torch.float32)
+_NO_REFERENCE = CustomField(REFERENCE, "ref_logprob", torch.float32)
 
 
 class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
@@ -58,7 +59,7 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
         algorithm = resolve(self._config.trainer_common.algorithm)
         found = (_mini_batch(self._config, algorithm, part, episodes, known) for part in parts)
         kl = uses_kl_loss(self._config)
-        return [one for part in found for one in part or [_idle(step, exps[0], reference=kl)]], {}
+        return [one for part in found for one in part or [idle(step, exps[0], reference=kl)]], {}
 
     def __call__(self, exps: Any, **_: Any) -> Any:
         """Not asked for: `process` is.
@@ -120,22 +121,22 @@ def _mini_batch(
         one.advantages = token_advantages([row], len(row.token_ids))[0, start:]
         one.info |= {
             # Relative to the response, as the trainer's tensors are.
-            _CALLS: [(begin - start, end - start) for begin, end in row.calls],
-            _COUNTS: list(row.loss_mask[start:]),
+            CALLS: [(begin - start, end - start) for begin, end in row.calls],
+            COUNTS: list(row.loss_mask[start:]),
             # The trainer divides by the number of experiences; these weights are of the whole mini-batch already.
-            _SCALE: [scales[place] * len(wanted)],
+            SCALE: [scales[place] * len(wanted)],
             COUNT: len(wanted),
         }
         found.append(_with_fields(one, reference=kl))
     return found
 
 
-def _idle(step: int, like: Experience, *, reference: bool) -> Experience:
+def idle(step: int, like: Experience, *, reference: bool) -> Experience:
     """Return what fills a mini-batch without gradient, so that the trainer's steps stay in time with the explorer's."""
     one = filler(step)
     one.advantages = torch.zeros(1)
     one.info |= {key: like.info[key] for key in like.info.keys() - one.info.keys()}
-    one.info |= {_CALLS: [(0, 1)], _COUNTS: [0], _SCALE: [0.0], COUNT: 1}
+    one.info |= {CALLS: [(0, 0)], COUNTS: [0], SCALE: [0.0], COUNT: 1}
     return _with_fields(one, reference=reference)
 
 
@@ -148,6 +149,6 @@ def _with_fields(one: Experience, *, reference: bool) -> Experience:
     """
     one.custom_fields = list(_FIELDS)
     if not reference:
-        one.info[_REFERENCE] = [0.0] * len(one.action_mask)
+        one.info[REFERENCE] = [0.0] * len(one.action_mask)
         one.custom_fields.append(_NO_REFERENCE)
     return one

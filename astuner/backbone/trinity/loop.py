@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from loguru import logger
@@ -107,21 +108,22 @@ class TrinityLoop(ReinforcementLoop):
             logger.warning("step {} is not in a checkpoint; the last one before it stays", self.state.step)
             return
         before = set(self.checkpoints.kept())
-        self.checkpoints.save(self.state.step, weights, self.session.save_model, progress)
+        side = self.session.side
+        self.checkpoints.save(self.state.step, partial(side.keep, weights), self.session.save_model, progress)
         # Those only: the trainer, which is ahead, may have saved later ones by now.
-        self.session.server.forget(before.difference(self.checkpoints.kept()))
+        side.forget(before.difference(self.checkpoints.kept()))
 
     def what_is_kept(self) -> str:
         """Say what an interrupted run can go on from: Trinity's trainer, which is at work, is not asked to save."""
         newest = self.checkpoints.newest()
         if newest is None:
             return "no checkpoint was due yet (trainer_common.save_freq), so there is nothing to go on from"
-        return f"the same command goes on from the checkpoint of step {newest[0]['step']}"
+        return f"the same command goes on from the checkpoint of step {newest.progress['step']}"
 
     def read_checkpoint(self) -> dict[str, Any] | None:
         """Return the progress that the session was started to go on from."""
         found = self.checkpoints.newest()
-        return found[0] if found else None
+        return found.progress if found else None
 
 
 def _for(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+# Where Trinity's two trainers have other names, both.
 _MEANS = {
-    "loss/policy": "actor/loss/policy",
-    "loss/kl": "actor/loss/kl",
-    "loss/total": "actor/loss/total",
-    "grad_norm": "optim/grad_norm",
-    "lr": "optim/lr",
+    "loss/policy": ("actor/loss/policy",),
+    "loss/kl": ("actor/loss/kl",),
+    "loss/total": ("actor/loss/total",),
+    "grad_norm": ("optim/grad_norm", "actor/grad_norm"),
+    "lr": ("optim/lr", "actor/lr"),
 }
 _WAITED = "time/read_experience"
 _TRAINED = "actor/ratio/trained_tokens"
@@ -25,13 +26,13 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the metrics of a training step.
 
     Args:
-        parts: what Trinity's trainer measured in each of its optimiser steps; means over experiences of sums over
-            tokens, so that their quotients are means over tokens.
+        parts: what Trinity's trainer measured in each of its optimiser steps; sums over tokens, divided by a number
+            of its own that is the same for all of a step, so that their quotients are means over tokens.
     """
     taught = [part for part in parts if part.get(_TRAINED)]
     metrics: dict[str, float] = {}
     for name, theirs in _MEANS.items():
-        found = [part[theirs] for part in taught if theirs in part]
+        found = [part[one] for part in taught for one in theirs if one in part]
         if found:
             metrics[name] = sum(found) / len(found)
     trained = sum(part[_TRAINED] for part in taught)

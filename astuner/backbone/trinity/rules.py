@@ -143,21 +143,6 @@ def sampler_dtype(config: AstunerConfig, plan: TrinityPlan) -> str:
     return "float32" if is_float32 else "bfloat16"
 
 
-def adapters(config: AstunerConfig, plan: TrinityPlan) -> list[dict[str, object]] | None:
-    """One adapter with rank, alpha and target_modules; null for rank 0 and for a Tinker service."""
-    lora = config.model.lora
-    if lora.rank == 0 or plan.uses_tinker:
-        return None
-    return [
-        {
-            "name": "policy",
-            "lora_rank": lora.rank,
-            "lora_alpha": lora.alpha,
-            "target_modules": lora.target_modules,
-        }
-    ]
-
-
 def answer_tokens(config: AstunerConfig, plan: TrinityPlan) -> int:
     """At most one less than max_model_len."""
     return min(config.rollout.max_response_length_in_one_turn, plan.max_model_len - 1)
@@ -233,7 +218,6 @@ RULES: Mapping[str, Rule] = {
         loss_args,
         sampling_args,
         sampler_dtype,
-        adapters,
         answer_tokens,
         engines,
         gpu_share,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from loguru import logger
 
 from astuner.backbone.base import Prospect, RunContext
@@ -24,12 +25,12 @@ from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.composition import given_service
 from astuner.backbone.trinity.plan import Mode, TrinityPlan
 from astuner.backbone.trinity.rules import runner_count
-from astuner.backbone.trinity.tinker_process import KEY, TinkerServer, tinker_server
-from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, TinkerService, service_key
-from astuner.backbone.trinity.without_vllm import FOLDER as WITHOUT_VLLM
-from astuner.backbone.trinity.without_vllm import stand_in
+from astuner.backbone.trinity.sides import Side, TinkerSide, VerlSide
+from astuner.backbone.trinity.tinker_process import KEY, tinker_server
+from astuner.backbone.trinity.tinker_service import TinkerService, service_key
+from astuner.backbone.trinity.unfit import FEWEST_GPUS
 from astuner.breakpoints import chosen
-from astuner.config.root import RunConfig
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.loopback import ADDRESS
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
@@ -53,14 +54,14 @@ class TrinitySession(Session):
         stage: the roles.
         following: reads their news.
         plan: facts of the run.
-        server: trains and samples.
+        side: what trains and samples.
         trinity_state: what Trinity keeps on disk.
     """
 
     stage: Stage
     following: Following
     plan: TrinityPlan
-    server: TinkerServer | TinkerService
+    side: Side
     trinity_state: TrinityState
 
     @property
@@ -117,7 +118,7 @@ class TrinitySession(Session):
         if weights is None:
             self.stage.save(self.config.deadlines.save_checkpoint)
             weights = self.trinity_state.newest()
-        self.server.save_model(self.plan.model_path, weights, folder)
+        self.side.save_model(self.plan.model_path, weights, folder)
         self.ingredients.codec.save(folder)
 
 
@@ -152,13 +153,13 @@ def refuse_unfit(prospect: Prospect) -> None:
     """
     config = prospect.config.astuner
     address = config.trainer_common.ray_address
-    service = _service(prospect.config)
-    with _environment_prepared(is_own_ray(address, prospect.ray), service.key if service else KEY):
-        stand_in()
+    # A server of the run's own has no port yet.
+    side = _without_server(prospect.config) or TinkerSide(TinkerService(f"http://{ADDRESS}", KEY))
+    with _environment_prepared(is_own_ray(address, prospect.ray), side):
+        side.before_import()
         from astuner.backbone.trinity.checked import filled_in
 
-        url = service.url if service else f"http://{ADDRESS}"  # its own server has no port yet
-        filled_in(prospect.config, _plan(prospect, "both" if prospect.trains else "bench", url, "astuner"))
+        filled_in(prospect.config, _plan(prospect, "both" if prospect.trains else "bench", "astuner", side))
         refuse_missing_ray(address)
 
 
@@ -166,7 +167,7 @@ def refuse_unfit(prospect: Prospect) -> None:
 def trinity_session(
     context: RunContext, mode: Mode, checkpoints: TrinityCheckpoints | None = None
 ) -> Iterator[TrinitySession]:
-    """Start the Tinker server, Ray, and Trinity's roles; end all that was started afterwards.
+    """Start the Tinker server, where there is to be one, Ray, and Trinity's roles; end all that was started afterwards.
 
     Args:
         context: the run.
@@ -177,41 +178,47 @@ def trinity_session(
         AstunerError: the configuration does not fit, or something does not start.
     """
     config, record = context.config.astuner, context.record.folder.absolute()
-    path = _path(context.ingredients.model_path)
     with contextlib.ExitStack() as stack:
-        server = _server(context, path, stack)
-        environment = stack.enter_context(_environment_prepared(context.has_own_ray, server.key))
-        state = TrinityState(record / STATE_FOLDER)
+        side = _side(context, _path(context.ingredients.model_path), stack)
+        environment = stack.enter_context(_environment_prepared(context.has_own_ray, side))
+        state = TrinityState(record / STATE_FOLDER, side)
         state.clear()
         found = checkpoints.newest() if checkpoints else None
         if found:
-            progress, weights = found
-            state.restore(progress["step"], progress["step"] * config.trainer_common.mini_batch_num, weights)
+            state.restore(found, config.trainer_common.mini_batch_num)
         with context.phase("load_model"):
-            session = _started(context, mode, path, server, state, environment, stack)
+            session = _started(context, mode, side, state, environment, stack)
         yield session
 
 
-def _environment_prepared(own_ray: bool, key: str) -> contextlib.AbstractContextManager[dict[str, str]]:
+def _environment_prepared(own_ray: bool, side: Side) -> contextlib.AbstractContextManager[dict[str, str]]:
     """Set what Ray and Trinity read when they are imported, for the block; give it for their processes."""
-    return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, KEY_VARIABLE: key})
+    return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, **side.environment})
 
 
-def _service(config: RunConfig) -> TinkerService | None:
-    """Return the service that the `trinity:` section names, if any.
-
-    Raises:
-        ConfigError: there is no key for it.
-    """
-    url = given_service(config)
-    return None if url is None else TinkerService(url, service_key())
-
-
-def _server(context: RunContext, model: str, stack: contextlib.ExitStack) -> TinkerServer | TinkerService:
-    """Return the service that the `trinity:` section names, or start a server of the run's own."""
+def _side(context: RunContext, model: str, stack: contextlib.ExitStack) -> Side:
+    """Return the side that the configuration and the machine say, or that of a server of the run's own."""
     folder = context.record.folder.absolute() / SERVICE_FOLDER
     own = tinker_server(model, context.config.astuner.model.dtype, folder)
-    return _service(context.config) or stack.enter_context(own)
+    return _without_server(context.config) or TinkerSide(stack.enter_context(own))
+
+
+def _without_server(config: RunConfig) -> Side | None:
+    """Return the side of the service that the `trinity:` section names, or of GPUs; None where a run starts a server.
+
+    Raises:
+        ConfigError: there is no key for the service.
+    """
+    url = given_service(config)
+    if url is not None:
+        return TinkerSide(TinkerService(url, service_key()))
+    return VerlSide() if on_gpus(config.astuner) else None
+
+
+def on_gpus(config: AstunerConfig) -> bool:
+    """Return whether vLLM samples and verl's workers train: on `auto`, where there are GPUs enough for both."""
+    wanted = config.trainer_common.device
+    return wanted == "cuda" or (wanted == "auto" and torch.cuda.device_count() >= FEWEST_GPUS)
 
 
 _ENVIRONMENT = {
@@ -229,13 +236,12 @@ _ENVIRONMENT = {
 def _started(
     context: RunContext,
     mode: Mode,
-    model: str,
-    server: TinkerServer | TinkerService,
+    side: Side,
     state: TrinityState,
     environment: dict[str, str],
     stack: contextlib.ExitStack,
 ) -> TrinitySession:
-    stand_in()
+    side.before_import()
     from astuner.backbone.cluster.connection import ray_connected, refuse_connected
     from astuner.backbone.trinity.checked import checked, filled_in
 
@@ -244,12 +250,12 @@ def _started(
     logger.info("starting Ray and Trinity's explorer and trainer; that takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
-    plan = _plan(context.prospect, mode, server.url, namespace)
+    plan = _plan(context.prospect, mode, namespace, side)
     filled = filled_in(context.config, plan)
     settings = {
         "address": context.ray.address if context.ray else config.trainer_common.ray_address,
         "namespace": namespace,
-        "runtime_env": {"env_vars": {**environment, **_paths(), **filled.get_envs()}},
+        "runtime_env": {**side.for_ray, "env_vars": {**environment, **_paths(side), **filled.get_envs()}},
     }
     stack.enter_context(ray_connected(settings))
     from astuner.backbone.trinity.desk import open_desk
@@ -258,19 +264,19 @@ def _started(
 
     job = _job(context, plan)
     desk = open_desk(job)
-    server.wait_until_served(patience or 3600.0)
-    running = stack.enter_context(stage(checked(filled)))
-    following = Following(config, desk, running, alive=server.refuse_ended)
+    side.wait_until_served(patience or 3600.0)
+    running = stack.enter_context(stage(checked(filled), side.trainer_class()))
+    following = Following(config, desk, running, alive=side.refuse_ended)
     running.prepare(patience)
-    return TrinitySession(context, RunState(), running, following, plan, server, state)
+    return TrinitySession(context, RunState(), running, following, plan, side, state)
 
 
-def _paths() -> dict[str, str]:
-    """Return where the run's processes find the package, and what stands in for vLLM."""
+def _paths(side: Side) -> dict[str, str]:
+    """Return where the run's processes find packages."""
     import astuner
 
     package = str(Path(astuner.__file__).parents[1])
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(WITHOUT_VLLM), package, os.environ.get("PYTHONPATH"))))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (*side.packages, package, os.environ.get("PYTHONPATH"))))}
 
 
 def _path(model: str) -> str:
@@ -278,19 +284,19 @@ def _path(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
-def _plan(prospect: Prospect, mode: Mode, tinker: str, namespace: str) -> TrinityPlan:
+def _plan(prospect: Prospect, mode: Mode, namespace: str, side: Side) -> TrinityPlan:
     config, common = prospect.config.astuner, prospect.config.astuner.trainer_common
     model = _path(prospect.ingredients.model_path)
     order = TaskOrder(prospect.ingredients.tasks.training, config.data.train_batch_size, None)
     return TrinityPlan(
         mode=mode,
-        device="cpu",
+        device=side.device,
         model_path=model,
         checkpoint_root_dir=prospect.folder.absolute() / STATE_FOLDER,
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
-        tinker_base_url=tinker,
+        tinker_base_url=side.service,
         runners=runner_count(config),
         validates=bool(prospect.ingredients.tasks.validation),
         origins=prospect.origins,
@@ -311,7 +317,7 @@ def _job(context: RunContext, plan: TrinityPlan) -> DeskJob:
     agent = AgentJob(config, context.ingredients.search, Path.cwd(), plan.model_path, chosen())
     return DeskJob(
         agent=agent,
-        tinker=plan.tinker_base_url is not None,
+        tinker=plan.uses_tinker,
         max_model_len=plan.max_model_len,
         updates=config.trainer_common.mini_batch_num,
         runners=plan.runners,

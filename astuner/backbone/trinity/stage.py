@@ -18,7 +18,6 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from trinity.common.config import Config
 from trinity.common.constants import SyncStyle
 from trinity.explorer.explorer import Explorer
-from trinity.trainer.trainer import Trainer
 
 from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
@@ -140,18 +139,20 @@ class Stage:
         began = [number for number, line in enumerate(lines) if _ERROR.search(line)]
         if not began:
             return f"its log, {folder}, does not say why"
-        errors = [line for line in lines[began[-1] :] if re.search(r"\] \S*(?:Error|Exception|Iteration)\b", line)]
-        return f"{(errors or lines[began[-1] :])[0].partition('] ')[2] or lines[began[-1]]} (log: {folder})"
+        errors = [line for line in lines[began[-1] + 1 :] if re.search(r"\] \S*(?:Error|Exception|Iteration)\b", line)]
+        # The last one: what a process of the trainer's raised stands within what the trainer raised for it.
+        return f"{(errors or [lines[began[-1]]])[-1].partition('] ')[2]} (log: {folder})"
 
 
 @contextlib.contextmanager
-def stage(config: Config) -> Iterator[Stage]:
+def stage(config: Config, trainer_class: Any) -> Iterator[Stage]:
     """Start explorer and trainer for the block.
 
     Args:
         config: Trinity's, checked.
+        trainer_class: Trinity's `Trainer`, or one derived of it.
     """
-    trainer = Trainer.get_actor(config) if config.mode == "both" else None
+    trainer = trainer_class.get_actor(config) if config.mode == "both" else None
     running = Stage(config, Explorer.get_actor(config), trainer)
     try:
         yield running

@@ -15,6 +15,8 @@ from astuner.config.root import AstunerConfig, RunConfig
 _ENGINES = "astuner.rollout.n_vllm_engine"
 _LORA = "astuner.model.lora"
 _STYLE = "astuner.asynchrony.sync_style"
+FEWEST_GPUS = 2
+"""For an engine and for the trainer, which have their own."""
 
 
 def unfit(config: RunConfig, plan: TrinityPlan) -> Iterator[Problem]:
@@ -59,10 +61,11 @@ def _not_on_gpus(run: AstunerConfig, plan: TrinityPlan) -> Iterator[Problem]:
     if run.model.dtype == "float32":
         key = "astuner.model.dtype"
         yield _problem(plan, key, f"{key} is 'float32', and Trinity's trainer computes in bfloat16 on GPUs; write auto")
-    if lora.rank and not isinstance(lora.target_modules, str):
-        key = f"{_LORA}.target_modules"
-        text = f"{key} is {lora.target_modules!r}, and Trinity takes one text; write all-linear or a regular expression"
-        yield _problem(plan, key, text)
+    if lora.rank:
+        key = f"{_LORA}.rank"
+        reason = "vLLM's server under Trinity answers with the model below the adapters"
+        mend = "write 0 to train all weights, use --backbone=verl, or name a Tinker service"
+        yield _problem(plan, key, f"{key} is {lora.rank}: {reason}; {mend}")
     if common.ray_address is None and common.nnodes > 1:
         key = "astuner.trainer_common.nnodes"
         mend = "start a Ray cluster and give its ray_address, or write 1"
@@ -76,10 +79,10 @@ def _not_on_gpus(run: AstunerConfig, plan: TrinityPlan) -> Iterator[Problem]:
 
 def _unshared(run: AstunerConfig, plan: TrinityPlan, gpus: int, per_node: int) -> Iterator[Problem]:
     """Whether the GPUs can be shared out between engines and trainer."""
-    if gpus == 1:
+    if gpus < FEWEST_GPUS:
         reason = "engines and trainer have GPUs of their own here, so there have to be two at least"
         mend = "use --backbone=verl, which shares one, or write trainer_common.device: cpu"
-        yield _problem(plan, GPUS_PER_NODE, f"one GPU is too few: {reason}; {mend}")
+        yield _problem(plan, GPUS_PER_NODE, f"too few GPUs ({gpus}): {reason}; {mend}")
         return
     size = run.rollout.tensor_model_parallel_size
     sampling = run.rollout.n_vllm_engine * size

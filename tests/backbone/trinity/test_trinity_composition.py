@@ -25,7 +25,6 @@ pytestmark = pytest.mark.trinity
 
 SETTING = [path for path, entry in trinity_mapping().entries.items() if entry.trainer_keys]
 BASE: dict[str, object] = {
-    "model__lora__rank": 8,
     "trainer_common__max_tokens_per_micro_batch": 20000,
     "trainer_common__optim__lr_warmup_steps": 3,
     # Half of the GPUs sample, so that with another number of machines each still belongs to one side.
@@ -38,7 +37,6 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.asynchrony.over_rollout": (0.25,),
     "astuner.asynchrony.sync_style": ("trainer_driven", "fully_async"),
     "astuner.model.dtype": ("float32",),
-    "astuner.model.lora.target_modules": ("q_proj",),
     "astuner.rollout.gpu_memory_utilization": (0.8,),
     "astuner.trainer_common.algorithm.clip_ratio_low": (0.17,),
     "astuner.trainer_common.algorithm.clip_ratio_high": (0.33,),
@@ -115,8 +113,8 @@ def test_a_key_changes_exactly_the_keys_that_the_file_names(
     path: KeyPath, base: tuple[RunConfig, dict[str, Any]]
 ) -> None:
     named = set(trinity_mapping().entries[path].trainer_keys)
-    # On GPUs nothing can be float32, and the share of the longest sample counts only where it is the larger.
-    plan = TINKER if path[-1] == "dtype" else GPU
+    # On GPUs there are neither float32 nor adapters, and the share of the longest sample counts where it is the larger.
+    plan = TINKER if path[-1] in ("dtype", "rank") else GPU
     config = (
         base[0]
         if path[-1] != "ulysses_sequence_parallel_size"
@@ -320,11 +318,7 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
             TINKER,
             r"^command line: astuner\.model\.lora\.target_modules is 'q_proj': a Tinker service knows only train_attn",
         ),
-        (
-            ["model.lora.rank=4", "model.lora.target_modules=[a,b]"],
-            GPU,
-            r"target_modules is \['a', 'b'\], and Trinity ",
-        ),
+        (["model.lora.rank=4"], GPU, r"lora\.rank is 4: vLLM's server .*; write 0 to train all weights, use "),
         (["model.dtype=float32"], GPU, r"^command line: astuner\.model\.dtype is 'float32', and Trinity's trainer "),
         (
             ["trainer_common.nnodes=2", "rollout.n_vllm_engine=8"],
@@ -332,7 +326,7 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
             r"^command line: .*nnodes is 2, and a Ray started for the run is on one ",
         ),
         (["trainer_common.n_gpus_per_node=4"], replace(GPU, gpus=2), r"n_gpus_per_node is 4, and this machine has 2; "),
-        ([], replace(GPU, gpus=1), r"one GPU is too few: engines and trainer have GPUs of their own here, .* write "),
+        ([], replace(GPU, gpus=1), r"too few GPUs \(1\): engines and trainer have GPUs of their own here, .* write "),
         (
             ["rollout.n_vllm_engine=4", "rollout.tensor_model_parallel_size=2"],
             GPU,

@@ -50,14 +50,6 @@ def test_the_samplers_type(dtype: str, plan: TrinityPlan, sampler: str) -> None:
     assert rules.sampler_dtype(run_config(model__dtype=dtype).astuner, plan) == sampler
 
 
-def test_adapters_are_vllms_and_verls_only_where_they_sample_and_train() -> None:
-    lora = run_config(model__lora__rank=8, model__lora__alpha=16).astuner
-    expected = {"name": "policy", "lora_rank": 8, "lora_alpha": 16, "target_modules": "all-linear"}
-    assert rules.adapters(lora, GPU) == [expected]
-    assert rules.adapters(lora, TINKER) is None
-    assert rules.adapters(run_config().astuner, GPU) is None
-
-
 def test_a_tinker_service_is_one_engine() -> None:
     run = run_config(rollout__n_vllm_engine=3).astuner
     assert (rules.engines(run, TINKER), rules.engines(run, GPU)) == (1, 3)

@@ -38,7 +38,7 @@ def mini_batches_of(config: RunConfig, episodes: list[Episode]) -> list[list[Any
     """As Trinity's trainer gets them from its buffer."""
     from trinity.common.experience import Experience
 
-    from astuner.backbone.trinity.credit import COUNT, _credited, _idle, _mini_batch
+    from astuner.backbone.trinity.credit import COUNT, _credited, _mini_batch, idle
     from astuner.backbone.trinity.experiences import EPISODE, SAMPLE
 
     run = config.astuner
@@ -47,7 +47,7 @@ def mini_batches_of(config: RunConfig, episodes: list[Episode]) -> list[list[Any
     known = {(one.info[EPISODE], one.info[SAMPLE]): one for one in made}
     _, parts = _credited(run, UPDATES, 1, episodes)
     batches = [
-        _mini_batch(run, algorithm, part, episodes, known) or [_idle(1, made[0], reference=True)] for part in parts
+        _mini_batch(run, algorithm, part, episodes, known) or [idle(1, made[0], reference=True)] for part in parts
     ]
     assert all(one.info[COUNT] == len(batch) for batch in batches for one in batch)
     return [Experience.deserialize_many(Experience.serialize_many(batch)) for batch in batches]
