@@ -9,8 +9,7 @@ import torch
 
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.session import on_gpus
-from astuner.backbone.trinity.sides import TinkerSide, VerlSide
-from astuner.backbone.trinity.tinker_service import TinkerService
+from astuner.backbone.trinity.sides import VerlSide
 from tests.backbone.trinity.plans import run_config
 
 UPDATES = 2
@@ -58,19 +57,6 @@ def test_verls_weights_outlive_what_trinity_keeps_of_a_run(tmp_path: Path):
     restored.write_text("spoilt")  # as by a worker that is killed while it saves again
     assert (newest.folder / "actor" / restored.name).read_text() == "weights of 6"
     assert state.saved(6) == str(restored.parent)
-
-
-def test_a_services_weights_are_kept_by_name(tmp_path: Path):
-    root, checkpoints = tmp_path / "trinity", TrinityCheckpoints(tmp_path / "checkpoints", 2)
-    side = TinkerSide(TinkerService("http://127.0.0.1:1", "tml-none"))
-    state = TrinityState(root, side)
-    checkpoints.save(5, lambda folder: side.keep("tinker://run/weights/10", folder), saved_model, {})
-    newest = checkpoints.newest()
-    assert newest is not None
-    state.restore(newest, UPDATES)
-    assert state.saved(10) == state.newest() == "tinker://run/weights/10"
-    assert state.saved(12) is None
-    assert checkpoints.kept() == ["tinker://run/weights/10"]
 
 
 @pytest.mark.parametrize(

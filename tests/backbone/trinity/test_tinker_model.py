@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from astuner.backbone.lora import merged_weights, with_lora
-from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
+from astuner.backbone.trinity.checkpoint import Kept, TrinityCheckpoints, TrinityState
+from astuner.backbone.trinity.sides import TinkerSide
 from astuner.backbone.trinity.tinker_model import checkpoint_folder, forget, save_model
+from astuner.backbone.trinity.tinker_service import TinkerService
 from astuner.config.rollout import LoraConfig
 
 
@@ -57,15 +60,21 @@ def test_only_what_is_named_goes(tmp_path: Path):
     assert left == ["run/sampler_weights/one", "run/weights/two"]
 
 
+SIDE = TinkerSide(TinkerService("http://127.0.0.1:1", "tml-none"))
+
+
 def test_trinity_goes_on_from_a_checkpoint(tmp_path: Path):
     checkpoints = TrinityCheckpoints(tmp_path / "checkpoints", keep=2)
     assert checkpoints.newest() is None
     for step in (1, 2, 3):
-        checkpoints.save(step, f"tinker://run/weights/{step}", lambda folder: folder.mkdir(), {"totals": step})
-    assert checkpoints.newest() == ({"totals": 3, "step": 3}, "tinker://run/weights/3")
+        keep = partial(SIDE.keep, f"tinker://run/weights/{step}")
+        checkpoints.save(step, keep, lambda folder: folder.mkdir(), {"totals": step})
+    newest = checkpoints.newest()
+    assert newest is not None
+    assert (newest.progress, newest.weights) == ({"totals": 3, "step": 3}, "tinker://run/weights/3")
     assert sorted(checkpoints.kept()) == ["tinker://run/weights/2", "tinker://run/weights/3"]
-    state = TrinityState(tmp_path / "trinity")
-    state.restore(3, 6, "tinker://run/weights/3")
+    state = TrinityState(tmp_path / "trinity", SIDE)
+    state.restore(newest, 2)
     assert state.saved(6) == state.newest() == "tinker://run/weights/3"
     assert state.saved(4) is None
     state.clear()
@@ -76,7 +85,8 @@ def test_trinity_goes_on_from_a_checkpoint(tmp_path: Path):
 def test_trinity_reads_what_is_put_in_place_for_it(tmp_path: Path):
     from trinity.manager.state_manager import StateManager
 
-    TrinityState(tmp_path).restore(3, 6, "tinker://run/weights/3")
+    kept = Kept(tmp_path / "step_000003", {"step": 3}, "tinker://run/weights/3")
+    TrinityState(tmp_path, SIDE).restore(kept, 2)
     folder = tmp_path / "astuner" / "run"
     manager = StateManager(str(folder), trainer_name="trainer", explorer_name="explorer")
     assert manager.load_trainer()["latest_iteration"] == 6
