@@ -73,6 +73,7 @@ class Prospect:
     Attributes:
         config, ingredients, origins, ray: as in `RunContext`.
         folder: where its record will be.
+        trains: whether it is to move weights.
     """
 
     config: RunConfig
@@ -80,6 +81,7 @@ class Prospect:
     folder: Path
     origins: Mapping[KeyPath, str]
     ray: StartedRay | None
+    trains: bool = True
 
 
 @dataclass(frozen=True)

@@ -216,7 +216,8 @@ class Launch:
                 with watched("read_tasks", config.deadlines, running):
                     brought = ingredients()
                 # A run that is refused leaves an earlier record where it is.
-                backbone.refuse(Prospect(self.config, brought, folder, self.origins, self.services.ray))
+                prospect = Prospect(self.config, brought, folder, self.origins, self.services.ray, trains=resume)
+                backbone.refuse(prospect)
             record = stack.enter_context(self._record(folder, resume=resume))
             stack.enter_context(self.services.recorded_in(record.folder))
             stack.enter_context(_failure_logged(record))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sysconfig
 import time
 import traceback
@@ -124,10 +125,11 @@ class TaskRunner:
         return output
 
     async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+        slow = f"episode {workflow_task.episode_id}: "
+        limit = None if is_debugged() else self.episode_timeout
+        begun = time.monotonic()
+        timeout: asyncio.Timeout | None = None  # until an episode that is interrupted at once has got one
         try:
-            slow = f"episode {workflow_task.episode_id}: "
-            limit = None if is_debugged() else self.episode_timeout
-            begun = time.monotonic()
             async with deadline(limit, lambda: slow + _too_slow(self.episode_timeout, tuner)) as timeout:
                 output = _checked(await _awaitable(self.workflow().execute(workflow_task, tuner)))
         # Of the thread's own loop nothing but the deadline cancels, so that whatever comes out of the workflow,
@@ -135,7 +137,7 @@ class TaskRunner:
         except BaseException as error:
             if isinstance(error, BdbQuit):  # whoever leaves the debugger means the run
                 raise KeyboardInterrupt from error
-            if timeout.expired():
+            if timeout is not None and timeout.expired():
                 raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner)) from error
             if isinstance(error, EpisodeError):
                 raise

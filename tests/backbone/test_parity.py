@@ -112,7 +112,7 @@ def test_the_script_has_what_can_differ(local: list[Episode]) -> None:
     [
         "debug",
         pytest.param("verl", marks=[pytest.mark.verl, pytest.mark.slow]),
-        pytest.param("trinity", marks=[pytest.mark.trinity, pytest.mark.slow]),
+        pytest.param("trinity", marks=pytest.mark.trinity),
     ],
 )
 def test_a_backbone_prints_the_samples_that_local_prints(

@@ -125,6 +125,16 @@ def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
     assert "train-000001-t-0/0" in (episode.error or "")
 
 
+def test_an_interrupt_before_the_workflow_begins_is_a_failed_episode(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(*_: object) -> None:  # as a signal does, wherever the thread stands
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("astuner.task_runner.runner.deadline", interrupted)
+    episode = run(tokenizer, Talk)
+    assert (episode.status, episode.error_kind) == ("failed", "workflow")
+    assert "KeyboardInterrupt" in (episode.error or "")
+
+
 def test_a_missing_judge_is_a_failed_episode(tokenizer: Any):
     episode = run(tokenizer, Talk, judge=None)
     assert (episode.status, episode.error_kind) == ("failed", "judge")

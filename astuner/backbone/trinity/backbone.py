@@ -5,10 +5,9 @@ from __future__ import annotations
 from astuner.backbone.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
 from astuner.backbone.batch import dry_run
-from astuner.backbone.cluster.joining import refuse_missing_ray
 from astuner.backbone.finish import leave_summary, run_to_end
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
-from astuner.backbone.trinity.session import AskedFor, trinity_session
+from astuner.backbone.trinity.session import AskedFor, refuse_unfit, trinity_session
 from astuner.config.root import AstunerConfig
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
@@ -44,12 +43,12 @@ class TrinityBackbone:
         return batch.episodes
 
     def refuse(self, prospect: Prospect) -> None:
-        """Refuse a Ray that cannot be joined; what else Trinity refuses is known once its Tinker server is there.
+        """Refuse what Trinity or the Ray to join does not take.
 
         Raises:
-            BackboneError: there is no Ray at `trainer_common.ray_address`.
+            AstunerError: what, and what to do.
         """
-        refuse_missing_ray(prospect.config.astuner.trainer_common.ray_address)
+        refuse_unfit(prospect)
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
         """Return None: the model is in other processes, on machines that this one may not see."""

@@ -74,11 +74,13 @@ class Batch:
         request: which.
         share: how many tasks a runner takes at a time.
         least_version: the oldest weights, by the trainer's own steps, that they may be sampled with.
+        comes: whether newer weights come by themselves, and are not to be asked for.
     """
 
     request: BatchRequest
     share: int
     least_version: int
+    comes: bool = False
 
 
 class Desk:
@@ -121,14 +123,23 @@ class Desk:
         return (self._course.done if self._course else 0) + 1
 
     async def batch(self, step: int) -> Batch:
-        """Return the batch of training step `step`, once it may be begun; beyond the last step that is never."""
+        """Return the batch of training step `step`, once it may be begun; beyond the last step that is never.
+
+        Fully asynchronous, Trinity hands a batch's experiences over only when others are begun, so that empty ones
+        follow the last.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: self._may_begin(step))
         course = self._course
         assert course is not None
-        request = replace(course.request, tasks=course.order.batch(step), step=step)
-        least = max(step - 1 - course.stale, course.done) * self._job.updates
-        return Batch(request, self._share(request), least)
+        tasks = course.order.batch(step) if step <= course.last else ()
+        request = replace(course.request, tasks=tasks, step=step)
+        least = max(min(step, course.last) - 1 - course.stale, course.done) * self._job.updates
+        return Batch(request, self._share(request), least, comes=self._is_fully_async)
+
+    @property
+    def _is_fully_async(self) -> bool:
+        return self._job.agent.config.asynchrony.sync_style == "fully_async"
 
     def _share(self, request: BatchRequest) -> int:
         """Return how many tasks a runner takes at a time: all runners have some, and none more than it can run."""
@@ -140,7 +151,11 @@ class Desk:
 
     def _may_begin(self, step: int) -> bool:
         course = self._course
-        if course is None or step > course.last or step - 1 - self._trained > course.ahead:
+        if course is None:
+            return False
+        if step > course.last:
+            return self._is_fully_async and step <= course.last + course.ahead
+        if step - 1 - self._trained > course.ahead:
             return False
         return (step - 1) // course.hold * course.hold <= self._held_until
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from astuner.backbone.trinity.workflow import PLACE, REQUEST, EpisodeWorkflow
 
 # Trinity's name of its first rollout model; all of them have the same weights.
 _MODEL = f"{EXPLORER}_rollout_model_0_0"
+_POLL_SECONDS = 0.1
 
 
 class TrainingReader(BufferReader):
@@ -28,7 +30,7 @@ class TrainingReader(BufferReader):
         if self._step is None:
             self._step = await desk().first_step.remote()
         batch: Batch = await desk().batch.remote(self._step)
-        await _take_weights(batch.least_version)
+        await _take_weights(batch)
         self._step += 1
         return trinity_tasks(batch, is_eval=False)
 
@@ -65,15 +67,19 @@ class RequestReader(BufferReader):
         """Do nothing."""
 
 
-async def _take_weights(least_version: int) -> None:
-    """Have the explorer, whose process this is, take newer weights where its own are older than that version.
+async def _take_weights(batch: Batch) -> None:
+    """Have the explorer, whose process this is, take newer weights where its own are too old for a batch.
 
-    It takes the newest after each of its steps; but while it waits to begin the next one, those grow old.
+    It takes the newest after each of its steps; but while it waits to begin the next one, those grow old. Fully
+    asynchronous, it takes all, and a second taker would wait for weights that the first has got.
     """
     model = ray.get_actor(_MODEL)
     # The model that training begins with is -1 to Trinity.
-    while max(await model.get_model_version.remote(), 0) < least_version:
-        await ray.get_actor(EXPLORER).sync_weight.remote()
+    while max(await model.get_model_version.remote(), 0) < batch.least_version:
+        if batch.comes:
+            await asyncio.sleep(_POLL_SECONDS)
+        else:
+            await ray.get_actor(EXPLORER).sync_weight.remote()
 
 
 def trinity_tasks(batch: Batch, *, is_eval: bool) -> list[Task]:

@@ -180,6 +180,19 @@ def tokens_per_gpu(config: AstunerConfig, plan: TrinityPlan) -> int:
     return max(config.trainer_common.max_tokens_per_micro_batch, share)
 
 
+def steps_ahead(config: AstunerConfig) -> int:
+    """Return how many training steps sampling may begin before the weights have learned from the one before them.
+
+    With weights that are synced every k steps, those in use are up to k - 1 steps older than those that there are.
+    """
+    return config.asynchrony.max_staleness + 1 - config.asynchrony.sync_interval
+
+
+def batches_in_flight(config: AstunerConfig, plan: TrinityPlan) -> int:
+    """max_staleness + 1 - sync_interval, or 1; for fully_async, which hands over the oldest once more are begun."""
+    return max(1, steps_ahead(config))
+
+
 RULES: Mapping[str, Rule] = {
     rule.__name__: rule
     for rule in (
@@ -200,6 +213,7 @@ RULES: Mapping[str, Rule] = {
         warmup_updates,
         episodes,
         requested_tasks,
+        batches_in_flight,
         algorithm_type,
         loss_args,
         sampling_args,
@@ -223,11 +237,3 @@ def runner_count(config: AstunerConfig) -> int:
     if not config.asynchrony.over_rollout:
         return 1
     return max(1, min(config.data.train_batch_size, config.rollout.max_env_worker // config.rollout.num_repeat))
-
-
-def steps_ahead(config: AstunerConfig) -> int:
-    """Return how many training steps sampling may begin before the weights have learned from the one before them.
-
-    With weights that are synced every k steps, those in use are up to k - 1 steps older than those that there are.
-    """
-    return config.asynchrony.max_staleness + 1 - config.asynchrony.sync_interval

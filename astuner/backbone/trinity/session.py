@@ -12,21 +12,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 from loguru import logger
 
-from astuner.backbone.base import RunContext
+from astuner.backbone.base import Prospect, RunContext
 from astuner.backbone.batch import Batch, run_batch
+from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
+from astuner.backbone.cluster.head import is_own_ray
+from astuner.backbone.cluster.joining import refuse_missing_ray
 from astuner.backbone.episode_worker import AgentJob
 from astuner.backbone.progress_state import RunState
 from astuner.backbone.session import Session
 from astuner.backbone.task_order import TaskOrder
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
+from astuner.backbone.trinity.composition import given_service
 from astuner.backbone.trinity.plan import Mode, TrinityPlan
 from astuner.backbone.trinity.rules import runner_count
 from astuner.backbone.trinity.sides import Side, TinkerSide, VerlSide
-from astuner.backbone.trinity.tinker_process import tinker_server
+from astuner.backbone.trinity.tinker_process import KEY, tinker_server
 from astuner.backbone.trinity.tinker_service import TinkerService, service_key
 from astuner.backbone.trinity.unfit import FEWEST_GPUS
 from astuner.breakpoints import chosen
-from astuner.config.root import AstunerConfig
+from astuner.config.root import AstunerConfig, RunConfig
+from astuner.loopback import ADDRESS
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
 
@@ -140,6 +145,24 @@ def _ask(method: Any, argument: object) -> None:
     ray.get(method.remote(argument))
 
 
+def refuse_unfit(prospect: Prospect) -> None:
+    """Find out without starting anything what would end a run of this configuration.
+
+    Raises:
+        AstunerError: what, and what to do.
+    """
+    config = prospect.config.astuner
+    address = config.trainer_common.ray_address
+    # A server of the run's own has no port yet.
+    side = _known_side(prospect.config) or TinkerSide(TinkerService(f"http://{ADDRESS}", KEY))
+    with _environment_prepared(is_own_ray(address, prospect.ray), side):
+        side.before_import()
+        from astuner.backbone.trinity.checked import filled_in
+
+        filled_in(prospect.config, _plan(prospect, "both" if prospect.trains else "bench", side, "astuner"))
+        refuse_missing_ray(address)
+
+
 @contextlib.contextmanager
 def trinity_session(
     context: RunContext, mode: Mode, checkpoints: TrinityCheckpoints | None = None
@@ -154,15 +177,11 @@ def trinity_session(
     Raises:
         AstunerError: the configuration does not fit, or something does not start.
     """
-    from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
-
     config, record = context.config.astuner, context.record.folder.absolute()
-    model = context.ingredients.model_path
-    path = str(Path(model).resolve()) if Path(model).exists() else model
+    path = _path(context.ingredients.model_path)
     with contextlib.ExitStack() as stack:
-        side = _side(context, path, stack)
-        own = OWN_ENVIRONMENT if context.has_own_ray else {}
-        environment = stack.enter_context(environment_set({**own, **_ENVIRONMENT, **side.environment}))
+        side = _known_side(context.config) or _with_a_server(context, path, stack)
+        environment = stack.enter_context(_environment_prepared(context.has_own_ray, side))
         state = TrinityState(record / STATE_FOLDER, side)
         state.clear()
         found = checkpoints.newest() if checkpoints else None
@@ -173,24 +192,32 @@ def trinity_session(
         yield session
 
 
-def _side(context: RunContext, model: str, stack: contextlib.ExitStack) -> Side:
-    """Return the side of the service that the `trinity:` section names, of GPUs, or of a server of the run's own."""
-    from astuner.backbone.trinity.composition import given_service
+def _environment_prepared(own_ray: bool, side: Side) -> contextlib.AbstractContextManager[dict[str, str]]:
+    """Set what Ray and Trinity read when they are imported, for the block; give it for their processes."""
+    return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, **side.environment})
 
-    service = given_service(context.config)
-    if service is not None:
-        return TinkerSide(TinkerService(service, service_key()))
-    config = context.config.astuner
-    if on_gpus(config):
-        return VerlSide()
-    folder = context.record.folder.absolute() / SERVICE_FOLDER
-    return TinkerSide(stack.enter_context(tinker_server(model, config.model.dtype, folder)))
+
+def _known_side(config: RunConfig) -> Side | None:
+    """Return the side of the service that the `trinity:` section names, or of GPUs; None for a server of the run's own.
+
+    Raises:
+        ConfigError: there is no key for the service.
+    """
+    url = given_service(config)
+    if url is not None:
+        return TinkerSide(TinkerService(url, service_key()))
+    return VerlSide() if on_gpus(config.astuner) else None
 
 
 def on_gpus(config: AstunerConfig) -> bool:
     """Return whether vLLM samples and verl's workers train: on `auto`, where there are GPUs enough for both."""
     wanted = config.trainer_common.device
     return wanted == "cuda" or (wanted == "auto" and torch.cuda.device_count() >= FEWEST_GPUS)
+
+
+def _with_a_server(context: RunContext, model: str, stack: contextlib.ExitStack) -> Side:
+    folder = context.record.folder.absolute() / SERVICE_FOLDER
+    return TinkerSide(stack.enter_context(tinker_server(model, context.config.astuner.model.dtype, folder)))
 
 
 _ENVIRONMENT = {
@@ -223,7 +250,7 @@ def _started(
     logger.info("starting Ray and Trinity's explorer and trainer; that takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
-    plan = _plan(context, mode, model, namespace, side)
+    plan = _plan(context.prospect, mode, side, namespace)
     filled = filled_in(context.config, plan)
     settings = {
         "address": context.ray.address if context.ray else config.trainer_common.ray_address,
@@ -252,21 +279,27 @@ def _paths(side: Side) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, (*side.packages, package, os.environ.get("PYTHONPATH"))))}
 
 
-def _plan(context: RunContext, mode: Mode, model: str, namespace: str, side: Side) -> TrinityPlan:
-    config, common = context.config.astuner, context.config.astuner.trainer_common
-    order = TaskOrder(context.ingredients.tasks.training, config.data.train_batch_size, None)
+def _path(model: str) -> str:
+    """Return the model's folder as processes with other working directories find it, or its name."""
+    return str(Path(model).resolve()) if Path(model).exists() else model
+
+
+def _plan(prospect: Prospect, mode: Mode, side: Side, namespace: str) -> TrinityPlan:
+    config, common = prospect.config.astuner, prospect.config.astuner.trainer_common
+    model = _path(prospect.ingredients.model_path)
+    order = TaskOrder(prospect.ingredients.tasks.training, config.data.train_batch_size, None)
     return TrinityPlan(
         mode=mode,
         device=side.device,
         model_path=model,
-        checkpoint_root_dir=context.record.folder.absolute() / STATE_FOLDER,
+        checkpoint_root_dir=prospect.folder.absolute() / STATE_FOLDER,
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
         max_model_len=_max_model_len(config.rollout.max_model_len, model),
         tinker_base_url=side.service,
         runners=runner_count(config),
-        validates=bool(context.ingredients.tasks.validation),
-        origins=context.origins,
+        validates=bool(prospect.ingredients.tasks.validation),
+        origins=prospect.origins,
     )
 
 

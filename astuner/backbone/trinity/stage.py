@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from trinity.common.config import Config
+from trinity.common.constants import SyncStyle
 from trinity.explorer.explorer import Explorer
 
 from astuner.errors import BackboneError
@@ -49,7 +50,9 @@ class Stage:
         self._get("getting ready", [role.prepare.remote() for role in both], patience)
         if self.trainer:
             # One after the other: the explorer would begin with the model as it was before a resume.
-            self.sync(patience)
+            self._hand_over(patience)
+            if self.config.synchronizer.sync_style != SyncStyle.FULLY_ASYNC:  # which takes them by itself
+                self.take_weights(patience)
 
     def sync(self, patience: float | None) -> None:
         """Have the explorer take the trainer's weights as they are; both must be idle.
@@ -57,8 +60,11 @@ class Stage:
         Raises:
             BackboneError: it could not, or not in time.
         """
+        self._hand_over(patience)
+        self.take_weights(patience)
+
+    def _hand_over(self, patience: float | None) -> None:
         self._get("handing over the weights", [self.trainer.sync_weight.remote()], patience)
-        self._get("taking the weights", [self.explorer.sync_weight.remote()], patience)
 
     def take_weights(self, patience: float | None) -> None:
         """Have the explorer take the trainer's weights, while the trainer waits for experiences.

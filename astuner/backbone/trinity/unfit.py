@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from astuner.backbone.lora import TINKER_ALPHA
 from astuner.backbone.trinity.plan import TrinityPlan
-from astuner.backbone.trinity.rules import GPUS_PER_NODE, gpus_per_node
+from astuner.backbone.trinity.rules import GPUS_PER_NODE, gpus_per_node, steps_ahead
 from astuner.config.composition import origin_of
 from astuner.config.keys import parts
 from astuner.config.problems import Problem
@@ -26,6 +26,10 @@ def unfit(config: RunConfig, plan: TrinityPlan) -> Iterator[Problem]:
         reason = "Trinity validates between steps, and fully_async has no such moment"
         mend = "write explorer_driven or trainer_driven, or name no validation tasks"
         yield _problem(plan, _STYLE, f"{_STYLE} is 'fully_async', and the run has validation tasks: {reason}; {mend}")
+    if run.asynchrony.sync_style == "fully_async" and steps_ahead(run) < 1:
+        reason = "Trinity hands over what it has sampled only once it may begin more"
+        mend = "write a larger astuner.asynchrony.max_staleness, or another sync_style"
+        yield _problem(plan, _STYLE, f"{_STYLE} is 'fully_async', and no step may run ahead: {reason}; {mend}")
     yield from _not_by_tinker(run, plan) if plan.uses_tinker else _not_on_gpus(run, plan)
 
 

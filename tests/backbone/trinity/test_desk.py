@@ -28,11 +28,12 @@ def desk_of(
     runners: int = 1,
     workers: int = 128,
     over: float = 0,
+    style: str = "explorer_driven",
 ):
     from astuner.backbone.episode_worker import AgentJob
     from astuner.backbone.trinity.desk import Course, Desk, DeskJob
 
-    config = AstunerConfig(rollout={"max_env_worker": workers}, asynchrony={"over_rollout": over})
+    config = AstunerConfig(rollout={"max_env_worker": workers}, asynchrony={"over_rollout": over, "sync_style": style})
     agent = AgentJob(config, (), Path(), "model", chosen())
     job = DeskJob(agent, tinker=True, max_model_len=64, updates=updates, runners=runners)
     request = BatchRequest((), 2, "train", 0, 0, CallSettings())
@@ -78,6 +79,16 @@ async def test_the_explorer_waits_for_validations_and_after_the_last_step():
     assert await begun(desk, 7)
     await desk.post(Measured("trainer", 14, {}))
     assert not await begun(desk, 8)
+
+
+async def test_empty_batches_follow_the_last_where_trinity_keeps_back_as_many():
+    desk, course = desk_of(ahead=2, hold=100, style="fully_async")
+    await desk.begin(course)
+    for step in (8, 9):
+        batch = await desk.batch(step)
+        assert batch.request.tasks == ()
+        assert batch.least_version == (7 - 1 - 2) * 2  # of the last step's: nothing will be sampled
+    assert not await begun(desk, 10)
 
 
 async def test_a_resumed_run_goes_on_at_its_step():

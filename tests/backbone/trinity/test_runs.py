@@ -12,13 +12,9 @@ import pytest
 from astuner import AstunerJob
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, losses
-from tests.backbone.verl.runs import make_job
+from tests.backbone.trinity.runs import trinity_job
 
-pytestmark = [pytest.mark.trinity, pytest.mark.slow]
-
-
-def trinity_job(model: Path, folder: Path, workflow: str = "Letters", **settings: object) -> AstunerJob:
-    return make_job(workflow, model, folder, **{"backbone": "trinity", **settings})
+pytestmark = pytest.mark.trinity
 
 
 def test_a_whole_run_is_recorded_as_any_other(model_folder: Path, tmp_path: Path):
@@ -54,7 +50,17 @@ def test_a_whole_run_is_recorded_as_any_other(model_folder: Path, tmp_path: Path
     assert (run.record / "model" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("role", ["Explorer", "Trainer"])
+def goes_on(job: AstunerJob, folder: Path) -> None:
+    """Check that the same command does the rest of six steps."""
+    second = Run(job, folder)
+    code, printed = second.ended()
+    assert code == 0, printed
+    assert "going on from the checkpoint of step" in printed
+    assert list(losses(second.record)) == [1, 2, 3, 4, 5, 6]
+    assert json.loads((second.record / "summary.json").read_text())["steps"] == 6
+
+
+@pytest.mark.parametrize("role", [pytest.param("Explorer", marks=pytest.mark.slow), "Trainer"])
 def test_a_role_that_is_killed_is_named_and_the_run_goes_on(model_folder: Path, tmp_path: Path, role: str):
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
     first = Run(job, tmp_path)
@@ -65,13 +71,10 @@ def test_a_role_that_is_killed_is_named_and_the_run_goes_on(model_folder: Path, 
     assert "The same command goes on from the last checkpoint" in printed
     assert role.lower() in printed
     assert first.leftovers() == []
-    second = Run(job, tmp_path)
-    code, printed = second.ended()
-    assert code == 0, printed
-    assert "going on from the checkpoint of step" in printed
-    assert list(losses(second.record)) == [1, 2, 3, 4, 5, 6]
+    goes_on(job, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_after_its_driver_was_killed(model_folder: Path, tmp_path: Path):
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
     first = Run(job, tmp_path)
@@ -79,9 +82,4 @@ def test_a_run_goes_on_after_its_driver_was_killed(model_folder: Path, tmp_path:
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()
     assert first.leftovers() == []
-    second = Run(job, tmp_path)
-    code, printed = second.ended()
-    assert code == 0, printed
-    assert "going on from the checkpoint of step" in printed
-    assert list(losses(second.record)) == [1, 2, 3, 4, 5, 6]
-    assert json.loads((second.record / "summary.json").read_text())["steps"] == 6
+    goes_on(job, tmp_path)

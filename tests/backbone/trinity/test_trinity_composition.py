@@ -302,6 +302,11 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
             r"write explorer_driven or trainer_driven, or name no validation tasks$",
         ),
         (
+            ["asynchrony.sync_style=fully_async", "asynchrony.max_staleness=0"],
+            replace(TINKER, validates=False),
+            r"^command line: astuner\.asynchrony\.sync_style is 'fully_async', and no step may run ahead: .*; write a ",
+        ),
+        (
             ["rollout.temperature=0.9"],
             TINKER,
             r"^command line: astuner\.rollout\.temperature is 0\.9, and a Tinker service trains .*; write 1\.0$",

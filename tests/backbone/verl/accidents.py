@@ -61,6 +61,16 @@ class EpisodeAccidents(Letters):
         return await super().execute(workflow_task, model_tuner)
 
 
+class UnluckyHang(Letters):
+    """Of a training task that is unlucky no episode ends."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        if workflow_task.episode_id.startswith("train-") and workflow_task.task.metadata["unlucky"]:
+            await asyncio.sleep(1000)
+        return output
+
+
 class EngineAccident(Letters):
     """In step 3 the rollout engine dies, once."""
 

@@ -87,9 +87,9 @@ def test_a_kept_server_is_ended_with_its_guard(kept: KeptServer) -> None:
 
 def test_a_server_whose_guard_was_killed_is_ended(kept: KeptServer) -> None:
     os.kill(kept.guard.pid, signal.SIGKILL)
-    assert kept_server(PORT) == kept
-    assert stop_kept_servers() == [kept]
+    stop_kept_servers()  # Linux may have ended it by then
     assert not kept.lives()
+    assert kept_server(PORT) is None
 
 
 def test_a_note_of_a_process_that_has_ended_is_removed(kept: KeptServer) -> None:

@@ -1,0 +1,87 @@
+"""What a user may choose of how the trinity backbone works, in whole runs; and mistakes in it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.run_record import read_index, read_metrics
+from tests.backbone.runs import Run, losses
+from tests.backbone.trinity.runs import trinity_job
+
+pytestmark = pytest.mark.trinity
+
+STALEST = {
+    "trainer_driven": ({"asynchrony__sync_style": "trainer_driven"}, 1),
+    "fully_async": ({"asynchrony__sync_style": "fully_async"}, 1),
+    "sync of every second step": ({"asynchrony__sync_interval": 2, "asynchrony__max_staleness": 2}, 2),
+    "no asynchrony": ({"asynchrony__max_staleness": 0}, 0),
+    "adapters": ({"model__lora__rank": 4, "model__lora__alpha": 32}, 1),
+}
+"""Settings, and the largest staleness that they allow."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", STALEST)
+def test_every_step_is_learned_from_within_the_staleness_cap(choice: str, model_folder: Path, tmp_path: Path):
+    settings, most = STALEST[choice]
+    job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=4, **settings)
+    if choice == "fully_async":
+        job.set_data("file", tmp_path / "train.jsonl")
+    run = Run(job, tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert run.leftovers() == []
+    assert list(losses(run.record)) == [1, 2, 3, 4]
+    stale = [row.metrics["staleness/max"] for row in read_metrics(run.record) if "loss/policy" in row.metrics]
+    assert max(stale) <= most
+    assert len([entry for entry in read_index(run.record) if entry.split == "train" and entry.status == "ok"]) == 32
+    assert (run.record / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_the_slowest_tasks_are_given_up_and_counted(model_folder: Path, tmp_path: Path):
+    settings: dict[str, Any] = {"asynchrony__over_rollout": 0.5, "asynchrony__over_rollout_wait": 2.0}
+    settings |= {"rollout__max_env_worker": 8, "trainer_common__total_training_steps": 2}
+    run = Run(trinity_job(model_folder, tmp_path, "UnluckyHang", **settings), tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    lost = [entry for entry in read_index(run.record) if entry.split == "train" and entry.status != "ok"]
+    assert len(lost) == 8
+    assert list(losses(run.record)) == [1, 2]
+    assert "asynchrony.over_rollout" in printed
+
+
+@pytest.mark.slow
+def test_a_run_computes_on_the_ray_that_it_was_started_with(model_folder: Path, tmp_path: Path):
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
+        job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=1)
+        run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=short)
+        code, printed = run.ended()
+        assert code == 0, printed
+        assert "service ray: ready after" in printed
+        assert list(losses(run.record)) == [1]
+        assert run.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("trinity.buffer.explorer_inputs.x=1", "did you mean"),
+        ("astuner.rollout.temperature=0.5", "write 1.0"),
+        ("trinity.model.tinker.base_url=https://tinker.example", "TINKER_API_KEY is not set"),
+        ("astuner.trainer_common.ray_address=127.0.0.2:1", "could not be joined"),
+    ],
+)
+def test_a_mistake_leaves_the_earlier_record_where_it_is(model_folder: Path, tmp_path: Path, mistake: str, said: str):
+    earlier = tmp_path / "records" / "run" / "config.yaml"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("of an earlier run")
+    code, printed = Run(trinity_job(model_folder, tmp_path), tmp_path, mistake).ended()
+    assert code == 1, printed
+    assert said in printed
+    assert {folder.name for folder in (tmp_path / "records").iterdir()} == {"run", ".run.lock"}
+    assert earlier.read_text() == "of an earlier run"
