@@ -154,12 +154,12 @@ def refuse_unfit(prospect: Prospect) -> None:
     config = prospect.config.astuner
     address = config.trainer_common.ray_address
     # A server of the run's own has no port yet.
-    side = _without_server(prospect.config) or TinkerSide(TinkerService(f"http://{ADDRESS}", KEY))
+    side = _known_side(prospect.config) or TinkerSide(TinkerService(f"http://{ADDRESS}", KEY))
     with _environment_prepared(is_own_ray(address, prospect.ray), side):
         side.before_import()
         from astuner.backbone.trinity.checked import filled_in
 
-        filled_in(prospect.config, _plan(prospect, "both" if prospect.trains else "bench", "astuner", side))
+        filled_in(prospect.config, _plan(prospect, "both" if prospect.trains else "bench", side, "astuner"))
         refuse_missing_ray(address)
 
 
@@ -178,8 +178,9 @@ def trinity_session(
         AstunerError: the configuration does not fit, or something does not start.
     """
     config, record = context.config.astuner, context.record.folder.absolute()
+    path = _path(context.ingredients.model_path)
     with contextlib.ExitStack() as stack:
-        side = _side(context, _path(context.ingredients.model_path), stack)
+        side = _known_side(context.config) or _with_a_server(context, path, stack)
         environment = stack.enter_context(_environment_prepared(context.has_own_ray, side))
         state = TrinityState(record / STATE_FOLDER, side)
         state.clear()
@@ -187,7 +188,7 @@ def trinity_session(
         if found:
             state.restore(found, config.trainer_common.mini_batch_num)
         with context.phase("load_model"):
-            session = _started(context, mode, side, state, environment, stack)
+            session = _started(context, mode, path, side, state, environment, stack)
         yield session
 
 
@@ -196,15 +197,8 @@ def _environment_prepared(own_ray: bool, side: Side) -> contextlib.AbstractConte
     return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, **side.environment})
 
 
-def _side(context: RunContext, model: str, stack: contextlib.ExitStack) -> Side:
-    """Return the side that the configuration and the machine say, or that of a server of the run's own."""
-    folder = context.record.folder.absolute() / SERVICE_FOLDER
-    own = tinker_server(model, context.config.astuner.model.dtype, folder)
-    return _without_server(context.config) or TinkerSide(stack.enter_context(own))
-
-
-def _without_server(config: RunConfig) -> Side | None:
-    """Return the side of the service that the `trinity:` section names, or of GPUs; None where a run starts a server.
+def _known_side(config: RunConfig) -> Side | None:
+    """Return the side of the service that the `trinity:` section names, or of GPUs; None for a server of the run's own.
 
     Raises:
         ConfigError: there is no key for the service.
@@ -219,6 +213,11 @@ def on_gpus(config: AstunerConfig) -> bool:
     """Return whether vLLM samples and verl's workers train: on `auto`, where there are GPUs enough for both."""
     wanted = config.trainer_common.device
     return wanted == "cuda" or (wanted == "auto" and torch.cuda.device_count() >= FEWEST_GPUS)
+
+
+def _with_a_server(context: RunContext, model: str, stack: contextlib.ExitStack) -> Side:
+    folder = context.record.folder.absolute() / SERVICE_FOLDER
+    return TinkerSide(stack.enter_context(tinker_server(model, context.config.astuner.model.dtype, folder)))
 
 
 _ENVIRONMENT = {
@@ -236,6 +235,7 @@ _ENVIRONMENT = {
 def _started(
     context: RunContext,
     mode: Mode,
+    model: str,
     side: Side,
     state: TrinityState,
     environment: dict[str, str],
@@ -250,7 +250,7 @@ def _started(
     logger.info("starting Ray and Trinity's explorer and trainer; that takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     patience = config.deadlines.load_model
-    plan = _plan(context.prospect, mode, namespace, side)
+    plan = _plan(context.prospect, mode, side, namespace)
     filled = filled_in(context.config, plan)
     settings = {
         "address": context.ray.address if context.ray else config.trainer_common.ray_address,
@@ -284,7 +284,7 @@ def _path(model: str) -> str:
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
-def _plan(prospect: Prospect, mode: Mode, namespace: str, side: Side) -> TrinityPlan:
+def _plan(prospect: Prospect, mode: Mode, side: Side, namespace: str) -> TrinityPlan:
     config, common = prospect.config.astuner, prospect.config.astuner.trainer_common
     model = _path(prospect.ingredients.model_path)
     order = TaskOrder(prospect.ingredients.tasks.training, config.data.train_batch_size, None)

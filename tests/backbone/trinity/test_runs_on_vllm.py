@@ -12,7 +12,7 @@ import pytest
 
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, losses
-from tests.backbone.trinity.test_runs import trinity_job
+from tests.backbone.trinity.runs import trinity_job
 
 pytestmark = [pytest.mark.trinity, pytest.mark.slow]
 
