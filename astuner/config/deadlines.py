@@ -15,7 +15,8 @@ class DeadlinesConfig(Section):
     """`deadlines`: seconds after which a phase that still runs is told of in the log, and again each time as long.
 
     The log then names the phase, the episodes that run with their last LLM calls, and the Python stacks. No phase is
-    ended. null is no deadline. (Episodes and judges have their own, which do end them: rollout.episode_timeout and
+    ended, but load_model, validation, sync_weights and save_checkpoint where Trinity's processes do not answer. null is
+    no deadline. (Episodes and judges have their own, which do end them: rollout.episode_timeout and
     task_judge.timeout.)
     """
 

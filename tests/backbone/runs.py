@@ -82,10 +82,24 @@ class Run:
 
     def actor(self, name: str) -> psutil.Process:
         """The process of a Ray actor of the run."""
-        (found,) = [
-            one for one in psutil.process_iter() if self._is_mine(one) and _title(one).startswith(f"ray::{name}")
-        ]
+        (found,) = self._titled(f"ray::{name}")
         return found
+
+    def wait_until_actor(self, name: str) -> None:
+        """Wait until the run has a process for a Ray actor of that name."""
+        until = time.monotonic() + PATIENCE
+        while not self._titled(f"ray::{name}"):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < until, self.log.read_text()
+            time.sleep(0.1)
+
+    def command(self, word: str) -> psutil.Process:
+        """The process of the run that has a word in its command line."""
+        (found,) = [one for one in psutil.process_iter() if self._is_mine(one) and word in _title(one).split()]
+        return found
+
+    def _titled(self, title: str) -> list[psutil.Process]:
+        return [one for one in psutil.process_iter() if self._is_mine(one) and _title(one).startswith(title)]
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:

@@ -23,6 +23,8 @@ from astuner.task_rollout import BatchRequest
 _NAME = "astuner-desk"
 TRAINER, EXPLORER = "trainer", "explorer"
 """Trinity's names of its two roles."""
+SAMPLER = f"{EXPLORER}_rollout_model_0_0"
+"""The same, of its first rollout model; all of them have the same weights."""
 
 
 @dataclass(frozen=True)

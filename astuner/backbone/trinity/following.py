@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from astuner.backbone.episode_worker import Reached, Said, in_order
 from astuner.backbone.trinity.certificate import SampleName
 from astuner.backbone.trinity.desk import TRAINER
-from astuner.backbone.trinity.news import Broken, Credited, Done, Ended, Measured, News, Taken
+from astuner.backbone.trinity.news import Broken, Credited, Done, Ended, Measured, News, Running, Taken
 from astuner.backbone.trinity.stage import Stage
 from astuner.breakpoints import count_as_reached
 from astuner.config.root import AstunerConfig
@@ -27,6 +27,14 @@ from astuner.task_rollout import BatchRequest, OnEpisode, lost_episodes, report_
 _POLL_SECONDS = 0.5
 # Beyond what an episode itself may take, before a runner is taken for stuck as a whole.
 _GRACE_SECONDS = 60.0
+
+
+def gone(error: Exception) -> str:
+    """Return what to say where the desk does not answer."""
+    return (
+        f"the process that collects the run's episodes is gone: {first_line(error)}. The same command goes on from the "
+        "last checkpoint"
+    )
 
 
 @dataclass
@@ -69,6 +77,7 @@ class Following:
     measured: dict[int, Mapping[str, float]] = field(default_factory=dict)
     taken: dict[int, Mapping[SampleName, str]] = field(default_factory=dict)
     trained: int = 0
+    _runners: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     _batches: dict[tuple[Split, int], _Batch] = field(default_factory=lambda: defaultdict(_Batch))
 
     @property
@@ -132,6 +141,7 @@ class Following:
                 heard = time.monotonic()
                 continue
             self.alive()
+            self._refuse_dead_runners()
             self.stage.refuse_ended(trained=self.trained >= self.last)
             if time.monotonic() - heard > patience:
                 raise BackboneError(
@@ -144,13 +154,36 @@ class Following:
         try:
             return list(ray.get(self.desk.read.remote(_POLL_SECONDS)))
         except RayError as error:
-            raise BackboneError(
-                f"the process that collects the run's episodes is gone: {first_line(error)}. The same command goes on "
-                "from the last checkpoint"
-            ) from error
+            raise BackboneError(gone(error)) from error
+
+    def _refuse_dead_runners(self) -> None:
+        """Make sure that the processes that run episodes live: Trinity would wait for what they had.
+
+        Raises:
+            BackboneError: one does not, and Trinity has not ended it for being slow.
+        """
+        if self.config.asynchrony.over_rollout:
+            return
+        for actor_id, (actor, asked) in list(self._runners.items()):
+            if not ray.wait([asked], timeout=0)[0]:  # it is at work
+                continue
+            try:
+                ray.get(asked)
+            except RayError as error:
+                raise BackboneError(
+                    f"a process that ran episodes died with all of them: {first_line(error)}. Where memory was short, "
+                    "lower rollout.max_env_worker. The same command goes on from the last checkpoint"
+                ) from error
+            self._ask_runner(actor_id, actor)
+
+    def _ask_runner(self, actor_id: str, actor: Any) -> None:
+        """Ask whether it lives; what comes of it is looked at later."""
+        self._runners[actor_id] = actor, actor.__ray_ready__.remote()
 
     def _take(self, news: News) -> None:
         match news:
+            case Running(actor_id, actor):
+                self._ask_runner(actor_id, actor)
             case Ended(split, step, episode):
                 batch = self._batches[split, step]
                 batch.fresh.append(episode)

@@ -11,6 +11,19 @@ from astuner.schema import Episode, Split
 
 
 @dataclass(frozen=True)
+class Running:
+    """A process begins to run episodes.
+
+    Attributes:
+        actor_id: of Ray's.
+        actor: its handle.
+    """
+
+    actor_id: str
+    actor: Any
+
+
+@dataclass(frozen=True)
 class Ended:
     """An episode has come to an end.
 
@@ -94,4 +107,4 @@ class Measured:
     values: Mapping[str, float]
 
 
-News = Ended | Done | Said | Reached | Broken | Credited | Taken | Measured
+News = Running | Ended | Done | Said | Reached | Broken | Credited | Taken | Measured

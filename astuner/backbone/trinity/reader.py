@@ -11,11 +11,9 @@ import ray
 from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.workflows import Task
 
-from astuner.backbone.trinity.desk import EXPLORER, Batch, desk
+from astuner.backbone.trinity.desk import EXPLORER, SAMPLER, Batch, desk
 from astuner.backbone.trinity.workflow import PLACE, REQUEST, EpisodeWorkflow
 
-# Trinity's name of its first rollout model; all of them have the same weights.
-_MODEL = f"{EXPLORER}_rollout_model_0_0"
 _POLL_SECONDS = 0.1
 
 
@@ -73,7 +71,7 @@ async def _take_weights(batch: Batch) -> None:
     It takes the newest after each of its steps; but while it waits to begin the next one, those grow old. Fully
     asynchronous, it takes all, and a second taker would wait for weights that the first has got.
     """
-    model = ray.get_actor(_MODEL)
+    model = ray.get_actor(SAMPLER)
     # The model that training begins with is -1 to Trinity.
     while max(await model.get_model_version.remote(), 0) < batch.least_version:
         if batch.comes:

@@ -31,6 +31,7 @@ from astuner.backbone.trinity.tinker_service import TinkerService, service_key
 from astuner.backbone.trinity.unfit import FEWEST_GPUS
 from astuner.breakpoints import chosen
 from astuner.config.root import AstunerConfig, RunConfig
+from astuner.errors import BackboneError
 from astuner.loopback import ADDRESS
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
@@ -86,9 +87,12 @@ class TrinitySession(Session):
     def _hand_over_weights(self) -> None:
         """Have the explorer, which waits, take the weights as they are after `state.step` steps."""
         deadlines = self.config.deadlines
-        if self.state.step * self.updates == self.following.last:
+        number = self.state.step * self.updates
+        if number == self.following.last:
             self.stage.steps_done(deadlines.save_checkpoint)
             self.stage.sync(deadlines.sync_weights)
+        elif self.config.asynchrony.sync_style == "trainer_driven":
+            self.stage.wait_for_weights(number, deadlines.sync_weights)
         else:
             self.stage.take_weights(deadlines.sync_weights)
 
@@ -135,14 +139,20 @@ class AskedFor:
     def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Return the episodes, by task and then repeat; one that was run again is preceded by its attempts."""
         _ask(self.session.following.desk.ask, request)
-        self.session.stage.evaluate()
+        self.session.stage.evaluate(self.session.config.deadlines.validation)
         return self.session.following.run(request, on_episode, on_attempt)
 
 
 def _ask(method: Any, argument: object) -> None:
     import ray
+    from ray.exceptions import RayError
 
-    ray.get(method.remote(argument))
+    from astuner.backbone.trinity.following import gone
+
+    try:
+        ray.get(method.remote(argument))
+    except RayError as error:
+        raise BackboneError(gone(error)) from error
 
 
 def refuse_unfit(prospect: Prospect) -> None:
@@ -265,7 +275,7 @@ def _started(
     job = _job(context, plan)
     desk = open_desk(job)
     side.wait_until_served(patience or 3600.0)
-    running = stack.enter_context(stage(checked(filled), side.trainer_class()))
+    running = stack.enter_context(stage(checked(filled), side.trainer_class(), side.refuse_ended))
     following = Following(config, desk, running, alive=side.refuse_ended)
     running.prepare(patience)
     return TrinitySession(context, RunState(), running, following, plan, side, state)

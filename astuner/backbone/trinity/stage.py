@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from trinity.common.config import Config
 from trinity.common.constants import SyncStyle
 from trinity.explorer.explorer import Explorer
 
+from astuner.backbone.trinity.desk import SAMPLER
 from astuner.errors import BackboneError
 from astuner.model_tuner import first_line
 
 _ERROR = re.compile(r"(?:Error in (?:Trainer|Explorer)|Error during explorer preparation)")
 _GOES_ON = "The same command goes on from the last checkpoint"
+_POLL_SECONDS, _LOOK_SECONDS = 0.1, 1.0
 
 
 @dataclass
@@ -33,11 +36,13 @@ class Stage:
     Attributes:
         config: Trinity's, checked.
         explorer, trainer: the actors; no trainer where nothing is trained.
+        alive: raises where something else that both need has ended.
     """
 
     config: Config
     explorer: Any
     trainer: Any
+    alive: Callable[[], None] = lambda: None
     _works: dict[str, Any] = field(default_factory=dict)
 
     def prepare(self, patience: float | None) -> None:
@@ -74,6 +79,18 @@ class Stage:
         """
         self._get("taking the weights", [self.explorer.sync_weight.remote()], patience)
 
+    def wait_for_weights(self, number: int, patience: float | None) -> None:
+        """Wait until the explorer, which waits for the trainer's weights by itself, has those of its step `number`.
+
+        Raises:
+            BackboneError: it has not got them in time.
+        """
+        model, began = ray.get_actor(SAMPLER), time.monotonic()
+        while self._get("taking the weights", [model.get_model_version.remote()], patience)[0] < number:
+            if patience is not None and time.monotonic() - began > patience:
+                raise BackboneError(_late("taking the weights", patience))
+            time.sleep(_POLL_SECONDS)
+
     def save(self, patience: float | None) -> None:
         """Have the trainer save what it has.
 
@@ -86,9 +103,13 @@ class Stage:
         """Let both work."""
         self._works = {"explorer": self.explorer.explore.remote(), "trainer": self.trainer.train.remote()}
 
-    def evaluate(self) -> None:
-        """Have the explorer run what the desk was asked for."""
-        self._get("beginning a validation", [self.explorer.eval.remote()], 600.0)
+    def evaluate(self, patience: float | None) -> None:
+        """Have the explorer begin what the desk was asked for.
+
+        Raises:
+            BackboneError: it could not, or not in time.
+        """
+        self._get("beginning a validation", [self.explorer.eval.remote()], patience)
 
     def steps_done(self, patience: float | None) -> None:
         """Wait until the trainer has done all its steps and saved.
@@ -121,10 +142,16 @@ class Stage:
             ray.kill(role)
 
     def _get(self, doing: str, references: Sequence[Any], patience: float | None) -> Any:
+        """Return the results; meanwhile see whether what the roles need is still there, as Trinity would not say."""
+        began, waiting = time.monotonic(), list(references)
         try:
-            return ray.get(list(references), timeout=patience)
-        except GetTimeoutError as error:
-            raise BackboneError(f"Trinity was not done after {patience:.0f} s ({doing}). {_GOES_ON}") from error
+            while waiting:
+                done, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_SECONDS)
+                ray.get(done)  # whatever one has raised
+                if waiting and patience is not None and time.monotonic() - began > patience:
+                    raise BackboneError(_late(doing, patience))
+                self.alive()
+            return ray.get(list(references))
         except RayTaskError as error:
             raise BackboneError(f"Trinity failed ({doing}): {first_line(error.cause)}. {_GOES_ON}") from error
         except RayError as error:
@@ -144,16 +171,21 @@ class Stage:
         return f"{(errors or [lines[began[-1]]])[-1].partition('] ')[2]} (log: {folder})"
 
 
+def _late(doing: str, patience: float) -> str:
+    return f"Trinity was not done after {patience:.0f} s ({doing}). {_GOES_ON}"
+
+
 @contextlib.contextmanager
-def stage(config: Config, trainer_class: Any) -> Iterator[Stage]:
+def stage(config: Config, trainer_class: Any, alive: Callable[[], None]) -> Iterator[Stage]:
     """Start explorer and trainer for the block.
 
     Args:
         config: Trinity's, checked.
         trainer_class: Trinity's `Trainer`, or one derived of it.
+        alive: raises where something else that both need has ended.
     """
     trainer = trainer_class.get_actor(config) if config.mode == "both" else None
-    running = Stage(config, Explorer.get_actor(config), trainer)
+    running = Stage(config, Explorer.get_actor(config), trainer, alive)
     try:
         yield running
     finally:

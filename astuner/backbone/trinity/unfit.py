@@ -30,6 +30,12 @@ def unfit(config: RunConfig, plan: TrinityPlan) -> Iterator[Problem]:
         reason = "Trinity hands over what it has sampled only once it may begin more"
         mend = "write a larger astuner.asynchrony.max_staleness, or another sync_style"
         yield _problem(plan, _STYLE, f"{_STYLE} is 'fully_async', and no step may run ahead: {reason}; {mend}")
+    every, interval = run.trainer_common.test_freq, run.asynchrony.sync_interval
+    if run.asynchrony.sync_style == "trainer_driven" and plan.mode == "both" and plan.validates and every % interval:
+        key = "astuner.trainer_common.test_freq"
+        reason = "the trainer hands its weights over after such steps only, and others would be validated"
+        mend = "write a multiple, or sync_style: explorer_driven"
+        yield _problem(plan, key, f"{key} is {every}, no multiple of sync_interval, {interval}: {reason}; {mend}")
     yield from _not_by_tinker(run, plan) if plan.uses_tinker else _not_on_gpus(run, plan)
 
 

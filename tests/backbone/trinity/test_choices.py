@@ -15,7 +15,7 @@ from tests.backbone.trinity.runs import trinity_job
 pytestmark = pytest.mark.trinity
 
 STALEST = {
-    "trainer_driven": ({"asynchrony__sync_style": "trainer_driven"}, 1),
+    "trainer_driven": ({"asynchrony__sync_style": "trainer_driven", "trainer_common__test_freq": 2}, 1),
     "fully_async": ({"asynchrony__sync_style": "fully_async"}, 1),
     "sync of every second step": ({"asynchrony__sync_interval": 2, "asynchrony__max_staleness": 2}, 2),
     "no asynchrony": ({"asynchrony__max_staleness": 0}, 0),

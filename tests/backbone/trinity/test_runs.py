@@ -75,6 +75,34 @@ def test_a_role_that_is_killed_is_named_and_the_run_goes_on(model_folder: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("process", "said"),
+    [("WorkflowRunner", "a process that ran episodes died"), ("Tinker server", "the Tinker server, which trains and")],
+)
+def test_another_process_that_is_killed_is_named(model_folder: Path, tmp_path: Path, process: str, said: str):
+    run = Run(trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=1000), tmp_path)
+    run.wait_for(step=1)
+    found = run.actor(process) if process == "WorkflowRunner" else run.command("serve-tinker")
+    found.send_signal(signal.SIGKILL)
+    code, printed = run.ended()
+    assert code == 1, printed
+    assert said in printed
+    assert "The same command goes on from the last checkpoint" in printed
+    assert run.leftovers() == []
+
+
+@pytest.mark.slow
+def test_a_tinker_server_that_ends_during_the_start_is_named(model_folder: Path, tmp_path: Path):
+    run = Run(trinity_job(model_folder, tmp_path), tmp_path)
+    run.wait_until_actor("Explorer")
+    run.command("serve-tinker").send_signal(signal.SIGKILL)
+    code, printed = run.ended()
+    assert code == 1, printed
+    assert "the Tinker server, which trains and samples, ended with exit code" in printed
+    assert run.leftovers() == []
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_after_its_driver_was_killed(model_folder: Path, tmp_path: Path):
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
     first = Run(job, tmp_path)

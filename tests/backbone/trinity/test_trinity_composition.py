@@ -307,6 +307,16 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
             r"^command line: astuner\.asynchrony\.sync_style is 'fully_async', and no step may run ahead: .*; write a ",
         ),
         (
+            [
+                "asynchrony.sync_style=trainer_driven",
+                "asynchrony.sync_interval=2",
+                "asynchrony.max_staleness=2",
+                "trainer_common.test_freq=5",
+            ],
+            TINKER,
+            r"^command line: astuner\.trainer_common\.test_freq is 5, no multiple of sync_interval, 2: .*; write a mul",
+        ),
+        (
             ["rollout.temperature=0.9"],
             TINKER,
             r"^command line: astuner\.rollout\.temperature is 0\.9, and a Tinker service trains .*; write 1\.0$",
