@@ -7,7 +7,7 @@ samples in the run record, in every step: tokens, which of them are trained, and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -40,12 +40,27 @@ def sample_digest(sample: Sample) -> str:
     return digest(sample.token_ids, [count > 0 for count in sample.loss_mask[start:]], sample.logprobs[start:])
 
 
-def refuse_foreign(episodes: Iterable[Episode], trained: Mapping[SampleName, str], step: int) -> None:
+def refuse_other(
+    episodes: Iterable[Episode], wanted: Collection[SampleName], trained: Mapping[SampleName, str], step: int
+) -> None:
     """Compare what was trained in a step with what the tracker made of its episodes.
 
+    Args:
+        episodes: of the step, as recorded.
+        wanted: the samples that have a gradient.
+        trained: digests of those that arrived where they are trained.
+        step: for the message.
+
     Raises:
-        BackboneError: something else was trained.
+        BackboneError: something else was trained, or not all.
     """
+    missing = [name for name in wanted if name not in trained]
+    if missing:
+        raise BackboneError(
+            f"step {step}: Trinity trained {len(wanted) - len(missing)} of {len(wanted)} samples; sample "
+            f"{missing[0][1]} of episode {missing[0][0]} got lost on the way. This is a bug; please report it with "
+            "the run"
+        )
     known = {(one.episode_id, number): sample for one in episodes for number, sample in enumerate(one.samples)}
     for name, found in trained.items():
         if name not in known or sample_digest(known[name]) != found:

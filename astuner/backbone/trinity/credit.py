@@ -55,9 +55,10 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
         # What came of a runner that was lost on the way is recorded, and not trained.
         episodes = [one for one in episodes if (one.episode_id, 0) in known]
         result, parts = _credited(self._config, self._updates, step, episodes)
-        await desk().post.remote(Credited(step, tuple(one.episode_id for one in episodes), result))
         algorithm = resolve(self._config.trainer_common.algorithm)
-        found = (_mini_batch(self._config, algorithm, part, episodes, known) for part in parts)
+        found = [_mini_batch(self._config, algorithm, part, episodes, known) for part in parts]
+        samples = frozenset((one.info[EPISODE], one.info[SAMPLE]) for part in found for one in part)
+        await desk().post.remote(Credited(step, tuple(one.episode_id for one in episodes), result, samples))
         kl = uses_kl_loss(self._config)
         return [one for part in found for one in part or [idle(step, exps[0], reference=kl)]], {}
 

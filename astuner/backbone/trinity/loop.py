@@ -12,7 +12,7 @@ from loguru import logger
 from astuner.backbone.ingredients import call_settings
 from astuner.backbone.reinforce import ReinforcementLoop
 from astuner.backbone.step_credit import UpdateResult
-from astuner.backbone.trinity.certificate import SampleName, refuse_foreign
+from astuner.backbone.trinity.certificate import SampleName, refuse_other
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
 from astuner.backbone.trinity.desk import Course
 from astuner.backbone.trinity.metrics import update_metrics
@@ -67,26 +67,22 @@ class TrinityLoop(ReinforcementLoop):
         """Wait until the trainer has learned from the step's episodes."""
         following = self.session.following
         credited, trained, parts = self._follow(number)
-        for one in trained:
-            refuse_foreign(usable, one, number)
+        refuse_other(usable, credited.samples, trained, number)
         moved = update_metrics(parts) | {"backlog/steps": following.waiting}
         self._refuse_stale(moved, number)
         if credited.result is None:
             return UpdateResult(moved, (), signal=False)
         return _for(usable, credited.episodes, credited.result, moved)
 
-    def _follow(self, number: int) -> tuple[Credited, list[Mapping[SampleName, str]], list[Mapping[str, float]]]:
+    def _follow(self, number: int) -> tuple[Credited, dict[SampleName, str], list[Mapping[str, float]]]:
         """Wait for the trainer's steps of a training step; return, and forget, what they trained and measured."""
         following, updates = self.session.following, self.session.updates
         with self.session.context.phase("update"):
             credited = following.wait_for_update(number, number * updates)
         self._followed = number
         own = range((number - 1) * updates + 1, number * updates + 1)
-        return (
-            credited,
-            [following.taken.pop(one, {}) for one in own],
-            [following.measured.pop(one, {}) for one in own],
-        )
+        trained = {name: found for one in own for name, found in following.taken.pop(one, {}).items()}
+        return credited, trained, [following.measured.pop(one, {}) for one in own]
 
     def _refuse_stale(self, metrics: Mapping[str, float], step: int) -> None:
         most, found = self.config.asynchrony.max_staleness, metrics.get("staleness/max", 0.0)

@@ -72,11 +72,13 @@ class Credited:
         step: the training step that it is of.
         episodes: the ids of those that are trained, in the order of the result.
         result: an `UpdateResult` without the update's own metrics; None where no episode can be learned from.
+        samples: those that have a gradient, by episode and number of the sample.
     """
 
     step: int
     episodes: tuple[str, ...]
     result: Any
+    samples: frozenset[tuple[str, int]]
 
 
 @dataclass(frozen=True)
