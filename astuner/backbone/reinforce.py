@@ -36,6 +36,13 @@ class ReinforcementLoop(TrainingLoop):
             BackboneError: the engine's logprobs do not belong to the model's weights, or the gradient is not finite.
         """
 
+    def wait_for_learning(self, number: int) -> None:
+        """Wait until step `number` is learned from, where another process does that by itself; a signal ends the wait.
+
+        Args:
+            number: the step's; it may have no usable episode.
+        """
+
     def train(self) -> None:
         """Do the steps that are left, and the validations around them."""
         state = self.state
@@ -65,6 +72,7 @@ class ReinforcementLoop(TrainingLoop):
             self._record(number, episodes, usable, _NOTHING_DONE)
             self.save()
             refuse_all_failed(episodes)
+        self.wait_for_learning(number)
         # Weights, counters and record change together, so that a checkpoint finds them in agreement.
         with interrupt_deferred():
             result = self.learn(usable, number) if usable else _NOTHING_DONE

@@ -24,6 +24,21 @@ from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest
 
 
+@dataclass(frozen=True)
+class _Learned:
+    """What is known of a training step that the trainer has done.
+
+    Attributes:
+        credited: of its episodes.
+        trained: digests of the samples that arrived there.
+        measured: in each of its optimiser steps.
+    """
+
+    credited: Credited
+    trained: Mapping[SampleName, str]
+    measured: Sequence[Mapping[str, float]]
+
+
 @dataclass
 class TrinityLoop(ReinforcementLoop):
     """Follows the explorer's batches and the trainer's steps, and records them as any other backbone does.
@@ -36,17 +51,13 @@ class TrinityLoop(ReinforcementLoop):
 
     session: TrinitySession
     checkpoints: TrinityCheckpoints
-    _followed: int = 0
+    _learned: _Learned | None = None
 
     def step(self) -> str:
         """Follow the next training step; the first lets explorer and trainer begin."""
         if not self.session.begun:
             self.session.begin(self._course())
-        note = super().step()
-        if self._followed < self.state.step:
-            # No episode had a reward, so that nothing was learned; the trainer has counted idle steps all the same.
-            self._follow(self.state.step)
-        return note
+        return super().step()
 
     def _course(self) -> Course:
         run, common = self.config, self.config.trainer_common
@@ -63,26 +74,25 @@ class TrinityLoop(ReinforcementLoop):
             self.order, request, self.state.step, self.total_steps, steps_ahead(run), run.asynchrony.max_staleness, hold
         )
 
+    def wait_for_learning(self, number: int) -> None:
+        """Wait for the trainer's steps, of which a step without any reward has some, too."""
+        following, updates = self.session.following, self.session.updates
+        with self.session.context.phase("update"):
+            credited = following.wait_for_update(number, number * updates)
+        own = range((number - 1) * updates + 1, number * updates + 1)
+        trained = {name: found for one in own for name, found in following.taken.pop(one, {}).items()}
+        self._learned = _Learned(credited, trained, [following.measured.pop(one, {}) for one in own])
+
     def learn(self, usable: Sequence[Episode], number: int) -> UpdateResult:
-        """Wait until the trainer has learned from the step's episodes."""
-        following = self.session.following
-        credited, trained, parts = self._follow(number)
-        refuse_other(usable, credited.samples, trained, number)
-        moved = update_metrics(parts) | {"backlog/steps": following.waiting}
+        """Return what the trainer has learned from the step's episodes, and make sure of it."""
+        assert self._learned is not None
+        credited = self._learned.credited
+        refuse_other(usable, credited.samples, self._learned.trained, number)
+        moved = update_metrics(self._learned.measured) | {"backlog/steps": self.session.following.waiting}
         self._refuse_stale(moved, number)
         if credited.result is None:
             return UpdateResult(moved, (), signal=False)
         return _for(usable, credited.episodes, credited.result, moved)
-
-    def _follow(self, number: int) -> tuple[Credited, dict[SampleName, str], list[Mapping[str, float]]]:
-        """Wait for the trainer's steps of a training step; return, and forget, what they trained and measured."""
-        following, updates = self.session.following, self.session.updates
-        with self.session.context.phase("update"):
-            credited = following.wait_for_update(number, number * updates)
-        self._followed = number
-        own = range((number - 1) * updates + 1, number * updates + 1)
-        trained = {name: found for one in own for name, found in following.taken.pop(one, {}).items()}
-        return credited, trained, [following.measured.pop(one, {}) for one in own]
 
     def _refuse_stale(self, metrics: Mapping[str, float], step: int) -> None:
         most, found = self.config.asynchrony.max_staleness, metrics.get("staleness/max", 0.0)

@@ -56,6 +56,21 @@ def test_the_slowest_tasks_are_given_up_and_counted(model_folder: Path, tmp_path
 
 
 @pytest.mark.slow
+def test_a_step_without_any_reward_keeps_in_time_with_the_trainer(model_folder: Path, tmp_path: Path):
+    settings = {"trainer_common__total_training_steps": 3, "rollout__max_retries": 0}
+    run = Run(trinity_job(model_folder, tmp_path, "SecondStepFails", **settings), tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert list(losses(run.record)) == [1, 3]
+    assert len([entry for entry in read_index(run.record) if entry.step == 2 and entry.status == "failed"]) == 8
+    backlogs = {
+        row.step: row.metrics["backlog/steps"] for row in read_metrics(run.record) if "loss/policy" in row.metrics
+    }
+    assert backlogs[3] == 0
+    assert (run.record / "checkpoints" / "step_000002").is_dir()
+
+
+@pytest.mark.slow
 def test_a_run_computes_on_the_ray_that_it_was_started_with(model_folder: Path, tmp_path: Path):
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
         job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=1)

@@ -61,6 +61,15 @@ class EpisodeAccidents(Letters):
         return await super().execute(workflow_task, model_tuner)
 
 
+class SecondStepFails(Letters):
+    """No episode of step 2 has a reward."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith("train-000002-"):
+            raise RuntimeError("the environment is down")
+        return await super().execute(workflow_task, model_tuner)
+
+
 class UnluckyHang(Letters):
     """Of a training task that is unlucky no episode ends."""
 
