@@ -108,6 +108,18 @@ class Run:
             return False
 
 
+def refused_beside_a_record(job: AstunerJob, folder: Path, *words: str) -> str:
+    """Run where an earlier record is; check that the run is refused and the record stays; return what was printed."""
+    earlier = folder / "records" / "run" / "config.yaml"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("of an earlier run")
+    code, printed = Run(job, folder, *words).ended()
+    assert code == 1, printed
+    assert {one.name for one in (folder / "records").iterdir()} == {"run", ".run.lock"}
+    assert earlier.read_text() == "of an earlier run"
+    return printed
+
+
 def losses(record: Path) -> dict[int, float]:
     """The policy loss by step."""
     if not (record / "metrics.jsonl").exists():

@@ -13,7 +13,7 @@ import pytest
 
 from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
-from tests.backbone.runs import Run, losses
+from tests.backbone.runs import Run, losses, refused_beside_a_record
 from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -116,11 +116,4 @@ def test_without_vllm_the_command_that_installs_it_is_named(model_for_vllm: Path
     ],
 )
 def test_a_mistake_leaves_the_earlier_record_where_it_is(model_folder: Path, tmp_path: Path, mistake: str, said: str):
-    earlier = tmp_path / "records" / "run" / "config.yaml"
-    earlier.parent.mkdir(parents=True)
-    earlier.write_text("of an earlier run")
-    code, printed = Run(make_job("Letters", model_folder, tmp_path), tmp_path, mistake).ended()
-    assert code == 1, printed
-    assert said in printed
-    assert {folder.name for folder in (tmp_path / "records").iterdir()} == {"run", ".run.lock"}
-    assert earlier.read_text() == "of an earlier run"
+    assert said in refused_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)
