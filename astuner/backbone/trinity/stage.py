@@ -184,9 +184,11 @@ def stage(config: Config, trainer_class: Any, alive: Callable[[], None]) -> Iter
         trainer_class: Trinity's `Trainer`, or one derived of it.
         alive: raises where something else that both need has ended.
     """
-    trainer = trainer_class.get_actor(config) if config.mode == "both" else None
-    running = Stage(config, Explorer.get_actor(config), trainer, alive)
+    running = Stage(config, None, None, alive)
     try:
+        if config.mode == "both":
+            running.trainer = trainer_class.get_actor(config)
+        running.explorer = Explorer.get_actor(config)
         yield running
     finally:
         running.end()
