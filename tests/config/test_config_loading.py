@@ -236,18 +236,13 @@ def test_a_callers_own_hydra_is_left_as_it_was(write: Write, minimal: str, tmp_p
     assert not GlobalHydra.instance().is_initialized()
 
 
-def test_loading_is_light_and_quick(write: Write, minimal: str) -> None:
+def test_loading_is_light(write: Write, minimal: str) -> None:
     script = (
-        "import sys, time; start = time.process_time()\n"
+        "import sys\n"
         "from pathlib import Path; from astuner.config.loading import load_config\n"
         "load_config(Path(sys.argv[1]))\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'agentscope', 'ray'} & set(sys.modules)\n"
-        "print(time.process_time() - start, *heavy)"
+        "print(*{'torch', 'transformers', 'datasets', 'agentscope', 'ray'} & set(sys.modules))"
     )
     path = write(minimal + BOILERPLATE.format(package="astuner", package_default="astuner_default"))
-    runs = [
-        subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
-        for _ in range(3)
-    ]
-    assert {tuple(run.stdout.split()[1:]) for run in runs} == {()}
-    assert min(float(run.stdout.split()[0]) for run in runs) < 0.6
+    run = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == []

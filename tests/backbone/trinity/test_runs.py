@@ -60,7 +60,8 @@ def goes_on(job: AstunerJob, folder: Path) -> None:
     assert json.loads((second.record / "summary.json").read_text())["steps"] == 6
 
 
-@pytest.mark.parametrize("role", [pytest.param("Explorer", marks=pytest.mark.slow), "Trainer"])
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["Explorer", "Trainer"])
 def test_a_role_that_is_killed_is_named_and_the_run_goes_on(model_folder: Path, tmp_path: Path, role: str):
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
     first = Run(job, tmp_path)
