@@ -79,8 +79,10 @@ def test_training_stops_through_the_debuggers_port_until_the_debugger_leaves(fol
     command += [f"astuner.debug.debugger_port={port}", "astuner.trainer_common.total_training_steps=1"]
     # One at a time, so that the order is known; a stop in one thread stops all others too.
     with client_of(folder, [*command, "astuner.rollout.max_env_worker=1"], port) as client:
-        # The first of the eight episodes that train; the others go on without a debugger.
+        # The first of the eight episodes that train; the others go on without a debugger, which leaves in the fourth.
         stops = [stopped_at(client, "answer", main=False) for _ in range(3)]
+        client.event("stopped")
+        client.ask("disconnect")
     assert [place[:2] for place in stops] == [("execute", line)] * 3
     assert stops[0][2] == "42"
     assert f"attach one to 127.0.0.1:{port}" in (folder / "out.txt").read_text()
