@@ -61,7 +61,6 @@ class Following:
         desk: where they are.
         stage: Trinity's roles, once they are there.
         last: the number of the trainer's last step; 0 where it does none.
-        alive: raises where something else that the run needs has ended.
         credited: what is known of each training step that waits for the trainer, by step.
         measured: the metrics of the trainer's steps, by its own number.
         taken: what it trained on in each of them.
@@ -72,7 +71,6 @@ class Following:
     desk: Any
     stage: Stage
     last: int = 0
-    alive: Callable[[], None] = lambda: None
     credited: dict[int, Credited] = field(default_factory=dict)
     measured: dict[int, Mapping[str, float]] = field(default_factory=dict)
     taken: dict[int, Mapping[SampleName, str]] = field(default_factory=dict)
@@ -140,9 +138,8 @@ class Following:
             if any(not isinstance(one, Said | Reached) for one in news):
                 heard = time.monotonic()
                 continue
-            self.alive()
-            self._refuse_dead_runners()
             self.stage.refuse_ended(trained=self.trained >= self.last)
+            self._refuse_dead_runners()  # which die with the explorer, too
             if time.monotonic() - heard > patience:
                 raise BackboneError(
                     f"nothing has come of {what} for {patience:.0f} s: a process of Trinity's is stuck (asynchrony."

@@ -276,7 +276,7 @@ def _started(
     desk = open_desk(job)
     side.wait_until_served(patience or 3600.0)
     running = stack.enter_context(stage(checked(filled), side.trainer_class(), side.refuse_ended))
-    following = Following(config, desk, running, alive=side.refuse_ended)
+    following = Following(config, desk, running)
     running.prepare(patience)
     return TrinitySession(context, RunState(), running, following, plan, side, state)
 

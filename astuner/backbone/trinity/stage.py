@@ -120,7 +120,7 @@ class Stage:
         self._get("saving the last step", [self._works["trainer"]], patience)
 
     def refuse_ended(self, *, trained: bool) -> None:
-        """Make sure that both still work.
+        """Make sure that both still work, and what they need is there.
 
         Args:
             trained: whether the trainer may have ended: it has done all its steps.
@@ -128,6 +128,7 @@ class Stage:
         Raises:
             BackboneError: one has ended; with what its log says.
         """
+        self.alive()
         for role, work in self._works.items():
             if role == "trainer" and trained:
                 continue

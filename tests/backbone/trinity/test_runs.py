@@ -70,7 +70,7 @@ def test_a_role_that_is_killed_is_named_and_the_run_goes_on(model_folder: Path, 
     code, printed = first.ended()
     assert code == 1, printed
     assert "The same command goes on from the last checkpoint" in printed
-    assert role.lower() in printed
+    assert f"a process of Trinity's died while {role.lower()}: working" in printed
     assert first.leftovers() == []
     goes_on(job, tmp_path)
 
