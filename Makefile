@@ -1,4 +1,4 @@
-.PHONY: setup check test locks bench demo
+.PHONY: setup check test generated locks bench demo
 
 setup:  ## install astuner with everything that developers need
 	pip install -e ".[dev]"
@@ -10,12 +10,16 @@ check:  ## lint, format, types, import contracts
 	lint-imports
 
 test:  ## the test suite
-	pytest
+	pytest -n 2
 
-locks:  ## resolve the lock files of the backbones' environments anew; ARGS="--upgrade verl-cpu" says which and how
-	python -m astuner.launcher.environments.locking $(ARGS)
+generated:  ## write the default YAML and the docs' key tables from the configuration's declarations
+	python -m astuner.config.reference docs/en
+	python -m astuner.algorithms.reference docs/en/algorithms.md
 
-bench:  ## print one JSON line a benchmark; needs `pip install -e ".[dev,bench]"`
+locks:  ## resolve the lock files of the backbones' environments again; ARGS="--upgrade verl-cpu" selects which and how
+	python -m astuner.environments.locking $(ARGS)
+
+bench:  ## print one line of JSON for each benchmark; needs `pip install -e ".[dev,bench]"`
 	python tests/bench/bench_engine.py
 	python tests/bench/bench_step.py
 	python tests/bench/bench_merge.py

@@ -22,7 +22,7 @@ problems = [
     text
     for text, wrong in {
         "it ran without verl": "verl" not in ran_with,
-        "this environment has verl, so that the command had no need to go on in another": (
+        "this environment has verl, so the command did not re-execute in another": (
             importlib.util.find_spec("verl") is not None
         ),
         f"the backbone was {summary.backbone}": summary.backbone != "verl",

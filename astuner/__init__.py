@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from astuner.breakpoints import bp
+    from astuner.debugging.breakpoints import bp
     from astuner.job import AstunerJob
     from astuner.model_tuner import ModelTuner
     from astuner.schema import WorkflowOutput, WorkflowTask
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 __all__ = ["AstunerJob", "ModelTuner", "Workflow", "WorkflowOutput", "WorkflowTask", "bp"]
 __version__ = "0.1.0"
 
-# For PyTorch's OpenMP, which reads it when PyTorch is first imported: a thread without work sleeps after some 30 µs,
-# where it would keep its core busy for milliseconds. Beside other busy processes (an agent's tools, say) a step of
-# a small model takes several times as long otherwise; alone it takes a twentieth longer.
+# PyTorch's OpenMP reads this when PyTorch is first imported. Idle threads then sleep after about 30 µs instead of
+# spinning for milliseconds. A step of a small model would otherwise take several times as long if other processes, such
+# as an agent's tools, are busy. On an idle machine a step takes 5% longer.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-# Loaded on first use, so that `import astuner` stays light.
-_HOMES = {
+# Imported on first use, so that `import astuner` is fast.
+_MODULES = {
     "AstunerJob": "astuner.job",
     "ModelTuner": "astuner.model_tuner",
     "Workflow": "astuner.workflow",
     "WorkflowOutput": "astuner.schema",
     "WorkflowTask": "astuner.schema",
-    "bp": "astuner.breakpoints",
+    "bp": "astuner.debugging.breakpoints",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'astuner' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,11 @@
-"""The `astuner` command, and `python -m astuner`."""
+"""Entry point of `astuner` and `python -m astuner`."""
 
-from astuner.signals import answer_usr1
+from astuner.debugging.signals import print_stack_on_usr1
 
 
 def main() -> None:
     """Run the command and exit; see `astuner.cli.main`."""
-    answer_usr1()
+    print_stack_on_usr1()
     from astuner.cli import main as run
 
     run()

@@ -1,85 +1,58 @@
-"""The `astuner` command."""
+"""The `astuner` command line."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from astuner.breakpoints import choose_tags
-from astuner.command_groups import TrainByDefault, WithServices
+from astuner.cli_options import (
+    BACKBONE,
+    CONF,
+    DEBUGGER,
+    EXP_DIR,
+    OVERRIDES,
+    SERVICES,
+    ServicesCommand,
+    TrainByDefaultGroup,
+)
+from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
-from astuner.signals import Terminated, orderly_end_on
 
 if TYPE_CHECKING:
-    from astuner.launcher.launch import Launch
-
-_CONF = click.option(
-    "--conf",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The YAML configuration.",
-)
-_BACKBONE = click.option(
-    "--backbone", metavar="NAME", help="Overrides astuner.backbone: debug, local, verl or trinity."
-)
-_EXP_DIR = click.option(
-    "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Where run records go."
-)
-_SERVICES = click.option(
-    "--with-NAME",
-    "services",
-    multiple=True,
-    metavar="",
-    help="Start the service NAME before, and stop it after: one of astuner.services, or ray, ray-cluster, logview, "
-    "appworld.",
-)
+    from astuner.launcher.launch import Launcher
 
 
-def _stop_at(_context: click.Context, _option: click.Parameter, tags: str | None) -> None:
-    if tags is not None:
-        choose_tags(tags)
-
-
-_DB = click.option(
-    "--db",
-    metavar="TAG1|TAG2",
-    expose_value=False,
-    callback=_stop_at,
-    help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'): with --backbone=debug in this terminal, one "
-    "episode at a time; in training through debug.debugger_port.",
-)
-_OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-
-
-@click.group(cls=TrainByDefault, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=TrainByDefaultGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="astuner")
 def astuner() -> None:
-    """Tune the model behind an agent: your workflow, your tasks, your judge.
+    """Fine-tune the language model of an agent with reinforcement learning.
 
-    `astuner --conf FILE [KEY=VALUE]…` trains; KEY is a full path such as astuner.trainer_common.optim.lr.
+    `astuner --conf FILE [KEY=VALUE]...` trains. KEY is a full configuration key, such as
+    astuner.trainer_common.optim.lr.
     """
 
 
-@astuner.command(cls=WithServices)
-@_CONF
-@_BACKBONE
-@click.option("--validation", is_flag=True, help="With --backbone=debug: roll out validation tasks.")
+@astuner.command(cls=ServicesCommand)
+@CONF
+@BACKBONE
+@click.option("--validation", is_flag=True, help="Roll out validation tasks. Only with --backbone=debug.")
 @click.option(
     "--keep-engine",
     is_flag=True,
-    help="With --backbone=debug and rollout.name vllm: leave the vLLM server warm for the next run.",
+    help="Keep the vLLM server warm for later runs. Only with --backbone=debug and rollout.name: vllm.",
 )
-@_DB
-@_SERVICES
-@_EXP_DIR
-@_OVERRIDES
+@DEBUGGER
+@SERVICES
+@EXP_DIR
+@OVERRIDES
 def train(
     conf: Path,
     backbone: str | None,
@@ -89,27 +62,30 @@ def train(
     exp_dir: str,
     overrides: tuple[str, ...],
 ) -> None:
-    """Tune the model (the default command); with --backbone=debug, roll out a few episodes and stop there."""
-    launch = _launch(conf, overrides, backbone, exp_dir, services)
-    if launch.config.astuner.backbone == "debug":
-        launch.debug("val" if validation else "train", keep_engine=keep_engine)
+    """Train the model (the default command).
+
+    With --backbone=debug, roll out a few episodes without training.
+    """
+    launcher = _load(conf, overrides, backbone, exp_dir, services)
+    if launcher.config.astuner.backbone == "debug":
+        launcher.debug("val" if validation else "train", keep_engine=keep_engine)
     elif keep_engine:
-        raise click.UsageError("--keep-engine is for --backbone=debug, where rollout.name is vllm")
+        raise click.UsageError("--keep-engine requires --backbone=debug and rollout.name: vllm")
     elif validation:
-        raise click.UsageError("--validation is for --backbone=debug; `astuner eval` measures on the validation tasks")
+        raise click.UsageError("--validation requires --backbone=debug; to evaluate a model, use `astuner eval`")
     else:
-        launch.train()
+        launcher.train()
 
 
-@astuner.command(name="eval", cls=WithServices)
-@_CONF
-@click.option("--model", metavar="PATH", help="Measure this folder or hub name instead of astuner.model.path.")
-@click.option("--tasks", type=click.IntRange(min=1), help="Measure the first N validation tasks only.")
-@_BACKBONE
-@_DB
-@_SERVICES
-@_EXP_DIR
-@_OVERRIDES
+@astuner.command(name="eval", cls=ServicesCommand)
+@CONF
+@click.option("--model", metavar="PATH", help="Folder or Hugging Face name of the model. [default: astuner.model.path]")
+@click.option("--tasks", type=click.IntRange(min=1), help="Number of validation tasks, from the first. [default: all]")
+@BACKBONE
+@DEBUGGER
+@SERVICES
+@EXP_DIR
+@OVERRIDES
 def evaluate(
     conf: Path,
     model: str | None,
@@ -119,18 +95,18 @@ def evaluate(
     exp_dir: str,
     overrides: tuple[str, ...],
 ) -> None:
-    """Measure a model on the validation tasks."""
-    _launch(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
+    """Evaluate a model on the validation tasks."""
+    _load(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
 
 
-@astuner.command(cls=WithServices)
-@_CONF
+@astuner.command(cls=ServicesCommand)
+@CONF
 @click.option("--dry-run", is_flag=True, help="Also roll out a few training episodes.")
-@_BACKBONE
-@_DB
-@_SERVICES
-@_EXP_DIR
-@_OVERRIDES
+@BACKBONE
+@DEBUGGER
+@SERVICES
+@EXP_DIR
+@OVERRIDES
 def check(
     conf: Path,
     dry_run: bool,
@@ -139,43 +115,56 @@ def check(
     exp_dir: str,
     overrides: tuple[str, ...],
 ) -> None:
-    """Say what a run would do, and what is wrong, before it is started."""
-    launch = _launch(conf, overrides, backbone, exp_dir, services)
-    from astuner.launcher.check import check_launch
+    """Check a configuration without training, and show the size of the run."""
+    launcher = _load(conf, overrides, backbone, exp_dir, services)
+    from astuner.launcher.check import check_run
 
-    check_launch(launch, dry_run=dry_run)
+    check_run(launcher, dry_run=dry_run)
 
 
-def _launch(
+def _load(
     conf: Path, overrides: tuple[str, ...], backbone: str | None, exp_dir: str, services: tuple[str, ...]
-) -> Launch:
-    """Load the configuration, and go on in its backbone's own environment where there has to be one."""
+) -> Launcher:
+    """Load the configuration; re-execute the command in the backbone's environment if necessary."""
     from astuner.config.loading import load_config
-    from astuner.launcher.environments.entering import enter_environment
+    from astuner.environments.reexec import enter_environment
 
     loaded = load_config(conf, overrides, backbone)
     enter_environment(loaded.config.astuner.backbone)
-    from astuner.launcher.launch import Launch
+    from astuner.launcher.launch import Launcher
 
-    return Launch.of_loaded(loaded, exp_dir, services)
+    return Launcher.from_loaded(loaded, exp_dir, services)
 
 
 @astuner.command(name="install")
 @click.argument("backbone")
-@click.option("--cpu", "device", flag_value="cpu", help="For the CPU; the default where there is no NVIDIA GPU.")
-@click.option("--cuda", "device", flag_value="cuda", help="For NVIDIA GPUs; the default where there is one.")
+@click.option("--cpu", "device", flag_value="cpu", help="Install for the CPU. [default: without an NVIDIA GPU]")
+@click.option("--cuda", "device", flag_value="cuda", help="Install for NVIDIA GPUs. [default: with an NVIDIA GPU]")
 @click.option(
-    "--vllm", is_flag=True, help="On a CPU, with vLLM's build for it (rollout.name: vllm); on a GPU, vLLM is always in."
+    "--vllm",
+    is_flag=True,
+    help="Include vLLM's CPU build, for rollout.name: vllm. Environments for GPUs always include vLLM.",
 )
-@click.option("--python", metavar="PYTHON", help="The interpreter, as a path or a command; this one by default.")
 @click.option(
-    "--with", "extra", multiple=True, type=click.Path(path_type=Path), metavar="FILE",
-    help="A requirements.txt of your agent's, resolved together with the backbone's pins; may be given again.",
-)  # fmt: skip
-@click.option("--path", type=click.Path(path_type=Path), metavar="DIR", help="Where to, instead of the usual place.")
-@click.option("--index", default="", metavar="URL", help="A further package index, such as that of PyTorch's builds.")
-@click.option("--pip", is_flag=True, help="Use pip although uv is there, for instance for its configuration.")
-@click.option("--fresh", is_flag=True, help="Make it anew, without what --with brought earlier.")
+    "--python", metavar="PYTHON", help="Interpreter: a path, command or version. [default: the running interpreter]"
+)
+@click.option(
+    "--with",
+    "extra",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also install this requirements file, such as your agent's, resolved with the backbone's pinned versions. Can "
+    "be repeated.",
+)
+@click.option(
+    "--path", type=click.Path(path_type=Path), metavar="DIR", help="Install to this folder instead of the default one."
+)
+@click.option("--index", default="", metavar="URL", help="Additional package index, such as PyTorch's.")
+@click.option(
+    "--pip", is_flag=True, expose_value=False, help="No effect, because pip is always used; accepted for older scripts."
+)
+@click.option("--fresh", is_flag=True, help="Reinstall from scratch, without the files of earlier --with options.")
 def install_environment(
     backbone: str,
     device: Literal["cpu", "cuda"] | None,
@@ -184,45 +173,54 @@ def install_environment(
     extra: tuple[Path, ...],
     path: Path | None,
     index: str,
-    pip: bool,
     fresh: bool,
 ) -> None:
-    """Make the environment of BACKBONE, verl or trinity, with the versions that it was tested with.
+    """Install the environment of a backbone (verl or trinity) with tested package versions.
 
-    What is there already stays; `astuner doctor` says what is there. `astuner --backbone=BACKBONE` goes there by
-    itself.
+    An environment that is up to date is left unchanged; `astuner doctor` shows its state. Afterwards `astuner --conf
+    FILE --backbone=BACKBONE` runs there automatically.
     """
-    from astuner.launcher.environments.command import install_backbone
+    from astuner.environments.env_specs import env_spec_for
+    from astuner.environments.inspection import has_nvidia_gpu
+    from astuner.environments.install import InstallRequest, install
+    from astuner.environments.source import running_source
 
-    install_backbone(
-        backbone, device, vllm=vllm, python=python, extra=extra, folder=path, index=index, pip=pip, fresh=fresh
-    )
+    spec = env_spec_for(backbone, device or ("cuda" if has_nvidia_gpu() else "cpu"), vllm=vllm)
+    if device is None:
+        click.echo(f"detected device: {spec.device} (to choose, pass --cpu or --cuda)")
+    if not spec.tested:
+        click.echo(f"note: the package versions of {spec.name} are compatible as declared, but have not been tested")
+    files = tuple(file.absolute() for file in extra) or None
+    install(InstallRequest(spec, running_source(), python, files, path, index, fresh), click.echo)
+    click.echo(f"next: astuner --conf FILE --backbone={backbone}")
 
 
 @astuner.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(as_json: bool) -> int:
-    """Say for each backbone what is installed, what is wrong, and the command that mends it.
+    """Show the state of each backbone's environment, with problems and the commands that fix them.
 
-    The exit code is 1 if something that is installed is broken.
+    Exits with code 1 if an installed environment is broken.
     """
+    from astuner.environments.doctor import examine, print_reports
     from astuner.launcher.console import make_console
-    from astuner.launcher.environments.doctor import examine
-    from astuner.launcher.environments.doctor_report import exit_code, print_reports
 
     reports = examine()
-    print_reports(make_console(stderr=False), reports, as_json=as_json)
-    return exit_code(reports)
+    if as_json:
+        click.echo(json.dumps({report.backbone: asdict(report) for report in reports}, indent=1))
+    else:
+        print_reports(make_console(stderr=False), reports)
+    return int(any(report.state == "broken" for report in reports))
 
 
 @astuner.command()
 @click.argument("run")
 @click.argument("episode", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--step", type=click.IntRange(min=0), help="Account for the episodes of this step only.")
-@click.option("--split", type=click.Choice(["train", "val"]), help="Training or validation; train if there is any.")
-@click.option("--no-certificate", is_flag=True, help="Read the index only: faster, but checks no episode.")
-@_EXP_DIR
+@click.option("--step", type=click.IntRange(min=0), help="Only the episodes of this step.")
+@click.option("--split", type=click.Choice(["train", "val"]), help="Split of the episodes. [default: train, if any]")
+@click.option("--no-certificate", is_flag=True, help="Read only the index: faster, but does not verify episodes.")
+@EXP_DIR
 def explain(
     run: str,
     episode: str | None,
@@ -232,72 +230,85 @@ def explain(
     no_certificate: bool,
     exp_dir: str,
 ) -> None:
-    """Say how the calls of RUN became what was trained: tokens, forks and what to try against them.
+    """Explain how the LLM calls of RUN became training samples: tokens, forks and how to avoid them.
 
-    RUN is the run's folder, or its name under --exp-dir. EPISODE is an id as in the record, or how it alone begins.
+    RUN is the run's folder, or its name under --exp-dir. EPISODE is an episode id or a unique prefix of one.
     """
-    from astuner.launcher.explain import explain as print_explanation
+    from astuner.explain import explain as print_explanation
 
     if episode is not None and (step is not None or split is not None or no_certificate):
-        raise click.UsageError("--step, --split and --no-certificate are for a whole run; leave them out with EPISODE")
+        raise click.UsageError("--step, --split and --no-certificate cannot be combined with EPISODE")
     print_explanation(run, episode, Path(exp_dir), step=step, split=split, certify=not no_certificate, as_json=as_json)
 
 
 @astuner.command()
 @click.argument("folder", default=".", type=click.Path(path_type=Path))
 def init(folder: Path) -> None:
-    """Write a small project that runs as it is: agent, judge, tasks, YAML, and VS Code's launch.json.
+    """Create a small project in FOLDER that runs without changes.
 
-    It goes into FOLDER, the working directory by default. Files that are there are kept.
+    It has an agent, a judge, tasks, a configuration and launch.json for VS Code. FOLDER is the working directory by
+    default. Existing files are not overwritten.
     """
     from astuner.launcher.starter import start_project
 
-    started = start_project(folder)
-    for name in started.written:
+    files = start_project(folder)
+    for name in files.written:
         click.echo(f"wrote {folder / name}")
-    for name in started.kept:
-        click.echo(f"kept {folder / name}, which was there")
-    if "agent.yaml" in started.written and {"agent.py", "judge.py"} & set(started.kept):
-        click.echo("the YAML was written for the starter's own agent and judge: name yours in agent.yaml")
-    elif started.written:
+    for name in files.existing:
+        click.echo(f"skipped {folder / name}, which already exists")
+    if "agent.yaml" in files.written and {"agent.py", "judge.py"} & set(files.existing):
+        click.echo("agent.yaml names the agent and judge of the starter project; change it to name yours")
+    elif files.written:
         enter = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-        click.echo(f"now: {enter}astuner --conf agent.yaml --backbone=debug")
+        click.echo(f"next: {enter}astuner --conf agent.yaml --backbone=debug")
 
 
 @astuner.command(name="stop-engine")
 def stop_engine() -> None:
-    """End the vLLM servers that --keep-engine has left warm."""
-    from astuner.backbone.vllm_server.kept import stop_kept_servers
+    """Stop the warm vLLM servers, which --keep-engine keeps running."""
+    from astuner.llm_engine.vllm_server.warm_servers import stop_warm_servers
 
-    stopped = stop_kept_servers()
-    for kept in stopped:
-        click.echo(f"stopped the vLLM server on port {kept.settings.port} (process {kept.server.pid})")
+    stopped = stop_warm_servers()
+    for server in stopped:
+        click.echo(f"stopped the warm vLLM server on port {server.settings.port} (process {server.server.pid})")
     if not stopped:
-        click.echo("no vLLM server is kept")
+        click.echo("no warm vLLM server is running")
 
 
 @astuner.command()
 @click.argument("folder", default="launcher_record", metavar="[DIR]")
-@click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port; 0 for any free one."
+)
 def view(folder: str, port: int) -> None:
-    """Show the runs in DIR (launcher_record) as a page in the browser, on this machine only, until Ctrl-C."""
+    """Show the runs in DIR in the browser.
+
+    DIR is launcher_record by default. The page is served on this machine only, until Ctrl-C.
+    """
     from astuner.viewer.server import serve
 
-    serve(Path(folder), port, lambda address: click.echo(f"showing {folder} at {address} (Ctrl-C ends)"))
+    serve(Path(folder), port, lambda address: click.echo(f"showing {folder} at {address} (press Ctrl-C to stop)"))
 
 
 @astuner.command()
 @click.argument("run")
-@click.option("--format", "to", type=click.Choice(["jsonl", "parquet", "html"]), default="jsonl", show_default=True)
-@click.option("--episode", metavar="ID", help="This episode only, by its id or how it alone begins; html needs one.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Where to; by default in this folder.")
-@_EXP_DIR
+@click.option(
+    "--format",
+    "to",
+    type=click.Choice(["jsonl", "parquet", "html"]),
+    default="jsonl",
+    show_default=True,
+    help="jsonl: episodes; parquet: training samples; html: one episode as a page.",
+)
+@click.option("--episode", metavar="ID", help="Only this episode, by its id or a unique prefix; required for html.")
+@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Output file. [default: in this folder]")
+@EXP_DIR
 def export(
     run: str, to: Literal["jsonl", "parquet", "html"], episode: str | None, out: Path | None, exp_dir: str
 ) -> None:
-    """Write the episodes of RUN as JSON lines, its samples as Parquet, or an episode as one HTML file.
+    """Export the episodes or training samples of RUN.
 
-    What is damaged in the record is left out and named; only if nothing is left, it is an error.
+    Damaged lines and episodes are reported and skipped. It is an error if nothing can be exported.
     """
     from astuner.viewer.export import export_run
 
@@ -305,8 +316,10 @@ def export(
 
 
 @astuner.command(name="serve-tinker")
-@click.option("--model", required=True, metavar="PATH", help="As model.path: a folder, a hub name, package.module->f.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--model", required=True, metavar="PATH", help="Folder, Hugging Face name or package.module->f, as model.path."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 for any free one.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
 @click.option(
@@ -315,13 +328,11 @@ def export(
     default=Path("launcher_record/tinker"),
     show_default=True,
     metavar="DIR",
-    help="Where weights are saved; a server that is started again finds them there.",
+    help="Folder of the saved weights, which a restarted server finds again.",
 )
 @click.option("--max-models", type=click.IntRange(1), default=4, show_default=True, help="Models in training at once.")
-@click.option(
-    "--max-engines", type=click.IntRange(1), default=3, show_default=True, help="Weights in memory to sample."
-)
-@click.option("--max-samplers", type=click.IntRange(1), default=8, show_default=True, help="Kept of each run on disk.")
+@click.option("--max-engines", type=click.IntRange(1), default=3, show_default=True, help="Sampling engines in memory.")
+@click.option("--max-samplers", type=click.IntRange(1), default=8, show_default=True, help="Samplers per run on disk.")
 def serve_tinker(
     model: str,
     port: int,
@@ -332,51 +343,54 @@ def serve_tinker(
     max_engines: int,
     max_samplers: int,
 ) -> None:
-    """Serve a model to training loops written for Tinker (tinker 0.20), on this machine only, until Ctrl-C."""
-    from astuner.backbone.tinker_server import Limits, ServerOptions, serve
+    """Serve a model to training loops written for Tinker (tinker 0.20).
+
+    The server listens on this machine only, until Ctrl-C.
+    """
+    from astuner.tinker_server import Limits, ServerOptions, serve
 
     limits = Limits(max_models, max_engines, max_samplers)
     serve(
         ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
-        lambda address, names: click.echo(f"serving {names[0]} at {address} (Ctrl-C ends)"),
+        lambda address, names: click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)"),
     )
 
 
 def main() -> None:
     """Run the command and exit.
 
-    Exit codes: 0 done, 1 an error (printed as one message), 2 a command line that cannot be understood, 130 Ctrl-C,
-    128 + n ended by signal n (143 for SIGTERM).
+    Exit codes: 0 for success, 1 for an error (printed as one message), 2 for an invalid command line, 130 for Ctrl-C,
+    128 + n if signal n ended the command (143 for SIGTERM).
     """
-    with orderly_end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
+    with terminate_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
         code = _run(received)
     sys.exit(code)
 
 
 def _run(received: Sequence[int]) -> int:
     try:
-        outcome: Any = astuner.main(standalone_mode=False)
+        result: Any = astuner.main(standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except click.Abort as abort:  # click's name for Ctrl-C, and for an end of input
-        return _report(abort.__cause__ or abort)
+    except click.Abort as abort:  # raised by click for Ctrl-C and at the end of input
+        return _print_error(abort.__cause__ or abort)
     except (Exception, KeyboardInterrupt) as error:
-        # A signal that came in the midst of a library's work may come out as an error of that library's.
-        ended = bool(received) and not isinstance(error, AstunerError | KeyboardInterrupt)
-        return _report(Terminated(received[-1]) if ended else error)
-    return outcome if isinstance(outcome, int) else 0
+        # A library that a signal interrupts may raise another error.
+        is_consequence = bool(received) and not isinstance(error, AstunerError | KeyboardInterrupt)
+        return _print_error(Terminated(received[-1]) if is_consequence else error)
+    return result if isinstance(result, int) else 0
 
 
-def _report(error: BaseException) -> int:
-    """Print what ended the command; return the exit code."""
+def _print_error(error: BaseException) -> int:
+    """Print the error that ended the command; return the exit code."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
         click.echo("interrupted", err=True)
         return 128 + getattr(error, "signal_number", signal.SIGINT)
-    from astuner.launcher.console import print_error, print_unexpected
+    from astuner.launcher.console import print_error, print_internal_error
 
     if isinstance(error, AstunerError):
         print_error(error)
     else:
-        print_unexpected(error)
+        print_internal_error(error)
     return 1

@@ -1,43 +1,41 @@
-"""The errors that astuner raises.
+"""The errors that astuner raises. Each message has what was given, what was expected, and how to fix it.
 
-Each message says what was given, what was expected and how to mend it.
-
-    AstunerError
-    ├── ConfigError              a key, value or file of the configuration (names file and line)
-    ├── PluginError              `package.module->Class` does not lead to what it should
-    ├── TaskDataError            a task file or row that cannot be read
-    ├── ModelError               the model or its tokenizer cannot be loaded or used
-    ├── BackboneError            unknown backbone, missing packages, training cannot go on
-    │   └── NoSignalError        nothing could be learned for the configured number of steps
-    ├── RecordError              the run record cannot be written or read
-    ├── InstallError             a backbone's environment cannot be made, is not there, or is broken
-    ├── ServiceError             a service that the run needs cannot be started, or finds its port taken
-    └── EpisodeError             one episode went wrong: data for the run, never a crash of it
-        ├── WorkflowError        the workflow raised or returned something that is no WorkflowOutput
-        ├── JudgeError           the judge raised or returned something that is no (reward, is_success)
-        ├── EpisodeTimeout       the episode or its judge took longer than allowed
-        ├── ContextLengthError   a prompt longer than the configuration or the model allows
-        ├── CallLimitError       more LLM calls than rollout.multi_turn.max_steps
-        └── AgentMadness         the model lost control; ends the episode with its configured reward
+AstunerError
+x ConfigError
+x PluginError
+x TaskDataError
+x ModelError
+x BackboneError
+  + NoSignalError
+x RecordError
+x InstallError
+x ServiceError
+x EpisodeError
+  + WorkflowError
+  + JudgeError
+  + EpisodeTimeout
+  + ContextLengthError
+  + CallLimitError
+  + AgentMadness
 """
 
 from __future__ import annotations
 
 
 class AstunerError(Exception):
-    """Base of all errors that astuner raises on purpose; the CLI prints its message without a traceback."""
+    """Base class of all errors that astuner raises. The CLI prints the message without a traceback."""
 
 
 class ConfigError(AstunerError):
-    """A key, value or file of the configuration is wrong."""
+    """A key, value or file of the configuration is invalid."""
 
 
 class PluginError(AstunerError):
-    """A `package.module->Class` path does not lead to what it should."""
+    """A path such as `package.module->Class` cannot be loaded, or names the wrong kind of object."""
 
 
 class TaskDataError(AstunerError):
-    """A task file or row cannot be read."""
+    """A task file or one of its rows cannot be read."""
 
 
 class ModelError(AstunerError):
@@ -45,11 +43,11 @@ class ModelError(AstunerError):
 
 
 class BackboneError(AstunerError):
-    """The backbone is unknown, lacks packages, or its training cannot go on."""
+    """The backbone is unknown, packages for it are missing, or its training cannot continue."""
 
 
 class NoSignalError(BackboneError):
-    """No group had reward variance for the configured number of steps, so nothing can be learned."""
+    """No group had reward variance for the configured number of steps."""
 
 
 class RecordError(AstunerError):
@@ -57,36 +55,37 @@ class RecordError(AstunerError):
 
 
 class InstallError(AstunerError):
-    """A backbone's isolated environment cannot be made, is not there, or is broken."""
+    """The environment of a backbone cannot be installed, is missing, or is broken."""
 
 
 class ServiceError(AstunerError):
-    """A service that the run needs cannot be started, does not become ready, or finds its port taken."""
+    """A service of the run cannot be started, does not become ready, or its port is taken."""
 
 
 class EpisodeError(AstunerError):
-    """One episode went wrong; the run counts it and goes on.
+    """An episode failed. The run counts the failure and continues.
 
-    `kind` is the short word under which the run record counts it.
+    Attributes:
+        kind: Short name under which the run record counts the failure.
     """
 
     kind = "episode"
 
 
 class WorkflowError(EpisodeError):
-    """The workflow raised, or returned something that is no `WorkflowOutput`."""
+    """The workflow raised an error or did not return a `WorkflowOutput`."""
 
     kind = "workflow"
 
 
 class JudgeError(EpisodeError):
-    """The judge raised, or returned something that is no `(reward, is_success)`."""
+    """The judge raised an error or did not return `(reward, is_success)`."""
 
     kind = "judge"
 
 
 class EpisodeTimeout(EpisodeError):
-    """The episode or its judge took longer than the configuration allows."""
+    """The episode or its judge exceeded the configured timeout."""
 
     kind = "timeout"
 
@@ -98,12 +97,24 @@ class ContextLengthError(EpisodeError):
 
 
 class CallLimitError(EpisodeError):
-    """The episode made more LLM calls than `rollout.multi_turn.max_steps`."""
+    """The episode exceeded `rollout.multi_turn.max_steps` LLM calls."""
 
     kind = "max_steps"
 
 
 class AgentMadness(EpisodeError):
-    """The model lost control (`rollout.compute_madness_checklist`); the episode ends with its configured reward."""
+    """The model produced degenerate output (`rollout.compute_madness_checklist`).
+
+    The episode ends with the reward that is configured for this case.
+    """
 
     kind = "madness"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without the final full stop.
+
+    The name of the error's type comes first, except for `OSError` and `ValueError`.
+    """
+    line = str(error).strip().partition("\n")[0].rstrip(".")
+    return line if isinstance(error, OSError | ValueError) and line else f"{type(error).__name__}: {line}"

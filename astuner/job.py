@@ -1,4 +1,4 @@
-"""AstunerJob: a run set up and started from Python."""
+"""AstunerJob: configure and run astuner from Python."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from astuner.config.changing import with_values
-from astuner.config.dumping import to_yaml
-from astuner.config.loading import check_config, load_config, resolve_names
+from astuner.config.loading import check_config, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
+from astuner.config.to_yaml import to_yaml
 from astuner.errors import ConfigError
 from astuner.plugin import load_class
 from astuner.run_record import RunSummary
@@ -25,12 +24,12 @@ _READERS = {"hf": "huggingface_dat_repo", "file": "dataset_file", "jsonl": "data
 
 @dataclass(frozen=True)
 class TunedModel:
-    """What a run left.
+    """The result of a training run.
 
     Attributes:
-        path: the tuned model, a folder in transformers' format.
-        metrics: the run's summary, as in summary.json.
-        record: the run's folder.
+        path: folder of the trained model, in the transformers format.
+        metrics: summary of the run, as in summary.json.
+        record: folder of the run record.
     """
 
     path: Path
@@ -45,9 +44,9 @@ class TunedModel:
 
 
 class AstunerJob:
-    """One run: choose workflow, data and judge, then `tune()`.
+    """A training run: set the workflow, the data and the judge, then call `tune()`.
 
-    Two jobs are equal when their configurations are.
+    Two jobs are equal if their configurations are equal.
     """
 
     def __init__(
@@ -61,24 +60,25 @@ class AstunerJob:
         experiment_name: str = "job",
         **settings: Any,
     ) -> None:
-        """Set up a job.
+        """Create a job.
 
         Args:
-            n_gpu: GPUs per machine, for the backbones that use a cluster.
-            algorithm: `trainer_common.algorithm.adv_estimator`.
-            model: a local folder or a Hugging Face name.
+            n_gpu: GPUs per machine, for backbones that use a cluster.
+            algorithm: value of `trainer_common.algorithm.adv_estimator`.
+            model: local folder or Hugging Face name.
             backbone: debug, local, trinity or verl.
-            project_name, experiment_name: name the run and its record.
-            settings: any other key, its dots written as double underscores: `trainer_common__optim__lr=1e-5`.
+            project_name: name of the project.
+            experiment_name: name of the run and of its record.
+            settings: other keys, with dots written as double underscores: `trainer_common__optim__lr=1e-5`.
 
         Raises:
-            ConfigError: a key or value is wrong.
+            ConfigError: a key is unknown or a value is invalid.
         """
         self._config = RunConfig()
-        # As if it had been loaded from a file of this name in the working directory.
+        # Relative paths are resolved as for a file of this name in the working directory.
         self._path = Path("job.yaml")
         self._notices: tuple[str, ...] = ()
-        given: dict[str, Any] = {
+        values: dict[str, Any] = {
             "backbone": backbone,
             "project_name": project_name,
             "experiment_name": experiment_name,
@@ -86,12 +86,12 @@ class AstunerJob:
             "trainer_common.algorithm.adv_estimator": algorithm,
         }
         if n_gpu is not None:
-            given["trainer_common.n_gpus_per_node"] = n_gpu
-        self.configure(given | {key.replace("__", "."): value for key, value in settings.items()})
+            values["trainer_common.n_gpus_per_node"] = n_gpu
+        self.configure(values | {key.replace("__", "."): value for key, value in settings.items()})
 
     @property
     def config(self) -> RunConfig:
-        """The configuration as it stands."""
+        """The present configuration."""
         return self._config
 
     def __eq__(self, other: object) -> bool:
@@ -100,20 +100,20 @@ class AstunerJob:
     __hash__ = None  # type: ignore[assignment]
 
     def configure(self, values: dict[str, Any]) -> Self:
-        """Set keys of section `astuner` by their dotted names.
+        """Set keys of section `astuner`, by their dotted names.
 
         Raises:
-            ConfigError: a key is unknown or a value is not allowed.
+            ConfigError: a key is unknown or a value is invalid.
         """
         self._config = with_values(self._config, {f"astuner.{key}": value for key, value in values.items()})
         return self
 
     def set_workflow(self, workflow: type[Workflow] | str) -> Self:
-        """Choose the agent: a Workflow class, or its `package.module->Class`."""
+        """Set the agent: a Workflow class, or its `package.module->Class`."""
         return self.configure({"rollout.agentscope_workflow": _class_path(workflow, Workflow)})
 
     def set_judge(self, judge: type[BaseJudge] | str) -> Self:
-        """Choose the judge: a BaseJudge class, or its `package.module->Class`; not needed if the workflow scores."""
+        """Set the judge: a BaseJudge class or its `package.module->Class`. Optional if workflows return rewards."""
         return self.configure({"task_judge.judge_protocol": _class_path(judge, BaseJudge)})
 
     def set_data(
@@ -125,17 +125,18 @@ class AstunerJob:
         training_split: str = "train",
         validation_split: str | None = None,
     ) -> Self:
-        """Choose the tasks.
+        """Set the tasks.
 
         Args:
-            type: `hf` (or huggingface_dat_repo) for a Hugging Face name or folder, `file` (or dataset_file, jsonl)
-                for a local file.
-            dataset_path: the name, folder or training file.
+            type: `hf` (or huggingface_dat_repo) for a Hugging Face data set or folder, `file` (or dataset_file, jsonl)
+                for local files.
+            dataset_path: name or folder of the data set, or the training file.
             validation_path: the validation file, for local files.
-            training_split, validation_split: names of splits, for Hugging Face.
+            training_split: name of the training split, for Hugging Face.
+            validation_split: name of the validation split, for Hugging Face.
 
         Raises:
-            ConfigError: an unknown type.
+            ConfigError: the type is unknown.
         """
         reader = _READERS.get(type, type)
         values: dict[str, Any] = {"task_reader.type": reader}
@@ -151,65 +152,69 @@ class AstunerJob:
                 f"task_reader.{reader}.validation.file_path": str(validation_path or ""),
             }
         else:
-            known = ", ".join(sorted({*_READERS, *_READERS.values()}))
-            raise ConfigError(f"set_data(type={type!r}): use one of {known}")
+            types = ", ".join(sorted({*_READERS, *_READERS.values()}))
+            raise ConfigError(f"set_data(type={type!r}): use one of {types}")
         return self.configure(values)
 
     def dump_job_as_yaml(self, path: str | Path) -> Path:
-        """Write the job as a YAML file that `astuner --conf` and `load_job_from_yaml` take."""
+        """Write the configuration as a YAML file for `astuner --conf` and `load_job_from_yaml`."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(to_yaml(self._config))
         return target
 
     def load_job_from_yaml(self, path: str | Path) -> Self:
-        """Take the configuration of a YAML file in place of this job's."""
+        """Replace the configuration by that of a YAML file."""
         loaded = load_config(Path(path))
         self._config, self._path, self._notices = loaded.config, loaded.path, loaded.notices
         return self
 
     def tune(self, exp_dir: str | Path = "launcher_record", services: Sequence[str] = ()) -> TunedModel:
-        """Run the job; the same as `astuner --conf` with its YAML.
+        """Train the model, as `astuner --conf` does with the job's YAML.
 
         Args:
-            exp_dir: where run records go.
-            services: what is started before and stopped after, as by `--with-NAME`.
+            exp_dir: folder of the run records.
+            services: names of the services to start before the run and stop after it, as `--with-NAME` does.
 
         Raises:
-            InstallError: the backbone has an environment of its own, and this is another.
-            AstunerError: whatever else is wrong with it.
+            InstallError: the backbone needs another environment.
+            AstunerError: any other error of the configuration or the run.
         """
-        from astuner.launcher.environments.entering import require_environment
+        from astuner.environments.reexec import require_environment
 
         require_environment(self._config.astuner.backbone)
-        from astuner.launcher.launch import Launch
+        from astuner.launcher.launch import Launcher
         from astuner.launcher.services import Services
 
         notices = dict.fromkeys((*self._notices, *check_config(self._config)))
         config = resolve_names(self._config, self._path, exp_dir)
         config_dir = self._path.absolute().parent
-        wanted = Services.named(services, config, config_dir, Path(exp_dir))
-        summary = Launch(config, config_dir, time.time(), tuple(notices), wanted).train()
+        created = Services.from_names(services, config, config_dir, Path(exp_dir))
+        summary = Launcher(config, config_dir, time.time(), tuple(notices), created).train()
         assert summary.model is not None
         return TunedModel(Path(summary.model), summary, Path(config.astuner.experiment_dir))
 
 
-def _class_path(given: type | str, base: type) -> str:
-    """Return `package.module->Class` for a class; one of the running script is named by the script's file."""
-    if isinstance(given, str):
-        return given
-    if not (inspect.isclass(given) and issubclass(given, base)):
-        raise ConfigError(f"a subclass of {base.__name__} is expected, got {given!r}")
-    if "<locals>" in given.__qualname__:
-        raise ConfigError(f"{given.__qualname__} is defined inside a function, where no YAML can name it; move it out")
-    if given.__module__ == "__main__":
+def _class_path(value: type | str, base: type) -> str:
+    """Return `package.module->Class`; for a class of the running script, with the script's file as the module."""
+    if isinstance(value, str):
+        return value
+    if not (inspect.isclass(value) and issubclass(value, base)):
+        raise ConfigError(f"expected a subclass of {base.__name__}, got {value!r}")
+    if "<locals>" in value.__qualname__:
+        raise ConfigError(
+            f"{value.__qualname__} is defined inside a function, so the YAML cannot name it; move it to module level"
+        )
+    if value.__module__ == "__main__":
         script = getattr(sys.modules["__main__"], "__file__", None)
         if script is None:
-            raise ConfigError(f"{given.__name__} was typed in an interactive session; put it into a file")
-        return f"{Path(script).absolute()}->{given.__qualname__}"
-    path = f"{given.__module__}->{given.__qualname__}"
+            raise ConfigError(
+                f"{value.__name__} is defined in an interactive session, so the YAML cannot name it; move it to a file"
+            )
+        return f"{Path(script).absolute()}->{value.__qualname__}"
+    path = f"{value.__module__}->{value.__qualname__}"
     try:
         load_class(path, base, search=(Path.cwd(),))
     except Exception:
-        return f"{Path(inspect.getfile(given)).absolute()}->{given.__qualname__}"
+        return f"{Path(inspect.getfile(value)).absolute()}->{value.__qualname__}"
     return path

@@ -1,4 +1,4 @@
-"""The named types that cross module boundaries. All are frozen; none holds a tensor."""
+"""The data types that modules exchange. They do not contain tensors; all but `WorkflowOutput` are frozen."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import Any, Literal
 
 from astuner.errors import WorkflowError
 
+JSON_KEY = "json_key"
+"""The key of a field's metadata with the field's JSON key in the run record, if that is not the field's name."""
+
 FinishReason = Literal["stop", "length"]
 Split = Literal["train", "val"]
 Message = Mapping[str, Any]
-"""One chat message in OpenAI's form: `role`, `content`, and `tool_calls`, `tool_call_id` or `name` where they apply."""
+"""A chat message in OpenAI's format: `role`, `content`, and optionally `tool_calls`, `tool_call_id` or `name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +24,10 @@ class Task:
 
     Attributes:
         task_id: unique and stable within its data set; episodes of one `task_id` form a GRPO group.
-        main_query: the question put to the agent.
-        init_messages: chat messages that precede the query, where the data has them.
-        metadata: every other field of the data row (e.g. `answer`), for the workflow and the judge.
-        env_type: the environment that the task belongs to, for tasks of an environment service.
+        main_query: the question for the agent.
+        init_messages: chat messages that precede the question, if the data has them.
+        metadata: all other fields of the data row, for example `answer`, for the workflow and the judge.
+        env_type: the environment of the task, for tasks of an environment service.
     """
 
     task_id: str
@@ -36,14 +39,14 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTask:
-    """What a workflow is given: the task, and which episode of it this is.
+    """The input of a workflow: a task and the identity of the episode.
 
     Attributes:
-        task: the problem.
+        task: the task.
         episode_id: unique within a run.
         repeat_index: 0-based index of this episode within its group.
-        seed: derived from run seed, step, task and repeat; use it for the workflow's own randomness.
-        is_validation: whether the episode only measures the model.
+        seed: derived from run seed, step, task and repeat; for the workflow's own randomness.
+        is_validation: True for validation episodes, which are not trained on.
     """
 
     task: Task
@@ -54,24 +57,24 @@ class WorkflowTask:
 
     @property
     def task_id(self) -> str:
-        """The task's id."""
+        """The id of the task."""
         return self.task.task_id
 
 
 @dataclass(slots=True)
 class WorkflowOutput:
-    """What a workflow returns.
+    """The output of a workflow.
 
     Attributes:
-        reward: the episode's reward, or `None` to have the judge score it. A mapping rewards each agent by its name
-            (every agent that was trained must be in it), a list each LLM call, in the order of `ModelTuner.calls`;
-            the episode's own reward is then their mean.
-        is_success: whether the task was solved; `None` means "reward > 0" once a reward is known.
-        metadata: anything the judge needs, e.g. `{"final_answer": "42"}`.
-        log_metrics: numbers to average over the step and log.
+        reward: the reward of the episode; None if the judge computes it. A mapping has the rewards of the agents by
+            name (every trained agent must be in it), and a list the rewards of the LLM calls in the order of
+            `ModelTuner.calls`; the reward of the episode is then their mean.
+        is_success: whether the task was solved; None means `reward > 0`.
+        metadata: data for the judge, for example `{"final_answer": "42"}`.
+        log_metrics: numbers that are averaged over the step and logged.
 
     Raises:
-        WorkflowError: a field has a value that training could not use.
+        WorkflowError: a field has an invalid value.
     """
 
     reward: float | Mapping[str, float] | Sequence[float] | None = None
@@ -81,9 +84,9 @@ class WorkflowOutput:
 
     def __post_init__(self) -> None:
         self.reward = _checked_rewards(self.reward)
-        # numpy and torch scalars have `item`; a success of theirs is welcome.
-        given: Any = self.is_success
-        success = given.item() if hasattr(given, "item") else given
+        # numpy and torch scalars are accepted; they have `item`.
+        value: Any = self.is_success
+        success = value.item() if hasattr(value, "item") else value
         if success is not None and not isinstance(success, bool):
             raise WorkflowError(f"WorkflowOutput.is_success must be True, False or None, got {self.is_success!r}")
         self.is_success = success
@@ -101,11 +104,13 @@ def _checked_rewards(reward: Any) -> float | dict[str, float] | tuple[float, ...
             str(agent): checked_reward(value, f"WorkflowOutput.reward[{agent!r}]") for agent, value in reward.items()
         }
     elif isinstance(reward, list | tuple):
-        rewards = tuple(checked_reward(value, f"WorkflowOutput.reward[{at}]") for at, value in enumerate(reward))
+        rewards = tuple(checked_reward(value, f"WorkflowOutput.reward[{index}]") for index, value in enumerate(reward))
     else:
         return checked_reward(reward, "WorkflowOutput.reward")
     if not rewards:
-        raise WorkflowError(f"WorkflowOutput.reward must not be empty, got {reward!r}; give None to ask the judge")
+        raise WorkflowError(
+            f"WorkflowOutput.reward must not be empty, got {reward!r}; use None to have the judge compute it"
+        )
     return rewards
 
 
@@ -113,9 +118,9 @@ def checked_reward(value: object, name: str) -> float:
     """Return `value` as a finite float.
 
     Raises:
-        WorkflowError: `value` is no number, or is NaN or infinite.
+        WorkflowError: `value` is not a number, or is NaN or infinite.
     """
-    # numpy and torch scalars have `item`; a reward of theirs is welcome.
+    # numpy and torch scalars are accepted; they have `item`.
     number = value.item() if hasattr(value, "item") else value
     if isinstance(number, bool):
         number = float(number)
@@ -126,15 +131,15 @@ def checked_reward(value: object, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How one completion is sampled.
+    """The sampling parameters of one completion.
 
     Attributes:
-        temperature: 0 means greedy.
+        temperature: 0 for greedy decoding.
         top_p: nucleus mass in (0, 1].
-        top_k: keep the k likeliest tokens; -1 keeps all.
-        max_tokens: the most tokens to generate, stop token included.
-        stop_token_ids: generation ends after any of these, which is part of the completion.
-        seed: makes this request's draws repeatable whatever is batched beside it.
+        top_k: keep the k most likely tokens; -1 for all.
+        max_tokens: the maximum number of generated tokens, including the stop token.
+        stop_token_ids: generation ends after any of these tokens, which is part of the completion.
+        seed: makes the sampling of this request reproducible, regardless of the other requests of its batch.
     """
 
     temperature: float = 1.0
@@ -147,14 +152,14 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an engine generated for one prompt.
+    """The completion of one prompt.
 
     Attributes:
-        token_ids: the sampled ids, the stop token included when one was sampled.
-        logprobs: one natural-log probability a token, of the temperature-scaled distribution before any
-            top-p or top-k cut (of the unscaled one when greedy): what a trainer recomputes.
-        finish_reason: `stop` (a stop token was sampled) or `length`.
-        policy_version: the weights that it was sampled with.
+        token_ids: the sampled ids, including the stop token if one was sampled.
+        logprobs: the natural-log probability of each token under the temperature-scaled distribution (for greedy
+            decoding, the unscaled one), without top-p and top-k, so that a trainer can recompute them.
+        finish_reason: `stop` if a stop token was sampled, else `length`.
+        policy_version: the version of the weights that sampled it.
     """
 
     token_ids: tuple[int, ...]
@@ -173,19 +178,21 @@ ForkCause = Literal[
 ]
 """Why a request does not extend the call that it continues.
 
-`template_rewrote_history`: same messages, but the chat template renders earlier turns differently once there are later
-    ones (e.g. leaves out their thinking), or does not show that it keeps them.
-`framework_edited_history`: a message before the last answer is another one than in the earlier call, was put in, or is
-    an answer that the model never gave.
-`tools_changed`: same messages, other tools.
-`system_changed`: another system message, or one come or gone, before an earlier conversation.
-`retokenised_by_client`: an answer says what the model said, white space aside, but in another form than the model was
-    given back as: trimmed, thinking or tool calls written out in the text, text made into tool calls. Its rendering is
-    another sequence of tokens than was sampled. (Ids and spacing of a tool call's JSON are no other form.)
-`truncated`: messages of the earlier conversation were left out, those kept are as they were (e.g. the oldest turns, to
-    fit the context); or the earlier answer was cut by `max_tokens` inside thinking or a list of tool calls, whose end
-    was never sampled, so that the template cannot go on from its tokens. (An answer cut in its text can be gone on
-    from: the end of turn that the template puts after it is context, never trained.)
+`template_rewrote_history`: the messages are the same, but the chat template renders earlier turns differently when
+later
+    ones follow (for example without their thinking), or it cannot be shown that it keeps their tokens.
+`framework_edited_history`: a message before the last answer differs from the earlier call, was inserted, or is an
+answer
+    that the model never gave.
+`tools_changed`: the messages are the same, but the tools differ.
+`system_changed`: the system message was changed, added or removed; the rest of the conversation is the same.
+`retokenised_by_client`: an answer has the content that the model sampled, apart from white space, but in another form:
+    trimmed, with thinking or tool calls in the text, or with text converted to tool calls. It is therefore rendered to
+    other tokens than were sampled. (Other ids or another spacing of a tool call's JSON do not count as another form.)
+`truncated`: messages of the earlier conversation were left out and the others are unchanged (for example the oldest
+    turns, to fit the context); or the earlier answer was cut by `max_tokens` within thinking or a list of tool calls,
+    whose end was never sampled, so that the template cannot continue its tokens. (An answer that was cut within its
+    text can be continued: the end of turn that the template adds is context and is not trained.)
 """
 
 
@@ -194,13 +201,13 @@ class Fork:
     """Why a call does not extend an earlier call that it should have extended.
 
     Attributes:
-        cause: what happened.
-        call_id: the earlier call.
-        position: index of the first token at which the prompt differs from that call's prompt + completion.
-        expected_ids, found_ids: the first few ids from there on, of that call and of this prompt.
-        expected, found: their text.
-        message_index: index of the first message of this request that is not as in that call, or where the messages
-            are the same, of the message that `position` lies in.
+        cause: the cause.
+        call_id: the id of the earlier call.
+        position: index of the first token at which the prompt differs from the earlier call's prompt + completion.
+        expected_ids, found_ids: the first few ids from `position` on, of the earlier call and of the prompt.
+        expected, found: the texts of these ids.
+        message_index: index of the first message that differs from the earlier call; if the messages are the same, of
+            the message that `position` is in.
     """
 
     cause: ForkCause
@@ -215,25 +222,25 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class LlmCall:
-    """One LLM request and its answer, token-exact.
+    """An LLM request and its answer, with their exact tokens.
 
     Attributes:
         call_id: unique within the run.
-        episode_id: the episode that made it.
-        prompt_ids: what the model was given.
-        completion_ids: what it said, end token included only if it was sampled.
-        logprobs: one a completion token (see `Completion.logprobs`).
+        episode_id: the id of the episode.
+        prompt_ids: the ids of the prompt.
+        completion_ids: the sampled ids, including the end token only if it was sampled.
+        logprobs: the log-probability of each completion token (see `Completion.logprobs`).
         finish_reason: `stop` or `length`.
-        sampling: the parameters it was sampled with.
-        policy_version: the weights it was sampled with.
-        agent_name: the agent that made it, where known.
-        target_tag: names the trainable model it was sent to.
-        trained: whether its completion is trained; if not, it is only context of calls that extend it.
-        reward: what the workflow gave this call alone; None where it shares the episode's reward.
-        tools_hash: identifies the tool list of the request, "" for none.
-        messages: request and answer, with the thinking that the framework left out and the prompt holds; for display
-            and to find the call that a request continues. Tokens are never made of an answer's text again.
-        fork: why this call does not extend an earlier call that it should have extended, else None.
+        sampling: the sampling parameters.
+        policy_version: the version of the weights that sampled the completion.
+        agent_name: the agent that made the call; "" if unknown.
+        target_tag: the target that the call was sent to (see `rollout.trainable_targets`).
+        trained: whether the completion is trained; if not, it is only context of the calls that extend it.
+        reward: the reward of this call or its agent; None if the episode's reward applies.
+        tools_hash: identifies the tools of the request; "" for no tools.
+        messages: the request and the answer, including thinking that the prompt contains but the framework left out.
+            They are used for display and to find the call that a request continues; answers are never re-tokenised.
+        fork: why the call does not extend an earlier call that it should have extended; None if it does.
         start_time, end_time: seconds since the epoch.
     """
 
@@ -258,14 +265,14 @@ class LlmCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Where a call is trained in a sample.
+    """The position of a trained call in a sample.
 
     Attributes:
-        call_id: the call.
-        start, end: its prompt has `start` tokens, prompt and completion together `end`. In a row, the completion is
-            `token_ids[start:end]` and the prompt `token_ids[:start]`.
-        nodes: in a tree sample, where each of the completion's tokens stands; the prompt is what `parents` lead to
-            from the first of them. None in a row.
+        call_id: the id of the call.
+        start, end: the lengths of the prompt, and of prompt and completion together. In a row, the prompt is
+            `token_ids[:start]` and the completion `token_ids[start:end]`.
+        nodes: in a tree sample, the index of each completion token; the prompt consists of the ancestors of the first
+            one (see `Sample.parents`). None in a row.
     """
 
     call_id: str
@@ -276,25 +283,26 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What is trained of an episode: one root-to-leaf path through its calls, or all of them as a tree.
+    """A training sample of an episode: a row, which is one root-to-leaf path through its calls, or a tree of all calls.
 
     All per-token sequences have length N.
 
     Attributes:
         token_ids: N token ids.
-        loss_mask: N numbers: how often the token at this place was sampled and is trained here (0 = context).
-        logprobs: N natural-log probabilities as sampled; 0.0 where `loss_mask` is 0.
+        train_counts: N counts: how often the token at this index was sampled and is trained; 0 for context.
+        logprobs: N natural-log probabilities from the sampler; 0.0 where `train_counts` is 0.
         position_ids: N positions.
-        weight: this sample's share of its episode's trained tokens; the samples of an episode sum to 1.
-        spans: where each call lies.
-        episode_id: the episode it came from.
-        parents: in a tree sample, N indices: of the token before each, which is an earlier one, or -1 where a sequence
-            begins. A token sampled twice with different logprobs stands twice, and what follows it follows the first.
-            None in a row, where each token follows the one before it.
+        weight: the sample's fraction of the trained tokens of its episode; the weights of an episode's samples sum to
+            1.
+        spans: the positions of the calls.
+        episode_id: the id of the episode.
+        parents: in a tree sample, N indices of each token's parent, which precedes it; -1 for first tokens. A token
+            that was sampled with several logprobs occurs once for each, and its children belong to the first
+            occurrence. None in a row, where the parent of each token is the token before it.
     """
 
     token_ids: tuple[int, ...]
-    loss_mask: tuple[int, ...]
+    train_counts: tuple[int, ...] = field(metadata={JSON_KEY: "loss_mask"})
     logprobs: tuple[float, ...]
     position_ids: tuple[int, ...]
     weight: float
@@ -308,24 +316,24 @@ EpisodeStatus = Literal["ok", "failed", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One run of a workflow on one task, finished.
+    """A finished run of a workflow on a task.
 
     Attributes:
         episode_id: unique within the run.
-        task: the problem.
+        task: the task.
         repeat_index: 0-based index within its group.
-        status: `ok` (has a reward), `failed` (raised, hung, or was never scored), `dropped` (ok, but left no
-            trainable token).
-        reward: None unless a reward was given; a missing reward is never a zero. Where agents or calls were rewarded,
-            the mean of their rewards.
-        agent_rewards: the rewards by agent, where the workflow gave such.
-        is_success: None where there is no reward.
-        calls: every LLM call, in order of completion.
-        samples: the training rows made of `calls`.
-        dropped_samples: rows left out because of `max_sample_per_task`.
-        error_kind, error: what went wrong, for `failed` and `dropped`.
-        metadata: the workflow's metadata.
-        log_metrics: numbers from the workflow.
+        status: `ok` (has a reward), `failed` (raised, timed out, or has no reward), `dropped` (has a reward but no
+            trainable tokens).
+        reward: None if there is no reward; a missing reward never counts as 0. If agents or calls have rewards, this is
+            their mean.
+        agent_rewards: the rewards by agent, if the workflow returned them.
+        is_success: None if there is no reward.
+        calls: all LLM calls, in order of completion.
+        samples: the training samples of `calls`.
+        dropped_samples: the number of samples left out because of `max_sample_per_task`.
+        error_kind, error: the error of a `failed` or `dropped` episode.
+        metadata: the metadata of the workflow.
+        log_metrics: the metrics of the workflow.
         start_time, end_time: seconds since the epoch.
     """
 
@@ -349,12 +357,12 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a set of episodes.
+    """Token counts of a set of episodes.
 
     Attributes:
-        raw: sum over calls of prompt and completion tokens.
-        distinct: number of distinct token prefixes within each episode, summed.
-        trained: how often a token is trained: each once per time that it was sampled.
+        raw: the number of prompt and completion tokens, summed over calls.
+        distinct: the number of distinct token prefixes of each episode, summed over episodes.
+        trained: the number of trained tokens, each counted as often as it was sampled.
     """
 
     raw: int = 0
@@ -363,7 +371,7 @@ class TokenCounts:
 
     @property
     def saving(self) -> float:
-        """Raw tokens for each distinct one, which is what merging saves; 1.0 without tokens."""
+        """The ratio of raw to distinct tokens, which is the saving by merging; 1.0 without tokens."""
         return self.raw / self.distinct if self.distinct else 1.0
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
@@ -372,7 +380,7 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """Training and validation tasks of a run; `skipped_rows` counts bad rows left out on request."""
+    """The training and validation tasks of a run; `skipped_rows` counts invalid rows (see `skip_bad_rows`)."""
 
     training: Sequence[Task]
     validation: Sequence[Task]

@@ -1,4 +1,4 @@
-"""The base class of users' workflows."""
+"""The base class of workflows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 class Workflow(ABC):
-    """An agent program to tune: subclass it and write `execute`.
+    """Base class of the agent programs to tune; subclasses implement `execute`.
 
-    A new instance is made for every episode, so `self` may hold the episode's state.
+    Each episode has its own instance, so attributes of `self` can hold the state of the episode.
     """
 
     name: str = ""
@@ -23,9 +23,9 @@ class Workflow(ABC):
         """Run one episode.
 
         Args:
-            workflow_task: the task and which episode of it this is.
-            model_tuner: the model in training; hand it to the agent as its model.
+            workflow_task: the task and the identity of the episode.
+            model_tuner: the model in training; pass it to the agent as its model.
 
         Returns:
-            The outcome. With `reward=None` the configured judge scores it; otherwise the judge is not asked.
+            The output. The configured judge is called only if `reward` is None.
         """

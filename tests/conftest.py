@@ -7,20 +7,26 @@ import os
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TINKER_TELEMETRY"] = "0"  # a client that outlives its server complains of it for minutes
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# Tiny models gain nothing from a second thread, and lose much where something else computes beside them.
+# Tiny models gain nothing from a second thread, and slow down if other processes compute at the same time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# A command for a backbone would go on in the developer's own environment for it, and the tests be gone.
+# A command would re-execute itself in the developer's environment of the backbone, and end the tests.
 os.environ["ASTUNER_ENVIRONMENTS"] = os.devnull
 
 import importlib.util
 import random
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from loguru import logger
+
+# Examples are not timed: two test processes share two cores, and one slow example is no failure.
+hypothesis.settings.register_profile("astuner", deadline=None)
+hypothesis.settings.load_profile("astuner")
 
 # A shell that starts tests in the background has Ctrl-C ignored, which processes that they start would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,6 +48,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for item in items:
                 if item.get_closest_marker(marker) is not None:
                     item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def imports_of_the_test_are_undone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Restore `sys.path`, and forget the modules that a test imported from the tests' temporary folders."""
+    path, modules = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    # Not the system's temporary folder, which may contain the virtual environment.
+    temporary = str(tmp_path_factory.getbasetemp().resolve())
+    for name in sorted(set(sys.modules) - modules, reverse=True):  # submodules first: a namespace asks for its parent
+        # Reading an attribute that a lazy module does not have would import its content.
+        content = getattr(sys.modules[name], "__dict__", {})
+        try:
+            files = [content["__file__"]] if content.get("__file__") else list(content.get("__path__", ()))
+        except KeyError:  # a namespace package whose parent the test removed from sys.modules
+            files = [temporary]
+        if any(os.path.realpath(file).startswith(temporary) for file in files):
+            del sys.modules[name]
 
 
 TOOLS = [
@@ -125,7 +150,7 @@ def model_for_vllm(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def log() -> Iterator[list[str]]:
-    """What is logged during the test, a message an entry."""
+    """The messages logged during the test."""
     messages: list[str] = []
     sink = logger.add(lambda message: messages.append(message.record["message"]), level="INFO", format="{message}")
     yield messages

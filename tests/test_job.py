@@ -12,7 +12,7 @@ from astuner.config.loading import load_config
 from astuner.errors import BackboneError, ConfigError
 
 
-class Mine(Workflow):
+class MyWorkflow(Workflow):
     async def execute(self, workflow_task, model_tuner):  # type: ignore[no-untyped-def]
         return WorkflowOutput(reward=1.0)
 
@@ -25,7 +25,7 @@ class Talks(Workflow):
 
 def job() -> AstunerJob:
     made = AstunerJob(n_gpu=8, algorithm="grpo", model="some/model", trainer_common__optim__lr=1e-5)
-    return made.set_workflow(Mine).set_data(type="hf", dataset_path="openai/gsm8k")
+    return made.set_workflow(MyWorkflow).set_data(type="hf", dataset_path="openai/gsm8k")
 
 
 def test_a_dumped_job_reloads_to_the_equal_job(tmp_path: Path):
@@ -44,7 +44,7 @@ def test_what_is_set_stands_in_the_configuration():
     assert config.task_reader.type == "huggingface_dat_repo"
     assert config.task_reader.huggingface_dat_repo.dataset_path == "openai/gsm8k"
     assert config.rollout.agentscope_workflow is not None
-    assert config.rollout.agentscope_workflow.endswith("->Mine")
+    assert config.rollout.agentscope_workflow.endswith("->MyWorkflow")
 
 
 def test_local_files_and_judges():
@@ -77,12 +77,12 @@ def test_mistakes_say_what_is_expected():
     with pytest.raises(ConfigError, match="subclass of Workflow"):
         AstunerJob().set_workflow(int)  # type: ignore[arg-type]
 
-    class Inner(Mine):
+    class Inner(MyWorkflow):
         pass
 
     with pytest.raises(ConfigError, match="inside a function"):
         AstunerJob().set_workflow(Inner)
     with pytest.raises(ConfigError, match="model"):
-        AstunerJob().set_workflow(Mine).tune()
-    with pytest.raises(BackboneError, match="backbone 'debug' rolls out episodes and has no trainer"):
-        AstunerJob(model="some/model", backbone="debug").set_workflow(Mine).set_data("file", "a.jsonl").tune()
+        AstunerJob().set_workflow(MyWorkflow).tune()
+    with pytest.raises(BackboneError, match="backbone 'debug' has no trainer, so it can neither train nor evaluate"):
+        AstunerJob(model="some/model", backbone="debug").set_workflow(MyWorkflow).set_data("file", "a.jsonl").tune()

@@ -1,4 +1,4 @@
-"""What users install: the wheel holds all of the package, and the viewer serves its pages from there."""
+"""The wheel contains the whole package, and the installed viewer serves its pages."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def test_the_viewer_of_a_wheel_serves_its_pages(wheel: Path, tmp_path: Path):
     command = [sys.executable, "-c", code, str(tmp_path / "installed"), "view", str(tmp_path / "run"), "--port", "0"]
     with open_process(command, tmp_path) as process:
         assert process.stdout is not None
-        said = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
-        assert said is not None
-        with httpx.Client(base_url=said[0]) as page:
+        address = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        assert address is not None
+        with httpx.Client(base_url=address[0]) as page:
             index = page.get("/").text
             linked = re.findall(r'(?:href|src)="([^"#]+)"', index)
             (folder,) = {link.partition("/")[0] for link in linked}

@@ -1,1 +1,1 @@
-"""Backbones: what runs episodes and moves weights. Each loads lazily, by name."""
+"""Backbones, which run episodes and train the model. A backbone is imported when it is first used."""

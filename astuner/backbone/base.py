@@ -1,51 +1,49 @@
-"""What a backbone is, and finding one by name."""
+"""The interface of a backbone, its inputs, and loading a backbone by name."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, cast
 
-from astuner.backbone.cluster.head import StartedRay, is_own_ray
-from astuner.backbone.ingredients import Ingredients
-from astuner.backbone.phases import PhaseName, watched
-from astuner.backbone.progress import RunProgress
+from astuner.backbone.training.progress import PhaseName, RunProgress, warn_if_slow
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.keys import KeyPath
-from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError
+from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.run_record import RunRecord, RunSummary
 from astuner.schema import Episode
-from astuner.task_rollout import RunningEpisodes, Split
+from astuner.task_rollout import ActiveEpisodes, Split
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a backbone is given.
+    """Inputs of a backbone run.
 
     Attributes:
         config: the whole configuration, resolved.
-        ingredients: what the user brought, loaded and checked.
-        record: where the run leaves what it did.
-        progress: shows how far each phase is.
+        run_inputs: the user's tasks, model, workflow and judge.
+        record: the run record to write to.
+        progress: progress bars.
         started: when the process started, seconds since the epoch.
-        running: knows the episodes that run, for whoever asks while they do.
-        keep_engine: leave a server that the run starts for its engine warm.
-        on_episode: called on the main thread with each episode of a dry run as it ends.
+        active_episodes: the episodes that run at the moment.
+        keep_engine: keep the inference server that the run starts running after the run.
+        on_episode: called on the main thread with each finished episode of a dry run.
         origins: where the user set a key (`file:line`, `command line`), for messages.
-        ray: that `--with-ray` or `--with-ray-cluster` has started, for backbones that compute on one.
+        ray: the Ray cluster that `--with-ray` or `--with-ray-cluster` started, if any.
     """
 
     config: RunConfig
-    ingredients: Ingredients
+    run_inputs: RunInputs
     record: RunRecord
     progress: RunProgress
     started: float
-    running: RunningEpisodes
+    active_episodes: ActiveEpisodes
     keep_engine: bool = False
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda _: None
@@ -53,31 +51,31 @@ class RunContext:
 
     @property
     def has_own_ray(self) -> bool:
-        """Whether the Ray that a backbone computes on is the run's own, and on this machine alone."""
+        """Whether the run starts Ray on this machine, instead of connecting to a running Ray."""
         return is_own_ray(self.config.astuner.trainer_common.ray_address, self.ray)
 
     @property
-    def prospect(self) -> Prospect:
-        """The run as it was before its record was opened."""
-        return Prospect(self.config, self.ingredients, self.record.folder, self.origins, self.ray)
+    def preflight_context(self) -> PreflightContext:
+        """The inputs of this run's preflight."""
+        return PreflightContext(self.config, self.run_inputs, self.record.folder, self.origins, self.ray)
 
     def phase(self, name: PhaseName) -> contextlib.AbstractContextManager[None]:
-        """Have the log say where things stand if the block, a phase of the run, passes its deadline."""
-        return watched(name, self.config.astuner.deadlines, self.running)
+        """Log a warning if the block, a phase of the run, passes its deadline."""
+        return warn_if_slow(name, self.config.astuner.deadlines, self.active_episodes)
 
 
 @dataclass(frozen=True)
-class Prospect:
-    """A run before its record is opened.
+class PreflightContext:
+    """Inputs of a preflight, which runs before the run record is opened.
 
     Attributes:
-        config, ingredients, origins, ray: as in `RunContext`.
-        folder: where its record will be.
-        trains: whether it is to move weights.
+        config, run_inputs, origins, ray: as in `RunContext`.
+        folder: the folder of the run record.
+        trains: whether the run trains; False for an evaluation or a dry run.
     """
 
     config: RunConfig
-    ingredients: Ingredients
+    run_inputs: RunInputs
     folder: Path
     origins: Mapping[KeyPath, str]
     ray: StartedRay | None
@@ -86,12 +84,12 @@ class Prospect:
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that a run takes at its peak, by what they are for, and what the device has.
+    """The peak memory of a run.
 
     Attributes:
         parameters: number of weights.
-        trained: how many of them are trained.
-        parts: bytes, by name.
+        trained: number of trained weights.
+        parts: bytes per use, for example weights or optimiser state.
         available: bytes of the device.
     """
 
@@ -102,44 +100,55 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """The sum of `parts`, in bytes."""
         return sum(self.parts.values())
 
 
 class Backbone(Protocol):
-    """Runs episodes."""
+    """Rolls out episodes."""
 
-    def refuse(self, prospect: Prospect) -> None:
-        """Find what this backbone cannot run, beyond what the configuration's own checks know.
+    def preflight(self, preflight_context: PreflightContext) -> None:
+        """Check, without starting anything, that this backbone can run the configuration.
+
+        The checks of the configuration itself are done before.
 
         Raises:
-            AstunerError: it cannot run this, with the mend.
+            AstunerError: the backbone cannot run the configuration. The message explains how to fix it.
         """
         ...
 
     def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
-        """Roll out `debug.debug_first_n_tasks` tasks as a step or a validation would, and train on nothing."""
+        """Roll out `debug.debug_first_n_tasks` tasks as a training step or a validation would, without training."""
         ...
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Estimate the memory of a run, without loading weights; None where the model is not in this process."""
+        """Estimate the memory of a run without loading weights; None if the model is in other processes."""
         ...
 
 
 class TrainingBackbone(Backbone, Protocol):
-    """Runs episodes and moves weights."""
+    """Rolls out episodes and trains."""
 
     def train(self, context: RunContext) -> RunSummary:
-        """Do the whole run; what it leaves is in `context.record`."""
+        """Do the whole run and write its results to `context.record`."""
         ...
 
     def evaluate(self, context: RunContext) -> RunSummary:
-        """Only validate."""
+        """Validate the model without training."""
         ...
 
 
 @dataclass(frozen=True)
-class _Home:
+class BackboneSpec:
+    """Specification of a backbone: its class and requirements.
+
+    Attributes:
+        path: `module->class`.
+        needs: modules that it imports.
+        trains: whether it is a `TrainingBackbone`.
+        install: the command that installs the packages.
+    """
+
     path: str
     needs: tuple[str, ...]
     trains: bool
@@ -147,15 +156,17 @@ class _Home:
 
 
 _BACKBONES = {
-    "debug": _Home("astuner.backbone.debug.backbone->DebugBackbone", ("torch", "transformers"), trains=False),
-    "local": _Home("astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"), trains=True),
-    "verl": _Home(
+    "debug": BackboneSpec("astuner.backbone.debug.backbone->DebugBackbone", ("torch", "transformers"), trains=False),
+    "local": BackboneSpec(
+        "astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"), trains=True
+    ),
+    "verl": BackboneSpec(
         "astuner.backbone.verl.backbone->VerlBackbone",
         ("verl", "transfer_queue", "ray"),
         trains=True,
         install="astuner install verl",
     ),
-    "trinity": _Home(
+    "trinity": BackboneSpec(
         "astuner.backbone.trinity.backbone->TrinityBackbone",
         ("trinity", "tinker", "ray"),
         trains=True,
@@ -165,68 +176,44 @@ _BACKBONES = {
 
 
 def load_training_backbone(name: str) -> TrainingBackbone:
-    """Return the backbone of that name, which trains.
+    """Return the training backbone `name`.
 
     Raises:
-        BackboneError: it does not, it is unknown, or its packages are missing.
+        BackboneError: `name` is unknown or has no trainer, or its packages are missing.
     """
     if name in _BACKBONES and not _BACKBONES[name].trains:
-        trainers = ", ".join(sorted(name for name, home in _BACKBONES.items() if home.trains))
+        trainers = ", ".join(sorted(other for other, spec in _BACKBONES.items() if spec.trains))
         raise BackboneError(
-            f"backbone {name!r} rolls out episodes and has no trainer, so it neither tunes nor measures a model: use "
-            f"another one for that ({trainers}), or roll out with `astuner --conf FILE --backbone={name}`"
+            f"backbone {name!r} has no trainer, so it can neither train nor evaluate a model; use {trainers} for that, "
+            f"or roll out episodes with `astuner --conf FILE --backbone={name}`"
         )
     return cast(TrainingBackbone, load_backbone(name))
 
 
 def load_backbone(name: str) -> Backbone:
-    """Return the backbone of that name.
+    """Return the backbone `name`.
 
     Raises:
-        BackboneError: it is unknown, or its packages are missing (with the command that installs them).
+        BackboneError: `name` is unknown, or its packages are missing. The message has the command that installs them.
     """
     if name not in _BACKBONES:
-        raise BackboneError(f"unknown backbone {name!r}; there are: {', '.join(sorted(_BACKBONES))}")
-    home = _BACKBONES[name]
-    missing = [package for package in home.needs if not _is_installed(package)]
+        raise BackboneError(f"unknown backbone {name!r}; choose one of {', '.join(sorted(_BACKBONES))}")
+    spec = _BACKBONES[name]
+    missing = [package for package in spec.needs if not _is_installed(package)]
     if missing:
-        raise BackboneError(f"backbone {name!r} needs {', '.join(missing)}, not installed here; run: {home.install}")
-    module, _, class_name = home.path.partition("->")
+        raise missing_packages(name, missing)
+    module, _, class_name = spec.path.partition("->")
     backbone: Backbone = getattr(importlib.import_module(module), class_name)()
     return backbone
 
 
-@contextlib.contextmanager
-def collector_at_rest() -> Iterator[None]:
-    """Import without the cyclic garbage collector, and spare it what was imported.
-
-    PyTorch, transformers and agents' frameworks bring half a million objects, which stay. To look through all of them
-    again and again takes a fifth of the time to start, and half a second whenever it happens later.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
-
-
-def check_engine(config: AstunerConfig) -> None:
-    """Check, before anything is loaded, that the engine's packages are installed and get along.
-
-    Raises:
-        BackboneError: they are not; says what to run.
-    """
-    from astuner.backbone.vllm_server.installed import installed_vllm, refuse_strangers
-
-    refuse_strangers(for_vllm=starts_vllm(config))
-    if starts_vllm(config):
-        installed_vllm()
+def missing_packages(name: str, packages: Sequence[str]) -> BackboneError:
+    """Return the error for packages that backbone `name` needs and that are not installed."""
+    verb, command = "is" if len(packages) == 1 else "are", _BACKBONES[name].install
+    return BackboneError(f"backbone {name!r} needs {', '.join(packages)}, which {verb} not installed; run: {command}")
 
 
 def _is_installed(package: str) -> bool:
     spec = importlib.util.find_spec(package)
-    # A mere folder of that name in the working directory has no origin.
+    # A folder of that name in the working directory also has a spec, but no origin.
     return spec is not None and spec.origin is not None

@@ -1,6 +1,9 @@
 """Typed configuration.
 
-`root` and its sections (`data`, `rollout`, `trainer`) are the schema; `loading` makes a `RunConfig` of YAML files and
-the command line, `changing` changes one from Python, `dumping` writes one. The rest serves these: `aliases` (older
-spellings), `support` (what each backbone can honour), `consistency` (keys that must fit together), `default_yaml`.
+Each key is declared once, with `section.key`, in a section: `data`, `rollout`, `trainer`, `timing`, `services`, `root`.
+The declarations determine the checks and notices (`checks`), the values of verl's and Trinity's configuration
+(`trainer_mapping`), and the default YAML and the docs' tables (`reference`).
+
+`loading` creates a `RunConfig` from YAML files and the command line: `composition`, `hydra_files` and `overrides` merge
+them with Hydra, `aliases` replaces older names, `validation` checks types and bounds. `to_yaml` writes a `RunConfig`.
 """

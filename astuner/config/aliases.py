@@ -1,4 +1,4 @@
-"""Older and newer spellings of keys, sections, values and files: one table, and the rewriting to today's names."""
+"""Aliases of keys, sections, values and files, and their replacement by the canonical names."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from astuner.config.keys import KeyPath, dotted, parts, schema
+from astuner.config.nested_dict import MISSING, drop_at, get_at, set_at
 from astuner.config.problems import Problem
-from astuner.config.tree import MISSING, drop_at, get_at, set_at
 from astuner.config.yaml_file import YamlFile, place
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another spelling.
+    """An accepted alternative name.
 
     Attributes:
-        kind: `section` and `key`: `old` is read as `new`. `bare`: plain text at the section `old` is its key
-            `new`. `value`: at key `key`, value `old` is read as `new`; `module`: so is the beginning of a
-            `package.module->Class` there. `file`: an entry of a `defaults` list.
-        old: the spelling that is accepted.
-        new: the canonical one.
-        key: the key whose values `value` and `module` are about.
+        kind: `section` and `key`: `old` is read as `new`. `bare`: plain text at section `old` is the value of its key
+            `new`. `value`: value `old` of key `key` is read as `new`. `module`: so is the start of its value, a
+            `package.module->Class`. `file`: an entry of a `defaults` list.
+        old: the alias.
+        new: the canonical name.
+        key: the key whose value `value` and `module` replace.
     """
 
     kind: Literal["section", "key", "bare", "value", "module", "file"]
@@ -48,7 +48,7 @@ ALIASES = (
 )
 
 WITHOUT_EFFECT = ("astuner.execute_test", "astuner.execute_testing_lambda")
-"""Keys that are accepted and do nothing."""
+"""Keys that are accepted and have no effect."""
 
 
 def _of_kind(*kinds: str) -> tuple[Alias, ...]:
@@ -56,15 +56,15 @@ def _of_kind(*kinds: str) -> tuple[Alias, ...]:
 
 
 @dataclass(slots=True)
-class Canonical:
-    """A file in today's spelling.
+class CanonicalFile:
+    """A file with canonical names.
 
     Attributes:
         file: the file that was read.
-        tree: its values under canonical keys; sections with nothing under them are left out.
+        tree: its values under canonical keys, without empty sections.
         lines: line of every canonical key.
-        notices: alias -> what to say about it.
-        problems: an alias beside its canonical key, with another value.
+        notices: alias to the notice about it.
+        problems: aliases whose canonical key is also set, to another value.
     """
 
     file: YamlFile
@@ -74,12 +74,12 @@ class Canonical:
     problems: list[Problem] = field(default_factory=list)
 
     def where(self, path: KeyPath) -> str:
-        """`file:line` of a key that the file sets."""
+        """Return `file:line` of a key that the file sets."""
         return place(self.file.path, self.lines[path])
 
 
 def canonical_key(key: KeyPath) -> tuple[KeyPath, Alias | None]:
-    """Today's name of a key, and the alias that it was written with (the last one where there were two)."""
+    """Return the canonical name of a key, and the alias that it was written with (the last of several), if any."""
     used = None
     for alias in _of_kind("section", "key"):
         old = parts(alias.old)
@@ -89,13 +89,13 @@ def canonical_key(key: KeyPath) -> tuple[KeyPath, Alias | None]:
 
 
 def bare_key(key: KeyPath) -> KeyPath:
-    """The key that plain text at `key` stands for: `algorithm: sft` is `algorithm.adv_estimator: sft`."""
+    """Return the key that plain text at `key` sets: `algorithm: sft` is `algorithm.adv_estimator: sft`."""
     return next((parts(alias.new) for alias in _of_kind("bare") if parts(alias.old) == key), key)
 
 
-def canonical_file(file: YamlFile) -> Canonical:
-    """Rewrite a file to today's spelling; the file itself stays as it is."""
-    result = Canonical(file, _canonical_references(deepcopy(file.tree)), dict(file.lines))
+def canonical_file(file: YamlFile) -> CanonicalFile:
+    """Return a file with canonical names; `file` is not changed."""
+    result = CanonicalFile(file, _canonical_references(deepcopy(file.tree)), dict(file.lines))
     for alias in _of_kind("section", "key"):
         _move(result, parts(alias.old), parts(alias.new), alias)
     for alias in _of_kind("bare"):
@@ -108,8 +108,8 @@ def canonical_file(file: YamlFile) -> Canonical:
 
 
 def canonical_values(tree: dict[str, Any]) -> list[tuple[KeyPath, str]]:
-    """Rewrite the values of a composed tree in place; return each changed key with what to say about it."""
-    said = []
+    """Replace aliases among the values of a composed tree in place; return each changed key with a notice."""
+    notices = []
     for alias in _of_kind("value", "module"):
         path = parts(alias.key)
         value = get_at(tree, path)
@@ -121,41 +121,41 @@ def canonical_values(tree: dict[str, Any]) -> list[tuple[KeyPath, str]]:
             set_at(tree, path, alias.new + value.removeprefix(alias.old))
         else:
             continue
-        said.append((path, f"{alias.key}: {alias.old!r} is read as {alias.new!r}; write {alias.new!r}"))
-    return said
+        notices.append((path, f"{alias.key}: {alias.old!r} is read as {alias.new!r}; write {alias.new!r}"))
+    return notices
 
 
 def canonical_default_name(name: str) -> str:
-    """Today's name of an entry of a `defaults` list."""
+    """Return the canonical name of an entry of a `defaults` list."""
     return next((alias.new for alias in _of_kind("file") if alias.old == name), name)
 
 
 def key_notice(alias: Alias) -> str:
-    """What to say about a `section` or `key` alias."""
+    """Return the notice about a `section` or `key` alias."""
     return f"{alias.old} is read as {alias.new}; write {alias.new}"
 
 
-def _move(result: Canonical, old: KeyPath, new: KeyPath, alias: Alias) -> None:
+def _move(result: CanonicalFile, old: KeyPath, new: KeyPath, alias: Alias) -> None:
     value = get_at(result.tree, old, default=MISSING)
     if value is MISSING:
         return
     result.notices[alias.old] = f"{result.where(old)}: {key_notice(alias)}"
     drop_at(result.tree, old)
     for clash in _put(result.tree, new, value):
-        was = (*old, *clash[len(new) :])
+        written = (*old, *clash[len(new) :])
         text = (
-            f"{dotted(was)} is another name of {dotted(clash)}, which line {result.lines[clash]} sets to "
+            f"{dotted(written)} is another name of {dotted(clash)}, which line {result.lines[clash]} sets to "
             "another value; keep one of them"
         )
-        result.problems.append(Problem(text, result.where(was), keys=(clash,)))
-    moved = {path: line for path, line in result.lines.items() if path[: len(old)] == old}
-    for path, line in moved.items():
+        result.problems.append(Problem(text, result.where(written), keys=(clash,)))
+    renamed = {path: line for path, line in result.lines.items() if path[: len(old)] == old}
+    for path, line in renamed.items():
         del result.lines[path]
         result.lines.setdefault((*new, *path[len(old) :]), line)
 
 
 def _put(tree: dict[str, Any], path: KeyPath, value: object) -> list[KeyPath]:
-    """Merge `value` in at `path`; return the keys that were there already with another value."""
+    """Merge `value` in at `path`; return the keys that already have another value."""
     present = get_at(tree, path)
     if present is None:
         set_at(tree, path, value)
@@ -166,7 +166,7 @@ def _put(tree: dict[str, Any], path: KeyPath, value: object) -> list[KeyPath]:
     return []
 
 
-def _spread(result: Canonical, section: KeyPath, key: KeyPath) -> None:
+def _spread(result: CanonicalFile, section: KeyPath, key: KeyPath) -> None:
     value = get_at(result.tree, section)
     if isinstance(value, str):
         set_at(result.tree, section, {key[-1]: value})
@@ -174,7 +174,7 @@ def _spread(result: Canonical, section: KeyPath, key: KeyPath) -> None:
 
 
 def _canonical_references(value: Any) -> Any:
-    """Rewrite `${ajet.rollout.x}` inside text."""
+    """Replace aliases in references inside text (`${ajet.rollout.x}`)."""
     if isinstance(value, dict):
         return {key: _canonical_references(item) for key, item in value.items()}
     if isinstance(value, list):

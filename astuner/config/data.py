@@ -1,4 +1,4 @@
-"""Sections that say what to learn from: `data`, `task_reader`, `task_judge`."""
+"""Sections on the tasks and their rewards: `data`, `task_reader`, `task_judge`."""
 
 from __future__ import annotations
 
@@ -6,38 +6,61 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt
 
-from astuner.config.section import Section
+from astuner.config.conditions import (
+    FOR_SFT,
+    NO_JUDGE_MODEL,
+    NOT_DATASET_FILE,
+    NOT_ENV_SERVICE,
+    NOT_HUGGING_FACE,
+    OTHER_JUDGE_TYPE,
+    WITHOUT_JUDGE,
+)
+from astuner.config.section import TRAINING, Section, key, mirrors, sets, unsupported
 
 
 class DataConfig(Section):
     """`data`: prompt and response length, batch size."""
 
-    max_prompt_length: PositiveInt = 3000
-    """The most tokens of an episode's first prompt; an episode with a longer one fails and is counted."""
-    max_response_length: PositiveInt = 15000
-    """The most tokens that may follow the first prompt within an episode (answers, tool results, new turns)."""
-    train_batch_size: PositiveInt = 32
+    max_prompt_length: PositiveInt = key(
+        3000,
+        no_effect=(FOR_SFT,),
+        verl=mirrors("data.max_prompt_length"),
+        trinity="an episode with a longer first prompt fails",
+    )
+    """Maximum number of tokens of an episode's first prompt; an episode with a longer one fails and is counted."""
+    max_response_length: PositiveInt = key(
+        15000,
+        verl=mirrors("data.max_response_length", "actor_rollout_ref.actor.loss_scale_factor"),
+        trinity="limits an episode, and is part of some losses' weights",
+    )
+    """Maximum number of tokens after the first prompt of an episode (answers, tool results, new turns)."""
+    train_batch_size: PositiveInt = key(
+        32,
+        verl=mirrors("data.train_batch_size")
+        + mirrors("actor_rollout_ref.actor.ppo_mini_batch_size", rule="mini_batch_tasks"),
+        trinity=sets("buffer.batch_size") + sets("buffer.train_batch_size", rule="episodes"),
+    )
     """Tasks per training step; a step has train_batch_size × rollout.num_repeat episodes."""
-    shuffle: bool = True
-    """Shuffle the training tasks anew each epoch, by trainer_common.seed."""
+    shuffle: bool = key(True, used_by=TRAINING, trainers="tasks have the same order as on the local backbone")
+    """Shuffle the training tasks in each epoch, seeded by trainer_common.seed."""
 
 
 class DatasetFileSplit(Section):
     """One split of `dataset_file`."""
 
     file_path: str = ""
-    """A .jsonl, .json, .csv or .parquet file, or `package.module->function`, which makes it and returns its path."""
+    """A .jsonl, .json, .csv or .parquet file, or `package.module->function` that creates it and returns its path."""
 
 
 class FieldMapping(Section):
-    """Which field of a data row becomes which field of a task."""
+    """Names of the data row's fields that become fields of a task."""
 
     task_id: str | None = None
-    """The row's id; without it, `task_id` or `id` where the row has one, else a stable hash of the row's content."""
+    """The row's id. Default: `task_id` or `id` if the row has one, else a stable hash of the row's content."""
     main_query: str | None = None
-    """The question; without it, the first of main_query, question, query, problem, prompt, instruction, input."""
+    """The question. Default: the first of main_query, question, query, problem, prompt, instruction, input."""
     init_messages: str | None = None
-    """Chat messages that precede the question; without it, `init_messages` or `messages` where the row has one."""
+    """Chat messages before the question. Default: `init_messages` or `messages` if the row has one."""
 
 
 class DatasetFileConfig(Section):
@@ -48,35 +71,35 @@ class DatasetFileConfig(Section):
     validation: DatasetFileSplit = DatasetFileSplit()
     """Validation tasks; leave file_path empty for none."""
     fields: FieldMapping = FieldMapping()
-    """Field mapping for rows that use other names."""
+    """Field names, for rows with other names."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be read, and count them, instead of stopping at the first."""
+    """Skip and count rows that cannot be read, instead of stopping at the first."""
 
 
 class HuggingFaceConfig(Section):
-    """`task_reader.huggingface_dat_repo`: tasks from a Hugging Face data set."""
+    """`task_reader.huggingface_dat_repo`: tasks from a Hugging Face dataset."""
 
     dataset_path: str = "gsm8k"
-    """A hub name (`gsm8k`), one with its subset (`gsm8k/main`, `openai/gsm8k/main`), or a folder in hub layout."""
+    """A hub name (`gsm8k`), a name with its subset (`gsm8k/main`, `openai/gsm8k/main`), or a folder in hub layout."""
     dataset_name: str | None = None
-    """The subset (configuration) of the data set, where dataset_path does not carry it."""
+    """The subset (configuration) of the dataset, if dataset_path does not contain it."""
     training_split: str = "train"
     """Name of the training split."""
     validation_split: str | None = "validation"
     """Name of the validation split; null for none."""
     fields: FieldMapping = FieldMapping()
-    """Field mapping for rows that use other names."""
+    """Field names, for rows with other names."""
     skip_bad_rows: bool = False
-    """Leave out rows that cannot be read, and count them, instead of stopping at the first."""
+    """Skip and count rows that cannot be read, instead of stopping at the first."""
 
 
 class EnvServiceConfig(Section):
     """`task_reader.env_service`: tasks from an environment service."""
 
     env_type: str = "appworld"
-    """The type of environment, as initialised in the service."""
+    """The type of environment that the service runs."""
     env_url: str = "http://127.0.0.1:8080"
-    """Where the service listens."""
+    """Address of the service."""
     env_action_preference: Literal["code", "text", "box"] = "code"
     """The form of actions that the environment prefers."""
     training_split: str = "train"
@@ -86,16 +109,25 @@ class EnvServiceConfig(Section):
 
 
 class TaskReaderConfig(Section):
-    """`task_reader`: where tasks come from."""
+    """`task_reader`: the source of the tasks."""
 
-    type: Literal["env_service", "dataset_file", "huggingface_dat_repo"] = "huggingface_dat_repo"
-    """Which reader: env_service, dataset_file or huggingface_dat_repo."""
-    dataset_file: DatasetFileConfig = DatasetFileConfig()
-    """Used when type is dataset_file."""
-    huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
-    """Used when type is huggingface_dat_repo."""
-    env_service: EnvServiceConfig = EnvServiceConfig()
-    """Used when type is env_service."""
+    type: Literal["env_service", "dataset_file", "huggingface_dat_repo"] = key(
+        "huggingface_dat_repo",
+        unsupported=(
+            unsupported(
+                "env_service",
+                why="tasks from an environment service are not supported yet; "
+                "write dataset_file or huggingface_dat_repo",
+            ),
+        ),
+    )
+    """The reader: env_service, dataset_file or huggingface_dat_repo."""
+    dataset_file: DatasetFileConfig = key(DatasetFileConfig(), no_effect=(NOT_DATASET_FILE,))
+    """Used if type is dataset_file."""
+    huggingface_dat_repo: HuggingFaceConfig = key(HuggingFaceConfig(), no_effect=(NOT_HUGGING_FACE,))
+    """Used if type is huggingface_dat_repo."""
+    env_service: EnvServiceConfig = key(EnvServiceConfig(), no_effect=(NOT_ENV_SERVICE,))
+    """Used if type is env_service."""
 
 
 class RubricsConfig(Section):
@@ -112,9 +144,9 @@ class RubricsConfig(Section):
     max_score: float = 1
     """Highest score."""
     success_threshold: float = 0.7
-    """A score from here on counts as success."""
+    """Lowest score that counts as success."""
     sampling_mode: Literal["all_samples", "smart"] = "all_samples"
-    """Which samples the rubrics are learned from."""
+    """Samples that the rubrics are learned from."""
     generate_number: PositiveInt = 1
     """Rubrics proposed per sample."""
     max_epochs: PositiveInt = 2
@@ -122,35 +154,43 @@ class RubricsConfig(Section):
     max_retries: PositiveInt = 3
     """Attempts per request."""
     aggregation_mode: Literal["keep_all", "categorize", "merge_similar"] = "keep_all"
-    """How proposed rubrics are brought together."""
+    """How proposed rubrics are combined."""
     grader_name: str = "auto_grader"
     """Name of the grader in logs."""
     num_reference_samples: PositiveInt = 20
-    """How many reference samples to learn from."""
+    """Number of reference samples to learn from."""
     query_field: str = "main_query"
-    """Field that holds the question."""
+    """Field with the question."""
     answer_field: str = "final_answer"
-    """Field that holds the agent's answer."""
+    """Field with the agent's answer."""
     reference_field: str = "answer"
-    """Field that holds the reference answer."""
+    """Field with the reference answer."""
     input_data_type: Literal["env_service", "dataset_file", "huggingface_dat_repo"] = "dataset_file"
-    """Which reader loads the reference samples."""
+    """The reader of the reference samples."""
     dataset_file: DatasetFileConfig = DatasetFileConfig()
-    """Reference samples, when input_data_type is dataset_file."""
+    """Reference samples, if input_data_type is dataset_file."""
 
 
 class TaskJudgeConfig(Section):
     """`task_judge`: how episodes are scored."""
 
-    judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = "customized_protocol"
+    judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = key(
+        "customized_protocol",
+        unsupported=(
+            unsupported(
+                "rubrics_auto_grader",
+                why="learned rubrics are not supported yet; write customized_protocol and a judge_protocol",
+            ),
+        ),
+    )
     """customized_protocol: the class of judge_protocol; rubrics_auto_grader: an LLM with learned rubrics."""
     judge_protocol: str | None = None
-    """`package.module->Class`, a BaseJudge; null where the workflow returns rewards itself."""
-    timeout: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds that the judge may take for one episode."""
-    alien_llm_model: str = "qwen3-235b-a22b-instruct-2507"
+    """`package.module->Class`, a BaseJudge; null if the workflow returns rewards itself."""
+    timeout: Annotated[float, Field(gt=0)] = key(60.0, no_effect=(WITHOUT_JUDGE,))
+    """Time limit of the judge for one episode, in seconds."""
+    alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", no_effect=(NO_JUDGE_MODEL,))
     """The helper model that a judge may ask."""
-    alien_llm_response_length: PositiveInt = 512
-    """The most tokens of the helper model's answer."""
-    rubrics_auto_grader: RubricsConfig = RubricsConfig()
-    """Used when judge_type is rubrics_auto_grader."""
+    alien_llm_response_length: PositiveInt = key(512, no_effect=(NO_JUDGE_MODEL,))
+    """Maximum number of tokens of the helper model's answer."""
+    rubrics_auto_grader: RubricsConfig = key(RubricsConfig(), no_effect=(OTHER_JUDGE_TYPE,))
+    """Used if judge_type is rubrics_auto_grader."""

@@ -1,4 +1,4 @@
-"""The schema seen as a flat table of keys: what exists, what it defaults to, what is nearest to a misspelling."""
+"""The schema as a flat table of keys, with their declarations, and the nearest key to a misspelling."""
 
 from __future__ import annotations
 
@@ -11,32 +11,33 @@ from typing import Any, get_origin
 from pydantic.fields import FieldInfo
 
 from astuner.config.root import RunConfig
-from astuner.config.section import Section, plain_kinds
+from astuner.config.section import ALL, BackboneName, Condition, KeyRule, Section, Unsupported, plain_kinds
 
 KeyPath = tuple[str, ...]
-"""A key as its parts, e.g. `("astuner", "model", "path")`; a part may itself hold a dot in a free-form section."""
+"""A key as its parts, e.g. `("astuner", "model", "path")`; in a free-form section, a part may contain a dot."""
 
 
 def dotted(path: KeyPath) -> str:
-    """The key as users write it on the command line."""
+    """Return the key as users write it on the command line."""
     return ".".join(path)
 
 
 def parts(key: str) -> KeyPath:
-    """The inverse of `dotted` for keys of the schema."""
+    """Return the path of a dotted key; the inverse of `dotted` for keys of the schema."""
     return tuple(key.split("."))
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One value of the schema.
+    """A key of the schema.
 
     Attributes:
-        path: where it stands.
-        default: its value when nobody sets it.
+        path: its path.
+        default: its default value.
         doc: its documentation, one paragraph.
         annotation: its type.
-        free_form: whether it may be a mapping with keys of its own (`verl`, `model.renderer` …).
+        free_form: whether it may be a mapping with arbitrary keys (`verl`, `model.renderer`, …).
+        rules: the declarations that apply to it: those of the sections around it, outermost first, then its own.
     """
 
     path: KeyPath
@@ -44,65 +45,90 @@ class Key:
     doc: str
     annotation: Any
     free_form: bool
+    rules: tuple[KeyRule, ...]
+
+    @property
+    def used_by(self) -> tuple[BackboneName, ...]:
+        """The backbones that use the key."""
+        return next((rule.used_by for rule in reversed(self.rules) if rule.used_by is not None), ALL)
+
+    @property
+    def unsupported(self) -> list[Unsupported]:
+        """Values that some backbones do not support."""
+        return [values for rule in self.rules for values in rule.unsupported]
+
+    @property
+    def no_effect(self) -> list[Condition]:
+        """Conditions under which the key has no effect."""
+        return [when for rule in self.rules for when in rule.no_effect if when not in self.rules[-1].despite]
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """All keys by path, and all sections by path (the root is the empty path)."""
+    """All keys and sections.
+
+    Attributes:
+        keys: every key by path.
+        sections: every section by path; the root has the empty path.
+        declarations: the declaration of every key and section by path, in the order of the schema.
+    """
 
     keys: Mapping[KeyPath, Key]
     sections: Mapping[KeyPath, type[Section]]
+    declarations: Mapping[KeyPath, KeyRule]
 
     def owner(self, path: KeyPath) -> KeyPath | None:
-        """The key whose value `path` is, or is part of; None for sections and unknown paths."""
+        """Return the key whose value `path` is, or is part of; None for sections and unknown paths."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.keys:
                 return path[:end]
         return None
 
     def knows(self, path: KeyPath) -> bool:
-        """Whether `path` is a section, a key, or part of a key's value."""
+        """Return whether `path` is a section, a key, or part of a key's value."""
         return path in self.sections or self.owner(path) is not None
 
     def below(self, prefix: KeyPath) -> Iterator[KeyPath]:
-        """All keys that are `prefix` or stand in that section."""
+        """Yield the key `prefix`, or all keys of that section."""
         return (path for path in self.keys if path[: len(prefix)] == prefix)
 
 
 @cache
 def schema() -> Schema:
-    """The table for `RunConfig`."""
+    """Return the table of `RunConfig`'s keys."""
     keys: dict[KeyPath, Key] = {}
     sections: dict[KeyPath, type[Section]] = {}
-    _collect(RunConfig, (), keys, sections)
-    return Schema(keys, sections)
+    declarations: dict[KeyPath, KeyRule] = {}
+
+    def collect(section: type[Section], prefix: KeyPath, rules: tuple[KeyRule, ...]) -> None:
+        sections[prefix] = section
+        for name, field in section.model_fields.items():
+            path = (*prefix, name)
+            rule = next((item for item in field.metadata if isinstance(item, KeyRule)), KeyRule())
+            declarations[path] = rule
+            kind = field.annotation
+            if isinstance(kind, type) and issubclass(kind, Section):
+                collect(kind, path, (*rules, rule))
+            else:
+                keys[path] = _key(path, field, (*rules, rule))
+
+    collect(RunConfig, (), ())
+    return Schema(keys, sections, declarations)
 
 
-def _collect(
-    section: type[Section], prefix: KeyPath, keys: dict[KeyPath, Key], sections: dict[KeyPath, type[Section]]
-) -> None:
-    sections[prefix] = section
-    for name, field in section.model_fields.items():
-        path = (*prefix, name)
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            _collect(kind, path, keys, sections)
-        else:
-            keys[path] = _key(path, field)
-
-
-def _key(path: KeyPath, field: FieldInfo) -> Key:
+def _key(path: KeyPath, field: FieldInfo, rules: tuple[KeyRule, ...]) -> Key:
     return Key(
         path=path,
         default=field.get_default(call_default_factory=True, validated_data={}),
         doc=field.description or "",
         annotation=field.annotation,
         free_form=any(get_origin(kind) is dict for kind in plain_kinds(field.annotation)),
+        rules=rules,
     )
 
 
 def value_at(config: RunConfig, path: KeyPath) -> object:
-    """The value of a key of the schema."""
+    """Return the value of a key of the schema."""
     value: object = config
     for part in path:
         value = getattr(value, part)
@@ -110,28 +136,28 @@ def value_at(config: RunConfig, path: KeyPath) -> object:
 
 
 def is_changed(config: RunConfig, path: KeyPath) -> bool:
-    """Whether a key of the schema has another value than its default."""
+    """Return whether a key of the schema differs from its default."""
     return value_at(config, path) != schema().keys[path].default
 
 
 def nearest_key(path: KeyPath) -> str | None:
-    """The valid key that was probably meant, or None.
+    """Return the valid key or section that was probably meant, or None.
 
-    It is the only key of this last name, else the most alike in the same section, else the most alike of all.
+    It is the only one of this last name, else the most similar in the same section, else the most similar of all.
     """
-    valid = [known for known in (*schema().keys, *schema().sections) if known and known != path[: len(known)]]
-    namesakes = [known for known in valid if known[-1] == path[-1]]
-    if len(namesakes) == 1:
-        return dotted(namesakes[0])
-    siblings = {known[-1]: known for known in valid if known[:-1] == path[:-1]}
-    alike = difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.6)
-    if alike:
-        return dotted(siblings[alike[0]])
-    others = namesakes or [known for known in valid if known[:-1] != path[:-1]]
-    far = difflib.get_close_matches(dotted(path), map(dotted, others), n=1, cutoff=0.75)
-    return far[0] if far else None
+    valid = [key for key in (*schema().keys, *schema().sections) if key and key != path[: len(key)]]
+    same_name = [key for key in valid if key[-1] == path[-1]]
+    if len(same_name) == 1:
+        return dotted(same_name[0])
+    siblings = {key[-1]: key for key in valid if key[:-1] == path[:-1]}
+    similar = difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.6)
+    if similar:
+        return dotted(siblings[similar[0]])
+    others = same_name or [key for key in valid if key[:-1] != path[:-1]]
+    similar = difflib.get_close_matches(dotted(path), map(dotted, others), n=1, cutoff=0.75)
+    return similar[0] if similar else None
 
 
 def keys_in(section: KeyPath) -> list[str]:
-    """The names that may stand directly in a section."""
+    """Return the names of the keys and sections directly in a section."""
     return list(schema().sections[section].model_fields)

@@ -1,8 +1,8 @@
-"""What is wrong with a configuration, one calm line each, and the error that reports all of it at once."""
+"""Problems of a configuration, one line each, and the error that reports all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from astuner.config.keys import KeyPath, dotted, keys_in, nearest_key, parts, schema
@@ -11,12 +11,12 @@ from astuner.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to mend.
+    """A problem that the user has to fix.
 
     Attributes:
-        text: what was given, what was expected, how to mend it.
-        where: `file:line`, `command line`, or "" where it is nowhere in particular.
-        keys: the keys it is about; later checks of these keys are skipped.
+        text: what was given, what was expected, and the fix.
+        where: `file:line`, `command line`, or "" if it has no place.
+        keys: the affected keys; later checks of these keys are skipped.
     """
 
     text: str
@@ -28,10 +28,10 @@ class Problem:
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:
-    """Raise one error that lists `problems`, if there are any.
+    """Raise one error that lists all problems, if there are any.
 
     Raises:
-        ConfigError: there is at least one.
+        ConfigError: there is at least one problem.
     """
     lines = list(dict.fromkeys(str(problem) for problem in problems))
     if len(lines) == 1:
@@ -41,21 +41,21 @@ def raise_problems(problems: Sequence[Problem]) -> None:
 
 
 def unknown_key(path: KeyPath, where: str) -> Problem:
-    """There is no key `path`; name the nearest that there is."""
+    """Return the problem that there is no key `path`, with the nearest key."""
     near = nearest_key(path)
     if near is None:
         section = path[:-1] if path[:-1] in schema().sections else ()
         place = f"section {dotted(section)}" if section else "the top level"
         return Problem(f"unknown key {dotted(path)!r}; keys of {place}: {', '.join(keys_in(section))}", where)
     if near == dotted(path):
-        text = f"{near!r} is written as one word; write one level a line, each indented below the last"
+        text = f"{near!r} is written as one word; write one level per line, each indented below the last"
     else:
         text = f"unknown key {dotted(path)!r}; did you mean {near!r}?"
     return Problem(text, where, keys=tuple(schema().below(parts(near))))
 
 
 def outermost_unknown(paths: Iterable[KeyPath]) -> list[KeyPath]:
-    """The paths that the schema does not know, without those below another of them."""
+    """Return the unknown paths, without those below another unknown path."""
     unknown: list[KeyPath] = []
     for path in paths:
         if not schema().knows(path) and not any(path[: len(outer)] == outer for outer in unknown):
@@ -64,5 +64,26 @@ def outermost_unknown(paths: Iterable[KeyPath]) -> list[KeyPath]:
 
 
 def broken_keys(problems: Iterable[Problem]) -> set[KeyPath]:
-    """The keys that `problems` are about."""
+    """Return the keys that problems affect."""
     return {key for problem in problems for key in problem.keys}
+
+
+def wrong_containers(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield each key below `path` with a list instead of a mapping or the reverse, and the problem in words.
+
+    Hydra cannot merge these. Other wrong values are found by validation.
+    """
+    expected = ""
+    if path in schema().sections:
+        expected = "a section with keys below it" if isinstance(value, list) else ""
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                yield from wrong_containers(item, (*path, str(key)))
+    elif path in schema().keys:
+        default = schema().keys[path].default
+        if isinstance(default, dict) and isinstance(value, list):
+            expected = "a mapping"
+        elif isinstance(default, list | tuple) and isinstance(value, Mapping):
+            expected = "a list"
+    if expected:
+        yield path, f"{dotted(path)} is {value!r}; expected {expected}"

@@ -1,4 +1,4 @@
-"""Sections that say how episodes run: `model`, `rollout`, `context_tracker`, `debug`."""
+"""Sections on the model and the episodes: `model`, `rollout`, `context_tracker`, `debug`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from astuner.config.section import Section
+from astuner.config.conditions import (
+    EXCEPT_FOR_SFT,
+    FOR_SFT,
+    GREEDY_VALIDATION,
+    SAMPLED_ELSEWHERE,
+    TINKER_SERVER,
+    WITHOUT_BASE_URL,
+    WITHOUT_LORA,
+    WITHOUT_MADNESS_CHECKS,
+    WITHOUT_OWN_VLLM,
+)
+from astuner.config.section import ALL, RAY, TRAINING, Section, from_run, key, mirrors, sets, unsupported
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 
@@ -29,122 +40,278 @@ def _address(url: str | None) -> str | None:
 class LoraConfig(Section):
     """`model.lora`: train low-rank adapters instead of all weights."""
 
-    rank: Annotated[int, Field(ge=0)] = 0
+    rank: Annotated[int, Field(ge=0)] = key(
+        0, verl=sets("actor_rollout_ref.model.lora_rank"), trinity=sets("model.tinker.rank")
+    )
     """Rank of the adapters; 0 trains all weights."""
-    alpha: PositiveInt = 32
+    alpha: PositiveInt = key(
+        32,
+        no_effect=(WITHOUT_LORA,),
+        verl=sets("actor_rollout_ref.model.lora_alpha"),
+        trinity="has to equal the Tinker service's own value",
+    )
     """Scale: the adapters' output is multiplied by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = key(
+        0.0, no_effect=(WITHOUT_LORA, EXCEPT_FOR_SFT), trainers="none while a model learns from its own samples"
+    )
     """Dropout on the adapters' input."""
-    target_modules: str | list[str] = "all-linear"
-    """Module names that get adapters, or all-linear."""
+    target_modules: str | list[str] = key(
+        "all-linear",
+        no_effect=(WITHOUT_LORA,),
+        verl=sets("actor_rollout_ref.model.target_modules"),
+        trinity="a Tinker service supports only all-linear",
+    )
+    """Names of the modules that get adapters, or all-linear."""
 
 
 class ModelConfig(Section):
     """`model`: the model to train."""
 
-    path: str = ""
-    """A local folder, a Hugging Face name, or `package.module->function` that makes the folder and returns its path."""
-    renderer: str | dict[str, Any] = "auto"
+    path: str = key(
+        "",
+        verl=from_run("actor_rollout_ref.model.path", rule="model_path"),
+        trinity=from_run("model.model_path", rule="model_path"),
+    )
+    """A local folder, a Hugging Face name, or `package.module->function` that creates it and returns its path."""
+    renderer: str | dict[str, Any] = key("auto", trainers="astuner turns messages into token ids")
     """Turns messages into token ids: auto, a name (qwen3, llama-3, default, …), or a mapping with name and options."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Weights' type; auto is bfloat16 on CUDA and float32 on CPU."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
-    lora: LoraConfig = LoraConfig()
+    dtype: Literal["auto", "float32", "bfloat16"] = key(
+        "auto",
+        no_effect=(SAMPLED_ELSEWHERE,),
+        verl=sets(
+            "+actor_rollout_ref.actor.fsdp_config.mixed_precision",
+            "+actor_rollout_ref.ref.fsdp_config.mixed_precision",
+            rule="mixed_precision",
+        )
+        + sets("actor_rollout_ref.rollout.dtype", rule="rollout_dtype"),
+        trinity=sets("explorer.rollout_model.dtype", rule="sampler_dtype"),
+    )
+    """Data type of the weights; auto is bfloat16 on CUDA and float32 on a CPU."""
+    gradient_checkpointing: bool = key(
+        False,
+        used_by=TRAINING,
+        no_effect=(TINKER_SERVER,),
+        verl=sets("actor_rollout_ref.model.enable_gradient_checkpointing"),
+        trinity=sets("trainer.trainer_config.model.enable_gradient_checkpointing"),
+    )
+    """Recompute activations in the backward pass, to save memory at the cost of time."""
+    lora: LoraConfig = key(LoraConfig(), used_by=TRAINING)
     """Low-rank adapters."""
 
 
 class MultiTurnConfig(Section):
-    """`rollout.multi_turn`: bounds on an episode."""
+    """`rollout.multi_turn`: limits of an episode."""
 
-    max_sample_per_task: PositiveInt = 30
-    """The most training samples that one episode may give."""
-    max_steps: PositiveInt = 30
-    """The most LLM calls of one episode; one more ends the episode as failed."""
-    expected_steps: PositiveInt = 1
-    """Expected samples per episode, for batch arithmetic."""
+    max_sample_per_task: PositiveInt = key(30, trainers="limits the samples of an episode")
+    """Maximum number of training samples of one episode."""
+    max_steps: PositiveInt = key(30, trainers="limits the LLM calls of an episode")
+    """Maximum number of LLM calls of one episode; one more fails the episode."""
+    expected_steps: PositiveInt = key(1, trainers="used by `astuner check` only; a step trains any number of samples")
+    """Expected samples per episode, for estimates of the batch size."""
 
 
 class ValKwargs(Section):
     """`rollout.val_kwargs`: sampling in validation."""
 
-    temperature: NonNegativeFloat = 0.0
+    temperature: NonNegativeFloat = key(
+        0.0, no_effect=(GREEDY_VALIDATION,), verl=mirrors("actor_rollout_ref.rollout.val_kwargs.temperature")
+    )
     """Sampling temperature; 0 is greedy."""
-    top_k: TopK = -1
+    top_k: TopK = key(-1, no_effect=(GREEDY_VALIDATION,), verl=mirrors("actor_rollout_ref.rollout.val_kwargs.top_k"))
     """Keep the k likeliest tokens; -1 keeps all."""
-    top_p: Probability = 1.0
+    top_p: Probability = key(
+        1.0, no_effect=(GREEDY_VALIDATION,), verl=mirrors("actor_rollout_ref.rollout.val_kwargs.top_p")
+    )
     """Nucleus mass."""
-    do_sample: bool = False
-    """False forces greedy decoding whatever the temperature."""
-    num_repeat: PositiveInt = 1
-    """Validation episodes per task; trainer_common.val_pass_n raises it where that is larger."""
+    do_sample: bool = key(False, verl=mirrors("actor_rollout_ref.rollout.val_kwargs.do_sample"))
+    """False decodes greedily, whatever the temperature."""
+    num_repeat: PositiveInt = key(1, verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"))
+    """Validation episodes per task; trainer_common.val_pass_n applies if it is larger."""
 
 
 class FrozenModelConfig(Section):
-    """An entry of `rollout.frozen_models`, by target: what answers for agents that are not trained."""
+    """An entry of `rollout.frozen_models`: the model behind an agent that is not trained."""
 
     model: str = "policy"
-    """The endpoint's name of the model; policy is the model in training, whose answers are then not trained."""
+    """The model's name at the endpoint; policy is the model in training, whose answers are then not trained."""
     base_url: str | None = None
     """An OpenAI-compatible endpoint, e.g. https://api.openai.com/v1."""
     api_key_env: str | None = None
-    """The environment variable that holds the endpoint's key; null where it needs none."""
+    """The environment variable with the endpoint's API key; null if it needs none."""
 
 
 class RolloutConfig(Section):
-    """`rollout`: how the agent runs against the model."""
+    """`rollout`: how the agent runs with the model."""
 
-    use_agentscope_protocol: bool = True
-    """Run the class of agentscope_workflow. (False, the older step protocol, is no longer offered.)"""
-    agentscope_workflow: str | None = None
+    use_agentscope_protocol: bool = key(
+        True,
+        trainers="True is the only protocol",
+        unsupported=(
+            unsupported(
+                False,
+                why="the older step protocol is no longer supported; remove the line and name a Workflow in "
+                "agentscope_workflow",
+            ),
+        ),
+    )
+    """Run the class of agentscope_workflow. (False, the older step protocol, is no longer supported.)"""
+    agentscope_workflow: str | None = key(None, trainers="runs in astuner's episode workers")
     """`package.module->Class`, the Workflow to tune."""
-    trainable_targets: list[str] | None = None
+    trainable_targets: list[str] | None = key(None, trainers="selects the calls that become samples")
     """Tags of the agents to train (model_tuner.for_agent(…, target_tag=…)); null trains all."""
-    frozen_models: dict[str, FrozenModelConfig] = Field(default_factory=dict)
-    """What answers for agents that are not trained, by tag: model, base_url and api_key_env each."""
-    agentscope_disable_toolcalls: bool = False
+    frozen_models: dict[str, FrozenModelConfig] = key({}, trainers="answers calls that are not trained")
+    """Models behind the agents that are not trained, by tag, each with model, base_url and api_key_env."""
+    agentscope_disable_toolcalls: bool = key(False, trainers="shows the model no tools")
     """Show the model no tools, whatever the workflow registers."""
-    max_env_worker: PositiveInt = 128
+    max_env_worker: PositiveInt = key(
+        128,
+        used_by=TRAINING,
+        verl="divided among the episode workers of all nodes",
+        trinity=from_run("explorer.runner_per_model", rule="runners"),
+    )
     """Episodes that run at the same time."""
-    episode_timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds that one episode may take, judge apart; a slower one fails and is counted."""
-    max_retries: Annotated[int, Field(ge=0)] = 0
-    """How often an episode that failed is run again; each attempt is recorded and counted."""
-    gamma: Probability = 1.0
-    """Discount of the reward over the steps of an episode; only 1.0, no discount, is offered."""
-    compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = Field(default=["nonsense"])
-    """Signs that the model lost control: nonsense (endless repetition, broken characters), wrong_toolcall."""
-    agent_madness_termination: bool = True
+    episode_timeout: Annotated[float, Field(gt=0)] = key(600.0, trainers="ends a slow episode")
+    """Time limit of one episode without its judge, in seconds; a slower episode fails and is counted."""
+    max_retries: Annotated[int, Field(ge=0)] = key(0, trainers="runs a failed episode again")
+    """How often a failed episode is run again; each attempt is recorded and counted."""
+    gamma: Probability = key(
+        1.0,
+        unsupported=(unsupported(why="no backbone discounts rewards over steps; write 1.0 or remove the line"),),
+    )
+    """Discount of the reward over the steps of an episode; only 1.0, no discount, is supported."""
+    compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(
+        ["nonsense"], trainers="checked in every answer"
+    )
+    """Signs of degenerate output: nonsense (endless repetition, broken characters), wrong_toolcall."""
+    agent_madness_termination: bool = key(True, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="ends the episode")
     """End the episode at the first such sign."""
-    agent_madness_reward: float = -1.0
-    """The reward of an episode that showed such a sign."""
-    max_response_length_in_one_turn: PositiveInt = 4096
-    """The most tokens of one answer."""
-    max_model_len: PositiveInt = 18000
-    """The most tokens, prompt and answer together, of one call."""
+    agent_madness_reward: float = key(-1.0, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="becomes the reward")
+    """The reward of an episode with degenerate output."""
+    max_response_length_in_one_turn: PositiveInt = key(
+        4096,
+        verl="the `max_tokens` of every request",
+        trinity=mirrors("model.max_response_tokens", rule="answer_tokens"),
+    )
+    """Maximum number of tokens of one answer."""
+    max_model_len: PositiveInt = key(
+        18000,
+        despite=(FOR_SFT,),
+        verl=sets("actor_rollout_ref.rollout.max_model_len", rule="max_model_len")
+        + sets("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", rule="tokens_per_gpu"),
+        trinity=from_run("model.max_model_len", rule="max_model_len")
+        + from_run("model.max_response_tokens", rule="answer_tokens")
+        + from_run("trainer.max_token_len_per_gpu", rule="tokens_per_gpu"),
+    )
+    """Maximum number of tokens of one call, prompt and answer together."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
-    """Bounds on an episode."""
-    tensor_model_parallel_size: PositiveInt = 1
+    """Limits of an episode."""
+    tensor_model_parallel_size: PositiveInt = key(
+        1,
+        used_by=RAY,
+        no_effect=(TINKER_SERVER,),
+        verl=sets("actor_rollout_ref.rollout.tensor_model_parallel_size"),
+        trinity=sets("explorer.rollout_model.tensor_parallel_size"),
+    )
     """GPUs per inference engine."""
-    n_vllm_engine: PositiveInt = 2
+    n_vllm_engine: PositiveInt = key(
+        2,
+        used_by=("trinity",),
+        no_effect=(TINKER_SERVER,),
+        verl="verl starts one engine per tensor_model_parallel_size GPUs",
+        trinity=sets("explorer.rollout_model.engine_num", rule="engines"),
+    )
     """Number of inference engines (trinity)."""
-    max_num_seqs: PositiveInt = 64
+    max_num_seqs: PositiveInt = key(
+        64,
+        no_effect=(TINKER_SERVER, SAMPLED_ELSEWHERE),
+        verl=sets("actor_rollout_ref.rollout.max_num_seqs"),
+        trinity=sets("explorer.rollout_model.extra_engine_args.max_num_seqs"),
+    )
     """Requests that one engine computes at the same time."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    """The share of a GPU's memory that an inference engine takes; null is 0.5 beside verl's trainer, else 0.85."""
-    name: Literal["auto", "embedded", "vllm", "sglang"] = "auto"
-    """The inference engine; auto is embedded for local, debug and on a CPU, vllm otherwise. Debug starts vllm."""
-    mode: Literal["sync", "async"] = "sync"
-    """Whether sampling waits for the update (sync) or goes on while it is made (async: no backbone has it)."""
-    num_repeat: PositiveInt = 4
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = key(
+        None,
+        used_by=("debug", "trinity", "verl"),  # local runs its engine in process
+        no_effect=(TINKER_SERVER, WITHOUT_OWN_VLLM),
+        verl=sets("actor_rollout_ref.rollout.gpu_memory_utilization", rule="gpu_share"),
+        trinity=sets("explorer.rollout_model.gpu_memory_utilization", rule="gpu_share"),
+    )
+    """Fraction of a GPU's memory for an engine; null is 0.5 if it shares the GPU with verl's trainer, else 0.85."""
+    name: Literal["auto", "embedded", "vllm", "sglang"] = key(
+        "auto",
+        verl=from_run("actor_rollout_ref.rollout.name", rule="rollout_name"),
+        trinity=from_run("explorer.rollout_model.engine_type", rule="engine_type"),
+        unsupported=(
+            unsupported(
+                "sglang",
+                by=("debug",),
+                why="this backbone samples in process or from a vLLM server; write auto, embedded or vllm",
+            ),
+            unsupported(
+                "vllm",
+                "sglang",
+                by=("local",),
+                why="this backbone runs its engine in process; write auto or embedded",
+            ),
+            unsupported(
+                "embedded",
+                "sglang",
+                by=("trinity",),
+                why="this backbone samples from vLLM (on CUDA) or from a Tinker server (on a CPU or elsewhere); "
+                "write auto",
+            ),
+            unsupported(
+                "sglang",
+                by=("verl",),
+                why="verl 0.9.1 requires SGLang 0.5.12, which requires transformers 5.6.0, which verl excludes, so no "
+                "environment can have them; write auto, vllm, or embedded (on a CPU)",
+            ),
+        ),
+    )
+    """The inference engine; auto is embedded for local, debug and on a CPU, else vllm. Debug starts a server."""
+    mode: Literal["sync", "async"] = key(
+        "sync",
+        used_by=("verl",),
+        verl="only sync is supported",
+        trinity="section asynchrony replaces it",
+        unsupported=(
+            unsupported(
+                "async",
+                by=("verl",),
+                why="all episodes of a step are sampled with the newest weights, before its update; verl's "
+                "asynchronous trainers run other loops than astuner's, which this backbone runs; write sync or "
+                "remove the line",
+            ),
+        ),
+    )
+    """Whether sampling waits for the update (sync) or continues during it (async: no backbone supports it)."""
+    num_repeat: PositiveInt = key(
+        4,
+        verl=mirrors("actor_rollout_ref.rollout.n"),
+        trinity=sets("algorithm.repeat_times") + sets("buffer.train_batch_size", rule="episodes"),
+    )
     """Episodes per task in training (GRPO's group size)."""
-    temperature: NonNegativeFloat = 0.9
+    temperature: NonNegativeFloat = key(
+        0.9,
+        verl=sets("actor_rollout_ref.rollout.temperature", rule="logits_divisor")
+        + sets("actor_rollout_ref.rollout.logprobs_mode", rule="logprobs_mode"),
+        trinity=sets("model.temperature", rule="logits_divisor"),
+    )
     """Sampling temperature in training."""
-    top_p: Probability = 1.0
+    top_p: Probability = key(
+        1.0,
+        verl=sets("actor_rollout_ref.rollout.logprobs_mode", rule="logprobs_mode")
+        + mirrors("actor_rollout_ref.rollout.top_p"),
+        trinity=mirrors("model.top_p"),
+    )
     """Nucleus mass in training."""
-    top_k: TopK = -1
+    top_k: TopK = key(
+        -1,
+        verl=sets("actor_rollout_ref.rollout.logprobs_mode", rule="logprobs_mode")
+        + mirrors("actor_rollout_ref.rollout.top_k"),
+        trinity=mirrors("model.top_k"),
+    )
     """Keep the k likeliest tokens in training; -1 keeps all."""
-    val_kwargs: ValKwargs = ValKwargs()
+    val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters")
     """Sampling in validation."""
 
 
@@ -152,37 +319,41 @@ class ContextTrackerConfig(Section):
     """`context_tracker`: used only by the older step protocol (rollout.use_agentscope_protocol: False)."""
 
     context_tracker_type: Literal["linear"] = "linear"
-    """How history is managed."""
+    """How the history is managed."""
     alien_llm_model: str = "qwen3-235b-a22b-instruct-2507"
     """The helper model that summarises."""
     alien_llm_response_length: PositiveInt = 512
-    """The most tokens of its answer."""
+    """Maximum number of tokens of its answer."""
     max_env_len: PositiveInt = 4096
-    """The most tokens of one observation."""
+    """Maximum number of tokens of one observation."""
 
 
 class DebugConfig(Section):
-    """`debug`: the debug backbone's own settings."""
+    """`debug`: settings of the debug backbone."""
 
     debug_max_parallel: PositiveInt = 16
     """Episodes that run at the same time; 1 runs them in the main thread, for breakpoints."""
-    debug_first_n_tasks: PositiveInt = 2
-    """How many tasks are rolled out."""
+    debug_first_n_tasks: PositiveInt = key(
+        2, used_by=ALL, trainers="the number of tasks that `astuner check --dry-run` rolls out"
+    )
+    """Number of tasks that are rolled out."""
     base_url: Annotated[str | None, AfterValidator(_address)] = None
-    """An OpenAI-compatible server to sample from (`http://127.0.0.1:8000/v1`) in place of the embedded engine."""
-    api_key_env: str | None = None
-    """The environment variable that holds that server's key; none is sent without it."""
-    base_url_timeout: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds within which that server has to answer before the first episode: with its models, and with a token."""
-    served_model: str | None = None
-    """The model's name on that server; by default model.path, or the only model that it serves."""
-    debugger_port: Annotated[int, Field(ge=1024, le=65535)] = 5678
-    """Port of 127.0.0.1 at which a debugger attaches where `--db` stops a training backbone."""
-    debug_vllm_port: Annotated[int, Field(ge=1024, le=65535)] = 18000
-    """Port, on this machine only, of the vLLM server that astuner starts where rollout.name is vllm."""
+    """An OpenAI-compatible server to sample from (`http://127.0.0.1:8000/v1`), instead of the embedded engine."""
+    api_key_env: str | None = key(None, no_effect=(WITHOUT_BASE_URL,))
+    """The environment variable with that server's API key; without it, none is sent."""
+    base_url_timeout: Annotated[float, Field(gt=0)] = key(60.0, no_effect=(WITHOUT_BASE_URL,))
+    """Time limit for that server's first answers (its models, and one token) before the first episode, in seconds."""
+    served_model: str | None = key(None, no_effect=(WITHOUT_BASE_URL,))
+    """The model's name on that server; default: model.path, or the only model that it serves."""
+    debugger_port: Annotated[int, Field(ge=1024, le=65535)] = key(
+        5678, used_by=TRAINING, trainers="the port at which `--db` waits for a debugger"
+    )
+    """Port of 127.0.0.1 to attach a debugger to when `--db` stops a training backbone."""
+    debug_vllm_port: Annotated[int, Field(ge=1024, le=65535)] = key(18000, no_effect=(WITHOUT_OWN_VLLM,))
+    """Port of 127.0.0.1 for the vLLM server that astuner starts if rollout.name is vllm."""
     debug_vllm_seed: NonNegativeInt = 12345
     """Seed of the sampling."""
-    debug_tensor_parallel_size: PositiveInt = 4
-    """GPUs of the vLLM server, as far as there are so many; on a CPU it means nothing."""
-    debug_vllm_timeout: Annotated[float, Field(gt=0)] = 600.0
-    """Seconds within which the vLLM server has to be ready."""
+    debug_tensor_parallel_size: PositiveInt = key(4, no_effect=(WITHOUT_OWN_VLLM,))
+    """Maximum number of GPUs of the vLLM server; without effect on a CPU."""
+    debug_vllm_timeout: Annotated[float, Field(gt=0)] = key(600.0, no_effect=(WITHOUT_OWN_VLLM,))
+    """Time limit for the vLLM server to become ready, in seconds."""

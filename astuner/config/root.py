@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
-from astuner.config.asynchrony import AsynchronyConfig
+from astuner.config.conditions import FOR_SFT
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
-from astuner.config.deadlines import DeadlinesConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
-from astuner.config.section import Section
+from astuner.config.section import TRAINING, BackboneName, Section, from_run, key, mirrors, unsupported
 from astuner.config.services import ServiceConfig, ServiceName
+from astuner.config.timing import AsynchronyConfig, DeadlinesConfig
 from astuner.config.trainer import TrainerCommonConfig, UpdateConfig
-
-BackboneName = Literal["debug", "local", "trinity", "verl"]
 
 
 def _folder_name(name: str) -> str:
     if not name.strip(". ") or set(name) & set("/\\\0"):
-        raise ValueError("expected a name that a folder can have, without / and \\")
+        raise ValueError("expected a valid folder name, without / and \\")
     return name
 
 
@@ -29,55 +27,79 @@ FolderName = Annotated[str, AfterValidator(_folder_name)]
 class AstunerConfig(Section):
     """Section `astuner`: everything about a run."""
 
-    project_name: str = "astuner_default_project"
+    project_name: str = key(
+        "astuner_default_project", verl=mirrors("trainer.project_name"), trinity="part of the run record and loggers"
+    )
     """Groups experiments in loggers."""
-    experiment_name: FolderName = "read_yaml_name"
+    experiment_name: FolderName = key(
+        "read_yaml_name", verl=mirrors("trainer.experiment_name"), trinity="part of the run record and loggers"
+    )
     """Name of the run and of its folder; read_yaml_name takes the YAML file's."""
-    experiment_dir: str = "auto"
+    experiment_dir: str = key(
+        "auto",
+        verl=from_run("trainer.default_local_dir", rule="checkpoint_folder"),
+        trinity=from_run("checkpoint_root_dir", rule="checkpoint_root_dir"),
+    )
     """Folder of the run record; auto is {exp-dir}/{experiment_name}."""
-    backbone: BackboneName = "local"
+    backbone: BackboneName = key("local", trainers="selects this backbone")
     """debug, local, trinity or verl; --backbone overrides it."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
     data: DataConfig = DataConfig()
     """Lengths and batch size."""
-    rollout: RolloutConfig = RolloutConfig()
-    """How the agent runs against the model."""
-    task_reader: TaskReaderConfig = TaskReaderConfig()
-    """Where tasks come from."""
-    task_judge: TaskJudgeConfig = TaskJudgeConfig()
+    rollout: RolloutConfig = key(RolloutConfig(), no_effect=(FOR_SFT,))
+    """How the agent runs with the model."""
+    task_reader: TaskReaderConfig = key(TaskReaderConfig(), trainers="astuner reads the tasks")
+    """The source of the tasks."""
+    task_judge: TaskJudgeConfig = key(
+        TaskJudgeConfig(), no_effect=(FOR_SFT,), trainers="scores the episodes in the process that runs them"
+    )
     """How episodes are scored."""
-    deadlines: DeadlinesConfig = DeadlinesConfig()
-    """How long each phase may take before the log says where it stands."""
-    services: dict[ServiceName, ServiceConfig] = Field(default_factory=dict)
+    deadlines: DeadlinesConfig = key(
+        DeadlinesConfig(),
+        verl="astuner reports a phase that takes too long",
+        trinity="astuner reports a phase that takes too long; load_model, validation, sync_weights and "
+        "save_checkpoint end the run if Trinity takes longer",
+    )
+    """How long each phase may take before the log reports it."""
+    services: dict[ServiceName, ServiceConfig] = key({}, trainers="the launcher starts and stops them")
     """Processes that the run needs, by name, each with a command; --with-NAME starts one."""
-    debug: DebugConfig = DebugConfig()
-    """The debug backbone's own settings."""
-    trainer_common: TrainerCommonConfig = TrainerCommonConfig()
+    debug: DebugConfig = key(DebugConfig(), used_by=("debug",))
+    """Settings of the debug backbone."""
+    trainer_common: TrainerCommonConfig = key(TrainerCommonConfig(), used_by=TRAINING)
     """The training loop."""
     update: UpdateConfig = UpdateConfig()
     """How an update is computed."""
-    asynchrony: AsynchronyConfig = AsynchronyConfig()
+    asynchrony: AsynchronyConfig = key(
+        AsynchronyConfig(),
+        used_by=("trinity",),
+        verl="all episodes of a step are sampled with the weights of the previous step",
+    )
     """How far sampling may run ahead of training."""
-    context_tracker: ContextTrackerConfig = ContextTrackerConfig()
+    context_tracker: ContextTrackerConfig = key(
+        ContextTrackerConfig(),
+        unsupported=(
+            unsupported(why="it belongs to the older step protocol, which is no longer supported; remove the line"),
+        ),
+    )
     """Used only by the older step protocol."""
-    execute_test: bool = False
-    """Accepted for older files; does nothing."""
-    execute_testing_lambda: str = ""
-    """Accepted for older files; does nothing."""
+    execute_test: bool = key(False, trainers="no effect")
+    """Accepted for older files; has no effect."""
+    execute_testing_lambda: str = key("", trainers="no effect")
+    """Accepted for older files; has no effect."""
 
 
 class RunConfig(Section):
-    """A whole file: `astuner`, and sections handed through to the backbone of that name."""
+    """A whole file: `astuner`, and the sections that are passed to the backbone of that name."""
 
     astuner: AstunerConfig = AstunerConfig()
     """The run."""
-    verl: dict[str, Any] = Field(default_factory=dict)
-    """Passed through to verl."""
-    trinity: dict[str, Any] = Field(default_factory=dict)
-    """Passed through to Trinity."""
+    verl: dict[str, Any] = key({}, used_by=("verl",), verl="passed to verl; each key is checked")
+    """Passed to verl."""
+    trinity: dict[str, Any] = key({}, used_by=("trinity",), trinity="passed to Trinity; each key is checked")
+    """Passed to Trinity."""
 
 
 def starts_vllm(run: AstunerConfig) -> bool:
-    """Whether the run starts a vLLM server of its own, or finds one that an earlier run has kept."""
+    """Return whether the run uses a vLLM server of astuner's: starts one, or reuses one from an earlier run."""
     return run.backbone == "debug" and run.rollout.name == "vllm" and not run.debug.base_url

@@ -1,22 +1,34 @@
-"""The base of every configuration section."""
+"""The base class of every configuration section, and `key`, which declares what a key means."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+if TYPE_CHECKING:
+    from astuner.config.root import AstunerConfig
+
+BackboneName = Literal["debug", "local", "trinity", "verl"]
+ALL: tuple[BackboneName, ...] = ("debug", "local", "trinity", "verl")
+TRAINING: tuple[BackboneName, ...] = ("local", "trinity", "verl")
+RAY: tuple[BackboneName, ...] = ("trinity", "verl")
+
+T = TypeVar("T")
 
 
 class Section(BaseModel):
-    """A frozen section: unknown keys fail, and the docstring under a field is the field's documentation."""
+    """A frozen section. Unknown keys are errors; the docstring under a field is the key's documentation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
-    def _true_is_no_number(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true and false where a number is meant: pydantic would read them as 1 and 0."""
+    def _reject_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
+        """Reject true and false where a number is expected: pydantic would read them as 1 and 0."""
         if isinstance(value, bool) and info.field_name is not None:
             kinds = plain_kinds(cls.model_fields[info.field_name].annotation)
             if bool not in kinds and (int in kinds or float in kinds):
@@ -25,9 +37,135 @@ class Section(BaseModel):
 
 
 def plain_kinds(annotation: Any) -> list[Any]:
-    """The types that an annotation allows: the branches of a union, bounds taken off."""
-    branches = get_args(annotation) if get_origin(annotation) in _UNIONS else (annotation,)
+    """Return the types that an annotation allows: the branches of a union, without bounds."""
+    branches = get_args(annotation) if get_origin(annotation) in (UnionType, Union) else (annotation,)
     return [get_args(branch)[0] if get_origin(branch) is Annotated else branch for branch in branches]
 
 
-_UNIONS = (UnionType, Union)
+@dataclass(frozen=True, slots=True)
+class TrainerKey:
+    """A key of verl's or Trinity's configuration whose value comes from a key of astuner.
+
+    Attributes:
+        name: dotted name; with a leading `+` if the trainer reads the key and its configuration does not list it.
+        rule: name of the function in the backbone's `rules` module that computes the value; None copies the value.
+        kind: `sets`: the trainer implements the key. `mirrors`: astuner implements it, and the trainer's key is set so
+            that the trainer's configuration describes the run. `from_run`: the rule reads a fact of the run (such as
+            the number of steps) that the key contributes to.
+    """
+
+    name: str
+    rule: str | None
+    kind: Literal["sets", "mirrors", "from_run"]
+
+    @property
+    def bare_name(self) -> str:
+        """The name without the leading `+`."""
+        return self.name.removeprefix("+")
+
+
+TrainerUse = str | tuple[TrainerKey, ...]
+"""The keys of a trainer that a key of astuner determines, or, if there is none, how astuner implements the key."""
+
+
+def sets(*names: str, rule: str | None = None) -> tuple[TrainerKey, ...]:
+    """Declare keys that the trainer implements."""
+    return tuple(TrainerKey(name, rule, "sets") for name in names)
+
+
+def mirrors(*names: str, rule: str | None = None) -> tuple[TrainerKey, ...]:
+    """Declare keys that astuner implements and that the trainer's configuration shows."""
+    return tuple(TrainerKey(name, rule, "mirrors") for name in names)
+
+
+def from_run(*names: str, rule: str) -> tuple[TrainerKey, ...]:
+    """Declare keys that are computed from a fact of the run."""
+    return tuple(TrainerKey(name, rule, "from_run") for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition under which keys have no effect.
+
+    Attributes:
+        text: the condition in words, to follow "no effect".
+        holds: whether a configuration meets it.
+    """
+
+    text: str
+    holds: Callable[[AstunerConfig], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Values that some backbones do not support.
+
+    Attributes:
+        values: the values; None for every value but the default.
+        by: the backbones.
+        why: the reason and the fix.
+    """
+
+    values: tuple[object, ...] | None
+    by: tuple[BackboneName, ...]
+    why: str
+
+
+def unsupported(*values: object, by: tuple[BackboneName, ...] = ALL, why: str) -> Unsupported:
+    """Declare values that the backbones `by` do not support; without values, every value but the default."""
+    return Unsupported(values or None, by, why)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRule:
+    """The declaration of a key or section, in addition to its type, default and documentation.
+
+    Attributes:
+        used_by: backbones that use the key; None inherits from the section.
+        verl: what it becomes in verl's configuration; None inherits from the section.
+        trinity: what it becomes in Trinity's configuration; None inherits from the section.
+        unsupported: values that backbones do not support, in addition to the section's.
+        no_effect: conditions under which the key has no effect, in addition to the section's.
+        despite: conditions of the section that do not apply to this key.
+        wrong_for: name of an algorithm that has no use for the key, and the reason.
+    """
+
+    used_by: tuple[BackboneName, ...] | None = None
+    verl: TrainerUse | None = None
+    trinity: TrainerUse | None = None
+    unsupported: tuple[Unsupported, ...] = ()
+    no_effect: tuple[Condition, ...] = ()
+    despite: tuple[Condition, ...] = ()
+    wrong_for: Mapping[str, str] = field(default_factory=dict)
+
+
+def key(
+    default: T,
+    *,
+    used_by: tuple[BackboneName, ...] | None = None,
+    verl: TrainerUse | None = None,
+    trinity: TrainerUse | None = None,
+    trainers: str | None = None,
+    unsupported: tuple[Unsupported, ...] = (),
+    no_effect: tuple[Condition, ...] = (),
+    despite: tuple[Condition, ...] = (),
+    wrong_for: Mapping[str, str] | None = None,
+) -> T:
+    """Declare a key (or, where a section is a field of another, all keys of that section).
+
+    Args:
+        default: its value if nobody sets it.
+        used_by: see `KeyRule`, as for the arguments below.
+        verl: …
+        trinity: …
+        trainers: the same text for `verl` and `trinity`.
+        unsupported: …
+        no_effect: …
+        despite: …
+        wrong_for: …
+    """
+    declared: Any = Field(default)
+    declared.metadata.append(
+        KeyRule(used_by, verl or trainers, trinity or trainers, unsupported, no_effect, despite, wrong_for or {})
+    )
+    return cast(T, declared)

@@ -1,4 +1,4 @@
-"""Section `services`: the processes that a run needs beside itself."""
+"""Section `services`: additional processes that a run needs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from astuner.config.section import Section
 
 BUILT_IN_SERVICES = ("appworld", "logview", "ray", "ray-cluster")
-"""Names of services that astuner itself knows how to start; a file declares others."""
+"""Names of services that astuner can start; a file declares others."""
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def _service_name(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name):
-        raise ValueError("expected a name of letters, digits, - and _ that begins with a letter, as in --with-NAME")
+        raise ValueError("expected a name of letters, digits, - and _ that starts with a letter, as in --with-NAME")
     if name in BUILT_IN_SERVICES:
         raise ValueError(f"expected another name: --with-{name} is built in")
     return name
@@ -29,9 +29,9 @@ def _command(command: str | list[str]) -> str | list[str]:
     try:
         words = shlex.split(command) if isinstance(command, str) else command
     except ValueError as error:
-        raise ValueError(f"expected a command line ({error}); write it as a list, an item a word") from None
+        raise ValueError(f"expected a command line ({error}); write it as a list with one item per word") from None
     if not words or not words[0]:
-        raise ValueError("expected a command line, as text or as a list with an item a word")
+        raise ValueError("expected a command line, as text or as a list with one item per word")
     return command
 
 
@@ -39,7 +39,7 @@ def _url(url: str) -> str:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a bracket that is not closed, a port that is none
+    except ValueError:  # an unclosed bracket, an invalid port
         usable = False
     if not usable:
         raise ValueError("expected an address such as http://127.0.0.1:8080/health")
@@ -55,15 +55,15 @@ EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
 
 
 class HealthConfig(Section):
-    """`health` of a service: how to see that it is ready. One of the two, or neither."""
+    """`health` of a service: how astuner checks that it is ready; one of the keys, or neither."""
 
     http: Annotated[str, AfterValidator(_url)] | None = None
-    """An address that answers, with a status below 400, once the service is ready."""
+    """An address that answers with a status below 400 once the service is ready."""
     port: Port | None = None
     """A port of 127.0.0.1 that accepts connections once the service is ready."""
 
     @model_validator(mode="after")
-    def _one_of_them(self) -> Self:
+    def _at_most_one(self) -> Self:
         if self.http is not None and self.port is not None:
             raise ValueError("expected http or port, not both")
         return self
@@ -73,21 +73,21 @@ class ServiceConfig(Section):
     """An entry of `services`: a process that `--with-NAME` starts before the run and stops with it."""
 
     command: Annotated[str | list[str], AfterValidator(_command)]
-    """The command line, as text or as a list with an item a word; no shell reads it. It stays in the foreground."""
+    """The command line, as text or a list with one item per word, without a shell. It must stay in the foreground."""
     cwd: str | None = None
-    """The folder that it runs in, relative to the working directory or the YAML file; null is the working directory."""
+    """The folder to run it in, relative to the working directory or the YAML file; null is the working directory."""
     env: dict[str, EnvValue] = Field(default_factory=dict)
-    """Environment variables beside those of the run."""
+    """Environment variables in addition to those of the run."""
     ports: list[Port] = Field(default_factory=list)
-    """The ports that it opens, which have to be free before; that of `health` need not be repeated."""
+    """The ports that it opens, which must be free at the start; that of `health` need not be repeated."""
     health: HealthConfig = HealthConfig()
-    """How to see that it is ready; without it, a service that lives for a second is."""
+    """How astuner checks that it is ready; without it, a service that runs for a second is ready."""
     timeout: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds within which it has to be ready."""
+    """Time limit for it to become ready, in seconds."""
     restart: bool | Annotated[int, Field(ge=0)] = False
-    """How often it is started again when it ends before the run does; true is whenever that happens."""
+    """How often it is restarted if it ends before the run does; true is without limit."""
 
     @property
     def argv(self) -> list[str]:
-        """The command line, word by word."""
+        """The command line as a list of words."""
         return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)

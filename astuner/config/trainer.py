@@ -1,4 +1,4 @@
-"""Section `trainer_common`: the training loop, its algorithm and its optimiser."""
+"""Sections on the training loop: `trainer_common`, `update`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,35 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from astuner.config.section import Section
+from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode
+from astuner.config.conditions import (
+    CONSTANT_LR,
+    FOR_SFT,
+    KL_COEF_0,
+    KL_LOSS_COEF_0,
+    SAMPLED_ELSEWHERE,
+    TINKER_SERVER,
+    WITHOUT_KL_IN_REWARD,
+    WITHOUT_KL_LOSS,
+)
+from astuner.config.section import ALL, RAY, Section, from_run, key, mirrors, sets, unsupported
 
-AlgorithmName = Literal["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo", "sft"]
 KlType = Literal["k1", "k2", "low_var_kl"]
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
+
+_NOT_FOR_SFT = {"sft": "it learns from transcripts and has no rewards, advantages or probability ratios"}
+_NO_CLIPPING = _NOT_FOR_SFT | {
+    name: "its loss has no probability ratio to clip; dr_grpo's has one"
+    for name, spec in ALGORITHMS.items()
+    if spec.reinforcement and spec.reinforcement.clip is None
+}
+_ONLY_SFT = {
+    name: "it trains only what the model itself sampled; sft uses this key"
+    for name, spec in ALGORITHMS.items()
+    if spec.reinforcement
+}
+_TRINITY_LOSS = mirrors("algorithm.policy_loss_fn_args", rule="loss_args")
+_LR_SCHEDULE = "astuner sets the learning rate of every step; verl's own schedule stays constant"
 
 
 def _ray_address(address: str) -> str:
@@ -24,57 +48,163 @@ RayAddress = Annotated[str, AfterValidator(_ray_address)]
 
 
 class AlgorithmConfig(Section):
-    """`trainer_common.algorithm`. What is null takes the value that the algorithm's paper uses."""
+    """`trainer_common.algorithm`. A value of null stands for the value in the algorithm's paper."""
 
-    adv_estimator: AlgorithmName = "grpo"
-    """grpo, dr_grpo, dapo, rloo, reinforce++, gspo, cispo, or sft (supervised, on transcripts)."""
-    clip_ratio_low: PositiveFloat | None = None
-    """Clip the probability ratio below 1 - this."""
-    clip_ratio_high: PositiveFloat | None = None
-    """Clip the probability ratio above 1 + this."""
-    loss_agg_mode: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"] | None = None
-    """How token losses become one number: over all tokens, over episodes of token means, or over a fixed length."""
-    norm_adv_by_std: bool | None = None
+    adv_estimator: AlgorithmName = key(
+        "grpo",
+        verl=mirrors("algorithm.adv_estimator", rule="advantage_estimator")
+        + mirrors("algorithm.norm_adv_by_std_in_grpo", rule="divides_by_std")
+        + mirrors("actor_rollout_ref.actor.policy_loss.loss_mode", rule="loss_mode")
+        + mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low")
+        + mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high")
+        + mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation"),
+        trinity=_TRINITY_LOSS,
+        unsupported=(
+            unsupported(
+                "sft", by=("verl",), why="verl trains on transcripts with another program; use --backbone=local"
+            ),
+            unsupported(
+                "sft",
+                by=("trinity",),
+                why="Trinity trains on transcripts in a separate mode, which has no workflow; use --backbone=local",
+            ),
+        ),
+    )
+    """The algorithm (see docs/en/algorithms.md); sft is supervised training on transcripts."""
+    clip_ratio_low: PositiveFloat | None = key(
+        None,
+        wrong_for=_NO_CLIPPING,
+        verl=mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low"),
+        trinity=_TRINITY_LOSS,
+    )
+    """Clip the probability ratio below 1 - this value."""
+    clip_ratio_high: PositiveFloat | None = key(
+        None,
+        wrong_for=_NO_CLIPPING,
+        verl=mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high"),
+        trinity=_TRINITY_LOSS,
+    )
+    """Clip the probability ratio above 1 + this value."""
+    loss_agg_mode: LossAggMode | None = key(
+        None,
+        verl=mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation"),
+        trinity=_TRINITY_LOSS,
+    )
+    """Aggregation of the token losses: over all tokens, over episodes' token means, or over a fixed length."""
+    norm_adv_by_std: bool | None = key(
+        None,
+        wrong_for=_NOT_FOR_SFT,
+        verl=mirrors("algorithm.norm_adv_by_std_in_grpo", rule="divides_by_std"),
+        trinity=_TRINITY_LOSS,
+    )
     """Divide advantages by the group's standard deviation."""
-    task_norm_patch: bool = False
-    """Older name for norm_adv_by_std over the whole batch; not offered."""
-    use_kl_in_reward: bool = False
-    """Subtract the KL estimate to the starting model from the reward."""
-    kl_penalty: KlType = "k1"
+    task_norm_patch: bool = key(
+        False,
+        unsupported=(
+            unsupported(
+                True,
+                why="it is no longer supported; norm_adv_by_std sets whether advantages are divided by the group's "
+                "standard deviation",
+            ),
+        ),
+    )
+    """Older name for norm_adv_by_std over the whole batch; not supported."""
+    use_kl_in_reward: bool = key(
+        False,
+        wrong_for=_NOT_FOR_SFT,
+        verl=sets("algorithm.use_kl_in_reward"),
+        unsupported=(
+            unsupported(
+                True,
+                by=("trinity",),
+                why="advantages are computed as soon as episodes end, and the trainer computes the starting model's "
+                "logprobs later; write use_kl_loss: true",
+            ),
+        ),
+    )
+    """Subtract the estimated KL to the starting model from the reward."""
+    kl_penalty: KlType = key(
+        "k1",
+        no_effect=(FOR_SFT, WITHOUT_KL_IN_REWARD, KL_COEF_0),
+        verl=mirrors("algorithm.kl_penalty"),
+        trinity="for use_kl_in_reward, which this backbone does not support",
+    )
     """Estimator of the KL in the reward."""
-    kl_coef: NonNegativeFloat = 0.001
+    kl_coef: NonNegativeFloat = key(
+        0.001,
+        no_effect=(FOR_SFT, WITHOUT_KL_IN_REWARD),
+        verl=mirrors("algorithm.kl_ctrl.kl_coef"),
+        trinity="for use_kl_in_reward, which this backbone does not support",
+    )
     """Coefficient of the KL in the reward."""
-    overlong_buffer_length: NonNegativeInt = 0
-    """DAPO's soft punishment: within this many tokens of max_response_length up to 1 of reward is lost; 0 is off."""
-    prompt_loss_weight: NonNegativeFloat = 0.0
-    """sft: the weight of tokens that the assistant did not write (its own weigh 1)."""
+    overlong_buffer_length: NonNegativeInt = key(
+        0, wrong_for=_NOT_FOR_SFT, trainers="subtracted from the reward before advantages are computed"
+    )
+    """DAPO's soft penalty: up to 1 of reward is lost within this many tokens of max_response_length; 0 is off."""
+    prompt_loss_weight: NonNegativeFloat = key(
+        0.0, wrong_for=_ONLY_SFT, trainers="for sft, which this backbone does not support"
+    )
+    """sft: the weight of tokens that the assistant did not write (its own tokens have weight 1)."""
 
 
 class OptimConfig(Section):
     """`trainer_common.optim`: AdamW."""
 
-    lr: PositiveFloat = 1e-6
+    lr: PositiveFloat = key(
+        1e-6, verl=mirrors("actor_rollout_ref.actor.optim.lr"), trinity=sets("algorithm.optimizer.lr")
+    )
     """Learning rate."""
-    betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
+    betas: tuple[DecayRate, DecayRate] = key(
+        (0.9, 0.999), verl=sets("actor_rollout_ref.actor.optim.betas"), trinity=sets("algorithm.optimizer.betas")
+    )
     """AdamW's decay rates."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = key(
+        0.0,
+        verl=sets("actor_rollout_ref.actor.optim.weight_decay"),
+        trinity=sets("algorithm.optimizer.weight_decay"),
+    )
     """AdamW's decoupled weight decay."""
-    grad_clip: PositiveFloat = 1.0
-    """Largest norm of the gradient."""
-    lr_scheduler: Literal["constant", "cosine", "linear"] = "constant"
+    grad_clip: PositiveFloat = key(
+        1.0,
+        verl=sets("actor_rollout_ref.actor.optim.clip_grad"),
+        trinity=sets("algorithm.optimizer.clip_grad", "trainer.grad_clip"),
+    )
+    """Maximum norm of the gradient."""
+    lr_scheduler: Literal["constant", "cosine", "linear"] = key(
+        "constant",
+        verl=_LR_SCHEDULE,
+        trinity=sets("algorithm.optimizer.lr_scheduler_type"),
+        unsupported=(
+            unsupported(
+                "linear", by=("trinity",), why="Trinity's trainers support constant and cosine; write one of these"
+            ),
+        ),
+    )
     """Learning rate after warm-up; cosine and linear end at min_lr_ratio × lr."""
-    lr_warmup_steps: NonNegativeInt = 0
+    lr_warmup_steps: NonNegativeInt = key(
+        0, verl=_LR_SCHEDULE, trinity=sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates")
+    )
     """Steps over which the learning rate rises from 0."""
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Where cosine and linear end, as a share of lr."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = key(
+        0.0, no_effect=(CONSTANT_LR,), verl=_LR_SCHEDULE, trinity=sets("algorithm.optimizer.min_lr_ratio")
+    )
+    """Final learning rate of cosine and linear, as a fraction of lr."""
 
 
 class FsdpConfig(Section):
     """`trainer_common.fsdp_config` (verl, trinity)."""
 
-    param_offload: bool = True
+    param_offload: bool = key(
+        True,
+        verl=sets("actor_rollout_ref.actor.fsdp_config.param_offload"),
+        trinity=sets("trainer.param_offload"),
+    )
     """Keep parameters in host memory between uses."""
-    optimizer_offload: bool = True
+    optimizer_offload: bool = key(
+        True,
+        verl=sets("actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
+        trinity=sets("trainer.optimizer_offload"),
+    )
     """Keep optimiser state in host memory between uses."""
 
 
@@ -82,64 +212,176 @@ PackMode = Literal["auto", "tree", "leaf", "none"]
 
 
 class UpdateConfig(Section):
-    """`update`: how an update is computed (local)."""
+    """`update`: how an update is computed."""
 
-    pack: PackMode = "auto"
-    """Compute once: tree, each distinct prefix; leaf, each timeline; none, each call; auto takes the cheaper of two."""
+    pack: PackMode = key(
+        "auto",
+        trainers="auto and leaf train each timeline once, none each call; tree is not supported",
+        unsupported=(
+            unsupported(
+                "tree",
+                by=RAY,
+                why="its trainer computes whole rows; write auto or leaf (each timeline once) or none (each call)",
+            ),
+        ),
+    )
+    """Compute each distinct prefix (tree), timeline (leaf) or call (none) once; auto: the cheaper of tree and leaf."""
 
 
 class TrainerCommonConfig(Section):
     """`trainer_common`: the training loop."""
 
-    seed: NonNegativeInt = 42
-    """Seeds task order, sampling and initialisation."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the local and the verl backbone compute; auto is CUDA where there is one."""
-    val_before_train: bool = False
-    """Validate before the first step."""
-    val_pass_n: PositiveInt = 4
-    """Validation episodes per task, and the largest k of pass@k."""
-    save_freq: PositiveInt = 20
-    """Steps between checkpoints."""
-    test_freq: PositiveInt = 20
-    """Steps between validations; the last step is always validated."""
-    total_epochs: PositiveInt = 50
-    """Passes over the training tasks."""
-    total_training_steps: PositiveInt | None = None
-    """Stop after this many steps even if epochs remain."""
-    max_checkpoints_to_keep: PositiveInt = 2
-    """Older checkpoints are removed."""
-    resume: bool = True
-    """Go on from the last checkpoint of the same experiment where there is one."""
-    nnodes: PositiveInt = 1
-    """Machines (verl, trinity)."""
-    n_gpus_per_node: PositiveInt | None = None
-    """GPUs per machine (verl, trinity); null is all that a machine has, for verl one process on a CPU."""
-    ray_address: RayAddress | None = None
-    """A Ray cluster to join, `host:port` or auto (verl, trinity); null starts Ray for the run."""
-    logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = Field(
-        default=["console", "tensorboard"]
+    seed: NonNegativeInt = key(
+        42,
+        verl=sets(
+            "actor_rollout_ref.actor.fsdp_config.seed",
+            "actor_rollout_ref.ref.fsdp_config.seed",
+            "actor_rollout_ref.rollout.seed",
+        ),
+        trinity=sets("explorer.rollout_model.seed", "model.tinker.seed"),
     )
-    """Where metrics go, beside metrics.jsonl."""
+    """Seed of task order, sampling and initialisation."""
+    device: Literal["auto", "cpu", "cuda"] = key(
+        "auto",
+        used_by=ALL,
+        no_effect=(SAMPLED_ELSEWHERE,),
+        verl=from_run("trainer.device", rule="device"),
+        trinity=from_run("model.tinker.enable", rule="uses_tinker")
+        + from_run("explorer.rollout_model.engine_type", rule="engine_type")
+        + from_run("trainer.trainer_type", rule="trainer_type"),
+    )
+    """Device of the computation; auto is CUDA if there is a GPU (for trinity: if there are two)."""
+    val_before_train: bool = key(
+        False,
+        no_effect=(FOR_SFT,),
+        verl=mirrors("trainer.val_before_train", rule="validate_first"),
+        trinity="astuner requests the validation",
+    )
+    """Validate before the first step."""
+    val_pass_n: PositiveInt = key(
+        4,
+        no_effect=(FOR_SFT,),
+        verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
+        trinity="the number of episodes of a validation",
+    )
+    """Validation episodes per task, and the largest k of pass@k."""
+    save_freq: PositiveInt = key(
+        20,
+        verl=mirrors("trainer.save_freq"),
+        trinity=sets("trainer.save_interval", rule="updates_between_checkpoints"),
+    )
+    """Steps between checkpoints."""
+    test_freq: PositiveInt = key(
+        20,
+        verl=mirrors("trainer.test_freq", rule="validation_steps"),
+        trinity="astuner requests the validations",
+    )
+    """Steps between validations; the last step is always validated."""
+    total_epochs: PositiveInt = key(
+        50,
+        verl=from_run("trainer.total_training_steps", rule="total_steps"),
+        trinity=from_run("buffer.total_steps", rule="total_steps") + from_run("trainer.total_steps", rule="updates"),
+    )
+    """Passes over the training tasks."""
+    total_training_steps: PositiveInt | None = key(
+        None,
+        verl=from_run("trainer.total_training_steps", rule="total_steps"),
+        trinity=from_run("buffer.total_steps", rule="total_steps") + from_run("trainer.total_steps", rule="updates"),
+    )
+    """Maximum number of training steps, even if epochs remain."""
+    max_checkpoints_to_keep: PositiveInt = key(
+        2, verl=mirrors("trainer.max_actor_ckpt_to_keep"), trinity="checkpoints are part of the run record"
+    )
+    """Number of checkpoints to keep; older ones are removed."""
+    resume: bool = key(
+        True,
+        verl=mirrors("trainer.resume_mode", rule="resume_mode"),
+        trinity="astuner restores Trinity's state before it starts",
+    )
+    """Continue from the last checkpoint of the same experiment, if there is one."""
+    nnodes: PositiveInt = key(
+        1,
+        used_by=RAY,
+        no_effect=(TINKER_SERVER,),
+        verl=sets("trainer.nnodes"),
+        trinity=sets("cluster.node_num"),
+    )
+    """Number of machines (verl, trinity)."""
+    n_gpus_per_node: PositiveInt | None = key(
+        None,
+        used_by=RAY,
+        no_effect=(TINKER_SERVER,),
+        verl=sets("trainer.n_gpus_per_node", rule="trainers_per_node"),
+        trinity=sets("cluster.gpu_per_node", rule="gpus_per_node"),
+    )
+    """GPUs per machine (verl, trinity); null is all GPUs of the machine, and one process for verl on a CPU."""
+    ray_address: RayAddress | None = key(
+        None,
+        used_by=RAY,
+        verl=sets("+ray_kwargs.ray_init.address", rule="ray_address"),
+        trinity="astuner joins or starts Ray before Trinity would",
+    )
+    """A Ray cluster to join, `host:port` or auto (verl, trinity); null starts Ray for the run."""
+    logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = key(
+        ["console", "tensorboard"], trainers="astuner writes the metrics; the trainer's loggers are not used"
+    )
+    """Loggers of the metrics, in addition to metrics.jsonl."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """The algorithm. A bare name (`algorithm: sft`) stands for its adv_estimator."""
-    mini_batch_num: PositiveInt = 1
+    mini_batch_num: PositiveInt = key(
+        1,
+        no_effect=(FOR_SFT,),
+        verl=mirrors("actor_rollout_ref.actor.ppo_mini_batch_size", rule="mini_batch_tasks"),
+        trinity=sets("algorithm.sample_strategy_args", rule="sampling_args")
+        + sets("trainer.total_steps", rule="updates")
+        + sets("trainer.save_interval", rule="updates_between_checkpoints")
+        + sets("synchronizer.trainer_sync_interval", rule="updates_between_syncs")
+        + sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates"),
+    )
     """Optimiser steps per training step."""
-    max_tokens_per_micro_batch: PositiveInt = 16384
-    """Padded tokens of one forward pass; a longer sample goes alone."""
-    fsdp_config: FsdpConfig = FsdpConfig()
+    max_tokens_per_micro_batch: PositiveInt = key(
+        16384,
+        no_effect=(TINKER_SERVER,),
+        verl=sets("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", rule="tokens_per_gpu"),
+        trinity=sets("trainer.max_token_len_per_gpu", rule="tokens_per_gpu"),
+    )
+    """Padded tokens of one forward pass; a longer sample is computed alone."""
+    fsdp_config: FsdpConfig = key(FsdpConfig(), used_by=RAY, no_effect=(TINKER_SERVER,))
     """Sharding (verl, trinity)."""
     optim: OptimConfig = OptimConfig()
     """Optimiser."""
-    use_kl_loss: bool = True
+    use_kl_loss: bool = key(
+        True,
+        verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss"),
+        trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + _TRINITY_LOSS,
+    )
     """Add the KL to the starting model to the loss."""
-    kl_loss_coef: NonNegativeFloat = 0.002
+    kl_loss_coef: NonNegativeFloat = key(
+        0.002,
+        no_effect=(FOR_SFT, WITHOUT_KL_LOSS),
+        verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss")
+        + mirrors("actor_rollout_ref.actor.kl_loss_coef"),
+        trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + _TRINITY_LOSS,
+    )
     """Coefficient of the KL in the loss."""
-    kl_loss_type: KlType = "low_var_kl"
+    kl_loss_type: KlType = key(
+        "low_var_kl",
+        no_effect=(FOR_SFT, WITHOUT_KL_LOSS, KL_LOSS_COEF_0),
+        verl=mirrors("actor_rollout_ref.actor.kl_loss_type"),
+        trinity=_TRINITY_LOSS,
+    )
     """Estimator of the KL in the loss."""
-    ulysses_sequence_parallel_size: PositiveInt = 1
-    """Sequence-parallel GPUs (verl, trinity)."""
-    no_signal_patience: PositiveInt = 10
-    """Steps in a row without reward variance in any group after which the run says so."""
-    stop_on_no_signal: bool = False
-    """Then stop with a non-zero exit code instead of going on."""
+    ulysses_sequence_parallel_size: PositiveInt = key(
+        1,
+        used_by=RAY,
+        no_effect=(TINKER_SERVER,),
+        verl=sets("actor_rollout_ref.actor.ulysses_sequence_parallel_size")
+        + sets("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", rule="tokens_per_gpu"),
+        trinity=sets("trainer.ulysses_sequence_parallel_size")
+        + sets("trainer.max_token_len_per_gpu", rule="tokens_per_gpu"),
+    )
+    """GPUs that share one sequence (verl, trinity)."""
+    no_signal_patience: PositiveInt = key(10, no_effect=(FOR_SFT,), trainers="counts the steps without signal")
+    """Consecutive steps without reward variance in any group after which the run warns."""
+    stop_on_no_signal: bool = key(False, no_effect=(FOR_SFT,), trainers="ends the run")
+    """Stop with a non-zero exit code instead of warning."""

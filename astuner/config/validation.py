@@ -1,4 +1,4 @@
-"""From a tree of values to the typed configuration; pydantic's findings become one calm line each."""
+"""Convert a tree of values to the typed configuration; each of pydantic's errors becomes a one-line problem."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic_core import ErrorDetails
 
 from astuner.config.composition import origin_of
 from astuner.config.keys import KeyPath, dotted, schema
+from astuner.config.nested_dict import MISSING, get_at, without
 from astuner.config.problems import Problem
 from astuner.config.root import RunConfig
-from astuner.config.tree import MISSING, get_at, without
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -26,9 +26,9 @@ _EXPECTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
     "list_type": "a list",
-    "model_type": "a section, that is keys below it",
-    "model_attributes_type": "a section, that is keys below it",
-    "string_type": "text (put it in quotes if YAML reads it as something else)",
+    "model_type": "a section with keys below it",
+    "model_attributes_type": "a section with keys below it",
+    "string_type": "text (in quotes if YAML reads it as another type)",
     "tuple_type": "a list",
 }
 _BOUNDS = {
@@ -43,47 +43,52 @@ def validate(tree: dict[str, Any], origins: Mapping[KeyPath, str]) -> tuple[RunC
     """Check types and bounds.
 
     Returns:
-        The configuration, with the default in place of every wrong value, and what was wrong.
+        The configuration, with the default for every invalid value, and the problems.
     """
     try:
         return RunConfig.model_validate(tree), []
     except ValidationError as error:
         wrong: dict[KeyPath, list[ErrorDetails]] = {}
         for details in error.errors():
-            wrong.setdefault(_place_of(details, tree), []).append(details)
-    problems = [_problem(path, found, tree, origins) for path, found in wrong.items()]
+            wrong.setdefault(_path_of(details, tree), []).append(details)
+    problems = [_problem(path, errors, tree, origins) for path, errors in wrong.items()]
     keys = [schema().owner(path) or path for path in wrong]
     return RunConfig.model_validate(without(tree, keys)), problems
 
 
-def _place_of(details: ErrorDetails, tree: Mapping[str, Any]) -> KeyPath:
-    """The section, key, key within a mapping, or list item that is wrong; pydantic's location also names branches."""
+def _path_of(details: ErrorDetails, tree: Mapping[str, Any]) -> KeyPath:
+    """Return the path of the invalid section, key or item; pydantic's location also contains branches of a union."""
     path = tuple(str(part) for part in details["loc"])
     key = schema().owner(path)
     if key is None:
         return path
-    place, rest = key, path[len(key) :]
-    while rest and get_at(tree, (*place, rest[0]), default=MISSING) is not MISSING:
-        place, rest = (*place, rest[0]), rest[1:]
-    return (*place, rest[0]) if rest and rest[0].isdigit() else place
+    result, rest = key, path[len(key) :]
+    while rest and get_at(tree, (*result, rest[0]), default=MISSING) is not MISSING:
+        result, rest = (*result, rest[0]), rest[1:]
+    return (*result, rest[0]) if rest and rest[0].isdigit() else result
 
 
-def _problem(path: KeyPath, found: list[ErrorDetails], tree: dict[str, Any], origins: Mapping[KeyPath, str]) -> Problem:
+def _problem(
+    path: KeyPath, errors: list[ErrorDetails], tree: dict[str, Any], origins: Mapping[KeyPath, str]
+) -> Problem:
     key = schema().owner(path) or path
-    return Problem(_text(path, key, found, tree), origin_of(origins, path), keys=tuple(schema().below(key)))
+    return Problem(_text(path, key, errors, tree), origin_of(origins, path), keys=tuple(schema().below(key)))
 
 
-def _text(path: KeyPath, key: KeyPath, found: list[ErrorDetails], tree: dict[str, Any]) -> str:
-    first = found[0]
-    # Within a mapping of sections; elsewhere, unknown keys are found before, and every key has a default.
+def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[str, Any]) -> str:
+    first = errors[0]
+    # Only in a mapping of sections: elsewhere, unknown keys are found earlier, and every key has a default.
     if first["type"] == "extra_forbidden":
-        known = _keys_beside(path, key)
-        alike = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"did you mean {dotted((*path[:-1], alike[0]))!r}?" if alike else f"there are {', '.join(known)}"
+        names = _names_at(path, key)
+        similar = difflib.get_close_matches(path[-1], names, n=1)
+        hint = f"did you mean {dotted((*path[:-1], similar[0]))!r}?" if similar else f"there are {', '.join(names)}"
         return f"unknown key {dotted(path)!r}; {hint}"
     if first["type"] == "missing":
-        return f"{dotted(path)} has no {first['loc'][-1]}, which it needs"
-    expected = " or ".join(dict.fromkeys(_expected(details) for details in found))
+        if isinstance(first["loc"][-1], int):  # a list that is too short
+            count = len(get_args(schema().keys[key].annotation))
+            return f"{dotted(key)} is {get_at(tree, key)!r}; expected a list of {count} items"
+        return f"{dotted(path)} has no {first['loc'][-1]}, which is required"
+    expected = " or ".join(dict.fromkeys(_expected(details) for details in errors))
     if first["loc"][-1] == "[key]":
         return f"a name in {dotted(key)} is {first['input']!r}; expected {expected}"
     value = get_at(tree, path, default=MISSING)
@@ -92,8 +97,8 @@ def _text(path: KeyPath, key: KeyPath, found: list[ErrorDetails], tree: dict[str
     return f"{dotted(path)} is {value!r}; expected {expected}"
 
 
-def _keys_beside(path: KeyPath, key: KeyPath) -> list[str]:
-    """The keys that may stand where `path` does, in a section within the mapping `key`."""
+def _names_at(path: KeyPath, key: KeyPath) -> list[str]:
+    """Return the valid names next to the last part of `path`, a path inside the mapping of sections `key`."""
     section = get_args(schema().keys[key].annotation)[1]
     for part in path[len(key) + 1 : -1]:
         section = section.model_fields[part].annotation
@@ -114,5 +119,5 @@ def _expected(details: ErrorDetails) -> str:
 def _choice(details: ErrorDetails) -> str:
     choices = str(details["ctx"]["expected"])
     names = choices.replace("'", "").replace(" or ", ", ").split(", ")
-    alike = difflib.get_close_matches(str(details["input"]), names, n=1)
-    return f"{choices}; did you mean {alike[0]!r}?" if alike else choices
+    similar = difflib.get_close_matches(str(details["input"]), names, n=1)
+    return f"{choices}; did you mean {similar[0]!r}?" if similar else choices

@@ -1,4 +1,4 @@
-"""One YAML file as its tree of values and the line of every key."""
+"""Read a YAML file as a tree of values and the line of every key."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from omegaconf.errors import OmegaConfBaseException
 from astuner.config.keys import KeyPath
 from astuner.errors import ConfigError
 
+SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
 SUFFIXES = (".yaml", ".yml")
 
 
 @dataclass(frozen=True, slots=True)
 class YamlFile:
-    """A file as read, nothing resolved.
+    """A file as read, with references unresolved.
 
     Attributes:
         path: the file.
-        text: what it holds.
-        tree: its values; `1e-6` is a float, a date stays text (OmegaConf's reading, not YAML 1.1's).
-        lines: 1-based line of every key and list item; an item's last part is its index.
+        text: its content.
+        tree: its values, as OmegaConf reads them and not YAML 1.1: `1e-6` is a float, and a date is text.
+        lines: 1-based line of every key and list item; the last part of an item's path is its index.
     """
 
     path: Path
@@ -38,7 +39,7 @@ class YamlFile:
     lines: Mapping[KeyPath, int]
 
     def where(self, path: KeyPath) -> str:
-        """`file:line` of a key, or of the nearest section around it that is written in the file."""
+        """Return `file:line` of a key, or of the nearest section around it that the file contains."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return place(self.path, self.lines[path[:end]])
@@ -46,14 +47,14 @@ class YamlFile:
 
 
 def shown(path: Path) -> str:
-    """The path as errors show it: relative where it lies under the working directory."""
+    """Return the path as errors show it: relative if it is in the working directory."""
     absolute = Path(os.path.abspath(path))
-    here = Path.cwd()
-    return str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute)
+    cwd = Path.cwd()
+    return str(absolute.relative_to(cwd) if absolute.is_relative_to(cwd) else absolute)
 
 
 def place(path: Path, line: int) -> str:
-    """`file:line`."""
+    """Return `file:line`."""
     return f"{shown(path)}:{line}"
 
 
@@ -61,7 +62,7 @@ def read_yaml(path: Path) -> YamlFile:
     """Read a YAML file whose top level is a mapping; an empty file is an empty mapping.
 
     Raises:
-        ConfigError: no such file, no text, a syntax error (with line, column and reason), or no mapping.
+        ConfigError: the file does not exist, is not text or a mapping, or has a syntax error (with line and column).
     """
     text = _text(path)
     lines: dict[KeyPath, int] = {}
@@ -70,7 +71,7 @@ def read_yaml(path: Path) -> YamlFile:
         if root is None or root.tag == "tag:yaml.org,2002:null":
             return YamlFile(path, text, {}, {})
         if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{place(path, 1)}: expected `key: value` lines, beginning with `astuner:`")
+            raise ConfigError(f"{place(path, 1)}: expected `key: value` lines, starting with `astuner:`")
         _collect_lines(yaml.SafeLoader(""), root, (), lines)
         tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
     except yaml.MarkedYAMLError as error:
@@ -102,9 +103,9 @@ def _missing_file(path: Path) -> str:
     folder = path.parent
     if not folder.is_dir():
         return f"no file {shown(path)}: there is no folder {shown(folder)}"
-    beside = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-    alike = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.5)
-    hint = f"; did you mean {shown(folder / alike[0])}?" if alike else ""
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
+    similar = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    hint = f"; did you mean {shown(folder / similar[0])}?" if similar else ""
     return f"no file {shown(path)}{hint}"
 
 
@@ -118,16 +119,16 @@ def _syntax_error(path: Path, error: yaml.MarkedYAMLError) -> str:
 def _interpolation_error(path: Path, lines: Mapping[KeyPath, int], error: OmegaConfBaseException) -> str:
     key = key_path(error.full_key or "")
     where = place(path, lines[key]) if key in lines else shown(path)
-    return f"{where}: {error.full_key} is not a valid ${{…}} reference: {first_line(error)}"
+    return f"{where}: {error.full_key} is not a valid ${{…}} reference: {reason_of(error)}"
 
 
 def key_path(full_key: str) -> KeyPath:
-    """OmegaConf's name of a place (`a.b[0].c`) as a path."""
+    """Return OmegaConf's name of a key (`a.b[0].c`) as a path."""
     return tuple(part for part in re.split(r"[.\[\]]+", full_key) if part)
 
 
-def first_line(error: Exception) -> str:
-    """The reason that an error of OmegaConf or Hydra gives, without its technical tail."""
+def reason_of(error: Exception) -> str:
+    """Return the reason of an OmegaConf or Hydra error: the first line of its message."""
     line = (str(error) or type(error).__name__).splitlines()[0]
     return re.sub(r"^\w+ raised while resolving interpolation: ", "", line).strip('"')
 
@@ -137,13 +138,13 @@ def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, li
         for index, item in enumerate(node.value):
             _add_line(loader, (*prefix, str(index)), item, item, lines)
     if isinstance(node, yaml.MappingNode):
-        loader.flatten_mapping(node)  # `<<: *base` brings the base's keys, with their own lines
+        loader.flatten_mapping(node)  # `<<: *base` adds the base's keys, with their lines
         for key, value in node.value:
             _add_line(loader, (*prefix, str(key.value)), key, value, lines)
 
 
 def _add_line(
-    loader: yaml.SafeLoader, path: KeyPath, at: yaml.Node, value: yaml.Node, lines: dict[KeyPath, int]
+    loader: yaml.SafeLoader, path: KeyPath, start: yaml.Node, value: yaml.Node, lines: dict[KeyPath, int]
 ) -> None:
-    lines[path] = at.start_mark.line + 1
+    lines[path] = start.start_mark.line + 1
     _collect_lines(loader, value, path, lines)

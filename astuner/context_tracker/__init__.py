@@ -1,4 +1,4 @@
-"""From the calls of an episode to training samples: pure, no I/O, no torch."""
+"""Converts the LLM calls of an episode to training samples: pure functions without I/O or PyTorch."""
 
 from astuner.context_tracker.audit import certificate, count_tokens
 from astuner.context_tracker.merge import MergeMode, build_samples, limit_samples

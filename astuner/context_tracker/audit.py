@@ -1,4 +1,4 @@
-"""Checks and counts over calls and the samples made of them."""
+"""Token counts of calls, and the certificate that samples reproduce their calls."""
 
 from __future__ import annotations
 
@@ -18,46 +18,45 @@ def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
 
 
 def certificate(calls: Sequence[LlmCall], samples: Sequence[Sample]) -> float:
-    """Return the share of calls that the samples rebuild exactly: 1.0 when nothing was lost, changed or added.
+    """Return the fraction of calls that the samples reproduce exactly; 1.0 if nothing was lost, changed or added.
 
-    A call counts as rebuilt when exactly one sample holds it, its prompt ids, completion ids and logprobs all stand
-    there, and that sample trains each of its tokens as often as its calls sampled it. A sample that trains tokens and
-    holds no call makes the share 0. Calls that train nothing are not counted: those without a completion, and those of
-    targets that are not trained.
+    A call is reproduced if exactly one sample contains it, with the same prompt ids, completion ids and logprobs, and
+    if that sample trains each token as often as its calls sampled it. The result is 0 if a sample trains tokens but
+    contains no call. Calls that train nothing are ignored: those without a completion, and those of frozen targets.
     """
-    homes: dict[str, list[tuple[Sample, CallSpan]]] = {}
+    locations: dict[str, list[tuple[Sample, CallSpan]]] = {}
     for sample in samples:
-        if not sample.spans and any(sample.loss_mask):
+        if not sample.spans and any(sample.train_counts):
             return 0.0
-        if _is_sound(sample):
+        if _is_consistent(sample):
             for span in sample.spans:
-                homes.setdefault(span.call_id, []).append((sample, span))
+                locations.setdefault(span.call_id, []).append((sample, span))
     trained = [call for call in calls if call.trained and call.completion_ids]
-    rebuilt = sum(_is_rebuilt(call, homes.get(call.call_id, [])) for call in trained)
-    return rebuilt / len(trained) if trained else 1.0
+    reproduced = sum(_is_reproduced(call, locations.get(call.call_id, [])) for call in trained)
+    return reproduced / len(trained) if trained else 1.0
 
 
-def _is_sound(sample: Sample) -> bool:
-    """Whether positions are those of the tokens, and the mask counts what the spans say was sampled."""
+def _is_consistent(sample: Sample) -> bool:
+    """Return whether the position ids match the tokens, and the train counts match the spans."""
     counts = [0] * len(sample.token_ids)
     for span in sample.spans:
-        for place in range(span.start, span.end) if span.nodes is None else span.nodes:
-            counts[place] += 1
+        for index in range(span.start, span.end) if span.nodes is None else span.nodes:
+            counts[index] += 1
     if sample.parents is None:
         depths: Sequence[int] = range(len(counts))
     else:
         depths = []
         for parent in sample.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return tuple(counts) == sample.loss_mask and tuple(depths) == sample.position_ids
+    return tuple(counts) == sample.train_counts and tuple(depths) == sample.position_ids
 
 
-def _is_rebuilt(call: LlmCall, homes: Sequence[tuple[Sample, CallSpan]]) -> bool:
-    if len(homes) != 1:
+def _is_reproduced(call: LlmCall, locations: Sequence[tuple[Sample, CallSpan]]) -> bool:
+    if len(locations) != 1:
         return False
-    sample, span = homes[0]
+    sample, span = locations[0]
     if span.nodes is not None:
-        return _stands_in_tree(call, sample, span.nodes)
+        return _is_in_tree(call, sample, span.nodes)
     return (
         sample.token_ids[: span.start] == call.prompt_ids
         and sample.token_ids[span.start : span.end] == call.completion_ids
@@ -65,26 +64,26 @@ def _is_rebuilt(call: LlmCall, homes: Sequence[tuple[Sample, CallSpan]]) -> bool
     )
 
 
-def _stands_in_tree(call: LlmCall, sample: Sample, nodes: Sequence[int]) -> bool:
+def _is_in_tree(call: LlmCall, sample: Sample, nodes: Sequence[int]) -> bool:
     return (
         tuple(sample.token_ids[node] for node in nodes) == call.completion_ids
         and tuple(sample.logprobs[node] for node in nodes) == call.logprobs
         and all(
-            _before(sample, node) == call.prompt_ids + call.completion_ids[:offset]
-            for offset, node in _where_paths_begin(sample, nodes)
+            _ancestor_ids(sample, node) == call.prompt_ids + call.completion_ids[:offset]
+            for offset, node in _path_starts(sample, nodes)
         )
     )
 
 
-def _where_paths_begin(sample: Sample, nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """The first node, and those that do not follow the one before: their ancestors have to be looked at one by one."""
+def _path_starts(sample: Sample, nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return (offset, node) of the nodes that do not follow their parent; only their ancestors must be checked."""
     assert sample.parents is not None
     parents = [sample.parents[node] for node in nodes]
     return [(k, node) for k, node in enumerate(nodes) if k == 0 or parents[k] != nodes[k - 1]]
 
 
-def _before(sample: Sample, node: int) -> tuple[int, ...]:
-    """The tokens on the way from the root to a node of a tree sample, the node itself left out."""
+def _ancestor_ids(sample: Sample, node: int) -> tuple[int, ...]:
+    """Return the token ids of the ancestors of a node of a tree sample, from the root on."""
     assert sample.parents is not None
     ids = []
     while (node := sample.parents[node]) >= 0:

@@ -1,7 +1,7 @@
-"""Merge the calls of an episode into the fewest training samples, without changing what is trained.
+"""Merges the calls of an episode into the fewest training samples without changing what is trained.
 
-Exactness: every call's prompt and completion is rebuilt from the sample that trains it, and each sampled token is
-trained exactly once per time that it was sampled, with the logprob it was sampled with.
+Merging is exact: the prompt and completion of every call can be reproduced from the sample that trains it, and each
+token is trained as often as it was sampled, with the logprob that it was sampled with.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from astuner.schema import CallSpan, LlmCall, Sample
 MergeMode = Literal["leaf", "tree", "none"]
 
 
-# Rows that one call is tried on. More begin alike only where a token was sampled anew again and again; without a bound,
-# time would grow with the square of their number.
-_MOST_TRIES = 64
+# The maximum number of rows that are tried for a call. More rows share a prefix only if a token was sampled many times;
+# without a limit, the time would be quadratic in their number.
+_MAX_TRIES = 64
 
 _Credit = tuple[str, float] | None
 
 
 @dataclass(eq=False)
 class _Row:
-    """A row under construction: a path through the trie, and the calls trained on it.
+    """A row under construction: a path through the trie, and the calls that are trained on it.
 
     Attributes:
-        encoded: its token ids, see `encode`.
-        token_ids: the same.
-        calls: those trained on it.
+        encoded: the token ids, encoded (see `encode`).
+        token_ids: the token ids.
+        calls: the calls that are trained on the row.
         counts: how often each token is trained.
-        logprobs: as sampled. Both are arrays, which the garbage collector does not look into.
-        credits: what each trained token is rewarded for apart from its episode, as far as that is anything.
+        logprobs: the sampled logprobs.
+        credits: by index, the agent and the reward of trained tokens whose call has its own reward.
     """
+
+    # `counts` and `logprobs` are arrays, because the garbage collector does not traverse arrays.
 
     encoded: bytes
     token_ids: tuple[int, ...]
@@ -53,16 +55,14 @@ class _Row:
         self.logprobs = array("d", [0.0]) * len(self.token_ids)
 
     def accepts(self, call: LlmCall) -> bool:
-        """Whether no token of the call was already sampled here with another logprob, or for another reward."""
+        """Return whether no token of the call is already trained with another logprob or another reward."""
         start, end = _span(call)
-        taken = self.counts[start:end]
-        if not any(taken):
+        counts = self.counts[start:end]
+        if not any(counts):
             return True
         credit = _credit(call)
-        sampled = zip(range(start, end), taken, self.logprobs[start:end], call.logprobs, strict=True)
-        return all(
-            logprob == own and self.credits.get(place) == credit for place, count, logprob, own in sampled if count
-        )
+        tokens = zip(range(start, end), counts, self.logprobs[start:end], call.logprobs, strict=True)
+        return all(old == new and self.credits.get(index) == credit for index, count, old, new in tokens if count)
 
     def add(self, call: LlmCall) -> None:
         start, end = _span(call)
@@ -74,19 +74,18 @@ class _Row:
 
 
 def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[Sample]:
-    """Turn the calls of one episode into training samples.
+    """Return the training samples of the calls of one episode.
 
     Args:
-        calls: the calls, in any order; those without a completion token, and those that are not to be trained, train
-            nothing and are left out.
-        merge: `leaf` makes one row per root-to-leaf path of the token trie over all calls, whatever agent
-            made them; `none` makes one row per call; `tree` makes one sample of the whole trie, each token once.
+        calls: the calls, in any order; calls without a completion and calls that are not trained are ignored.
+        merge: `leaf` makes one row per root-to-leaf path of the token trie over the calls of all agents; `none` makes
+            one row per call; `tree` makes one sample of the whole trie, in which each token occurs once.
 
     Returns:
-        Samples in an order that does not depend on the order of `calls`. Weights sum to 1.
+        The samples, in an order that does not depend on the order of `calls`. Their weights sum to 1.
 
     Raises:
-        ValueError: a call's logprobs do not match its completion.
+        ValueError: the number of logprobs of a call differs from the number of its completion tokens.
     """
     trained = [call for call in calls if call.trained and call.completion_ids]
     for call in trained:
@@ -96,32 +95,31 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
                 f"but {len(call.logprobs)} logprobs"
             )
     ordered = sorted(((encode(call), call) for call in trained), key=lambda pair: (pair[0], _identity(pair[1])))
-    rows = [_row_of(encoded, call) for encoded, call in ordered] if merge == "none" else _leaf_rows(ordered)
+    rows = [_new_row(encoded, call) for encoded, call in ordered] if merge == "none" else _leaf_rows(ordered)
     if merge == "tree":
-        return [_tree(rows)] if rows else []
+        return [_to_tree_sample(rows)] if rows else []
     total = sum(len(call.completion_ids) for call in trained)
     positions = tuple(range(max((len(row.token_ids) for row in rows), default=0)))
-    return [_finish(row, positions, total) for row in rows]
+    return [_to_sample(row, positions, total) for row in rows]
 
 
-def limit_samples(samples: Sequence[Sample], most: int, seed: int) -> tuple[list[Sample], int]:
-    """Keep at most `most` samples of an episode and say how many were dropped.
+def limit_samples(samples: Sequence[Sample], max_samples: int, seed: int) -> tuple[list[Sample], int]:
+    """Return at most `max_samples` samples of an episode, and the number of dropped samples.
 
-    Whole timelines are dropped, never parts of one. The rule: samples are ranked by the BLAKE2 hash of seed,
-    episode and call ids, and the first `most` stay (in their order); the weights of those that stay are
-    scaled to sum to 1 again, so that the episode keeps its weight.
+    Only whole samples are dropped. Samples are ranked by the BLAKE2 hash of seed, episode and call ids, and the first
+    `max_samples` are kept, in their order. Their weights are scaled to sum to 1, so that the episode keeps its weight.
     """
-    if len(samples) <= most:
+    if len(samples) <= max_samples:
         return list(samples), 0
 
     def rank(sample: Sample) -> bytes:
         calls = ",".join(span.call_id for span in sample.spans)
         return hashlib.blake2b(f"{seed}|{sample.episode_id}|{calls}".encode(), digest_size=8).digest()
 
-    chosen = {id(sample) for sample in sorted(samples, key=rank)[:most]}
-    kept = [sample for sample in samples if id(sample) in chosen]
-    total = sum(sample.weight for sample in kept)
-    return [replace(sample, weight=sample.weight / total) for sample in kept], len(samples) - most
+    chosen_ids = {id(sample) for sample in sorted(samples, key=rank)[:max_samples]}
+    chosen_samples = [sample for sample in samples if id(sample) in chosen_ids]
+    total = sum(sample.weight for sample in chosen_samples)
+    return [replace(sample, weight=sample.weight / total) for sample in chosen_samples], len(samples) - max_samples
 
 
 def _identity(call: LlmCall) -> tuple[int, tuple[float, ...], str]:
@@ -129,7 +127,7 @@ def _identity(call: LlmCall) -> tuple[int, tuple[float, ...], str]:
 
 
 def _credit(call: LlmCall) -> _Credit:
-    """What a call is rewarded for apart from its episode: calls that differ in it have advantages of their own."""
+    """Return the agent and the reward of a call with its own reward; calls that differ in it differ in advantage."""
     return None if call.reward is None else (call.agent_name, call.reward)
 
 
@@ -138,61 +136,61 @@ def _span(call: LlmCall) -> tuple[int, int]:
     return start, start + len(call.completion_ids)
 
 
-def _row_of(encoded: bytes, call: LlmCall) -> _Row:
+def _new_row(encoded: bytes, call: LlmCall) -> _Row:
     row = _Row(encoded, call.prompt_ids + call.completion_ids)
     row.add(call)
     return row
 
 
 def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
-    """One row per leaf, more only where one token was sampled twice with different logprobs or rewards."""
+    """Return one row per leaf, and more if a token was sampled several times with different logprobs or rewards."""
     rows: list[_Row] = []
-    # From the back, the rows that a sequence is a prefix of are the last ones made.
+    # Calls are visited in reverse order, so the rows that a sequence is a prefix of are the most recent ones.
     for (encoded, _), alike in groupby(reversed(ordered), key=lambda pair: (pair[0], len(pair[1].prompt_ids))):
-        begin_so = takewhile(partial(_begins_with, encoded), reversed(rows))
-        homes: dict[tuple[tuple[float, ...], _Credit], _Row] = {}
-        refused: list[_Row] = []
+        with_prefix = takewhile(partial(_has_prefix, encoded), reversed(rows))
+        row_of: dict[tuple[tuple[float, ...], _Credit], _Row] = {}
+        rejecting: list[_Row] = []
         for _, call in alike:
-            way = call.logprobs, _credit(call)
-            home = homes.get(way) or _first_accepting(call, refused, begin_so)
-            if home is None:
-                home = _row_of(encoded, call)
-                rows.append(home)
+            key = call.logprobs, _credit(call)
+            row = row_of.get(key) or _first_accepting(call, rejecting, with_prefix)
+            if row is None:
+                row = _new_row(encoded, call)
+                rows.append(row)
             else:
-                home.add(call)
-            homes[way] = home
+                row.add(call)
+            row_of[key] = row
     rows.reverse()
     return rows
 
 
-def _begins_with(encoded: bytes, row: _Row) -> bool:
+def _has_prefix(encoded: bytes, row: _Row) -> bool:
     return row.encoded.startswith(encoded)
 
 
-def _first_accepting(call: LlmCall, refused: list[_Row], others: Iterator[_Row]) -> _Row | None:
-    """Return a row for a call: one that refused a call of the same tokens before, or the first of the others.
+def _first_accepting(call: LlmCall, rejecting: list[_Row], others: Iterator[_Row]) -> _Row | None:
+    """Return a row that accepts a call: one that rejected another call of the same tokens, or the first of `others`.
 
-    A row that took one of them has no room for the same tokens sampled in another way.
+    A row that has accepted a call cannot accept the same tokens with other logprobs or rewards.
     """
-    for row in refused:
+    for row in rejecting:
         if row.accepts(call):
-            refused.remove(row)
+            rejecting.remove(row)
             return row
-    for row in islice(others, _MOST_TRIES):
+    for row in islice(others, _MAX_TRIES):
         if row.accepts(call):
             return row
-        if len(refused) < _MOST_TRIES:
-            refused.append(row)
+        if len(rejecting) < _MAX_TRIES:
+            rejecting.append(row)
     return None
 
 
-def _finish(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sample:
+def _to_sample(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sample:
     logprobs = [0.0] * len(row.token_ids)
     for call in row.calls:
         logprobs[slice(*_span(call))] = call.logprobs
     return Sample(
         token_ids=row.token_ids,
-        loss_mask=tuple(row.counts),
+        train_counts=tuple(row.counts),
         logprobs=tuple(logprobs),
         position_ids=positions[: len(row.token_ids)],
         weight=sum(row.counts) / episode_tokens,
@@ -201,39 +199,39 @@ def _finish(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sampl
     )
 
 
-def _tree(rows: Sequence[_Row]) -> Sample:
-    """All rows as one sample: the nodes of their trie, and a copy of each that was sampled in more than one way."""
+def _to_tree_sample(rows: Sequence[_Row]) -> Sample:
+    """Return all rows as one tree: their trie, with a copy of a node for each further logprob or reward."""
     packing = pack_encoded([row.encoded for row in rows])
     ids, parents, positions = (array.tolist() for array in (packing.token_ids, packing.parents, packing.positions))
     counts, logprobs = [0] * len(ids), [0.0] * len(ids)
-    stands: dict[tuple[int, float, object], int] = {}
+    sampled_nodes: dict[tuple[int, float, object], int] = {}
 
-    def stand(node: int, logprob: float, credit: object) -> int:
-        """Count a sampled token at the node that has its logprob and reward; make that node if there is none."""
-        if (node, logprob, credit) not in stands:
-            place = node
+    def count(node: int, logprob: float, credit: object) -> int:
+        """Count a sampled token, and return the node with its logprob and reward, which is created if needed."""
+        key = node, logprob, credit
+        if key not in sampled_nodes:
             if counts[node]:
-                place = len(ids)
                 for values in (ids, parents, positions):
                     values.append(values[node])
                 counts.append(0)
                 logprobs.append(0.0)
-            stands[node, logprob, credit] = place
-            logprobs[place] = logprob
-        place = stands[node, logprob, credit]
-        counts[place] += 1
-        return place
+                node = len(ids) - 1
+            sampled_nodes[key] = node
+            logprobs[node] = logprob
+        node = sampled_nodes[key]
+        counts[node] += 1
+        return node
 
     spans = []
     for row, places in zip(rows, packing.places, strict=True):
         for call in sorted(row.calls, key=_identity):
             start, end = _span(call)
             sampled = zip(places[start:end].tolist(), call.logprobs, strict=True)
-            nodes = tuple(stand(node, logprob, _credit(call)) for node, logprob in sampled)
+            nodes = tuple(count(node, logprob, _credit(call)) for node, logprob in sampled)
             spans.append(CallSpan(call.call_id, start, end, nodes))
     return Sample(
         token_ids=tuple(ids),
-        loss_mask=tuple(counts),
+        train_counts=tuple(counts),
         logprobs=tuple(logprobs),
         position_ids=tuple(positions),
         weight=1.0,

@@ -1,7 +1,7 @@
-"""Lay sequences that begin alike out so that every distinct prefix stands there once.
+"""Packs sequences with shared prefixes so that every distinct prefix is stored once.
 
-A depth-first walk through their trie, the longest branch first, writes every node once. The descendants of a node then
-stand together right behind it, and the longest timelines in one piece.
+A depth-first walk through the trie of the sequences, longest branch first, writes every node once. The descendants of a
+node then follow it directly, and the longest sequences are contiguous.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from astuner.context_tracker.prefixes import ID_BYTES, as_ids, encode_ids, shared_prefix_length
 
-# Of a batch's places, so that computing it padded costs little.
-_LEAST_FILLED = 0.75
+# The minimum fraction of a padded batch that is filled, so that padding costs little.
+_MIN_FILLED = 0.75
 
 Ids = NDArray[np.int64]
 Path = tuple[tuple[int, int], ...]
@@ -26,11 +26,11 @@ Path = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Tokens that one sequence adds to those before it.
+    """A contiguous run of nodes, each the child of the previous node.
 
     Attributes:
-        start, end: where they stand in the packing.
-        path: (start, end) of the stretches that hold the tokens before them, outermost first.
+        start, end: the range of the nodes in the packing.
+        path: (start, end) of the runs with the preceding tokens of the sequence, from the root.
     """
 
     start: int
@@ -39,26 +39,26 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Number of its tokens."""
+        """The number of tokens."""
         return self.end - self.start
 
     @property
     def depth(self) -> int:
-        """Number of tokens before the first one."""
+        """The number of tokens that precede the piece in its sequences."""
         return sum(end - start for start, end in self.path)
 
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """The trie of some sequences, N nodes, one token each.
+    """The trie of sequences, with N nodes of one token each.
 
     Attributes:
         token_ids: [N] int64.
-        positions: [N] int64, depths.
-        subtree_ends: [N] int64; the descendants of node i are i + 1 … subtree_ends[i] - 1. So node i is an ancestor of
-            node j, or j itself, where i <= j < subtree_ends[i].
-        pieces: stretches of nodes that follow one another in the trie, in order; together they are all nodes.
-        places: for each sequence, as given, the nodes of its tokens [its length] int64.
+        positions: [N] int64, the depths of the nodes.
+        subtree_ends: [N] int64; the descendants of node i are i + 1 … subtree_ends[i] - 1. So node i is node j or an
+            ancestor of node j if and only if i <= j < subtree_ends[i].
+        pieces: runs of nodes, in order, that together cover all nodes.
+        places: for each sequence, in the order of the arguments, the nodes of its tokens, [length] int64.
     """
 
     token_ids: Ids
@@ -69,15 +69,15 @@ class Packing:
 
     @cached_property
     def batches(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of pieces that follow the very same tokens and are nearly as long, largest first, together."""
+        """Batches of indices of pieces with the same path and similar lengths, each with the longest piece first."""
         siblings: dict[Path, list[int]] = defaultdict(list)
         for index, piece in enumerate(self.pieces):
             siblings[piece.path].append(index)
         batches: list[list[int]] = []
         for indices in siblings.values():
             indices.sort(key=lambda index: -self.pieces[index].size)
-            for at, index in enumerate(indices):
-                if at and self.pieces[index].size >= _LEAST_FILLED * self.pieces[batches[-1][0]].size:
+            for rank, index in enumerate(indices):
+                if rank and self.pieces[index].size >= _MIN_FILLED * self.pieces[batches[-1][0]].size:
                     batches[-1].append(index)
                 else:
                     batches.append([index])
@@ -85,7 +85,7 @@ class Packing:
 
     @property
     def parents(self) -> Ids:
-        """[N] int64: the node before each, -1 for first tokens."""
+        """The parent of each node, [N] int64; -1 for first tokens."""
         parents = np.arange(-1, len(self.token_ids) - 1)
         for piece in self.pieces:
             parents[piece.start] = piece.path[-1][1] - 1 if piece.path else -1
@@ -93,7 +93,7 @@ class Packing:
 
 
 def pack(sequences: Sequence[Sequence[int] | NDArray[Any]]) -> Packing:
-    """Lay out sequences of token ids; time and memory are proportional to their tokens.
+    """Pack sequences of token ids, in time and memory proportional to the number of tokens.
 
     Raises:
         ValueError: a sequence is empty.
@@ -102,20 +102,20 @@ def pack(sequences: Sequence[Sequence[int] | NDArray[Any]]) -> Packing:
 
 
 def pack_encoded(encoded: Sequence[bytes]) -> Packing:
-    """Lay out sequences as `encode_ids` gives them, see `pack`."""
+    """Pack sequences that are encoded with `encode_ids` (see `pack`)."""
     if not all(encoded):
         raise ValueError("a sequence to pack must have at least one token")
     writer = _Writer(encoded)
-    # What is to be done next stands last: a branch to write, or the end of one that was written.
-    to_do: list[tuple[_Branch, Path] | tuple[int, int]] = [(branch, ()) for branch in _longest_last(_trie(encoded))]
-    while to_do:
-        first, second = to_do.pop()
+    # A stack of branches to write, and of branches (start, end) whose subtree is complete.
+    stack: list[tuple[_Branch, Path] | tuple[int, int]] = [(branch, ()) for branch in _by_reach(_trie(encoded))]
+    while stack:
+        first, second = stack.pop()
         if isinstance(first, _Branch):
             assert isinstance(second, tuple)
             start = writer.total
             path = writer.write(first, second)
-            to_do.append((start, writer.total))
-            to_do += [(branch, path) for branch in _longest_last(first.branches)]
+            stack.append((start, writer.total))
+            stack += [(branch, path) for branch in _by_reach(first.branches)]
         else:
             assert isinstance(second, int)
             writer.subtree_ends[first:second] = writer.total
@@ -124,14 +124,14 @@ def pack_encoded(encoded: Sequence[bytes]) -> Packing:
 
 @dataclass(eq=False)
 class _Branch:
-    """A stretch of the trie without a fork.
+    """A path of the trie without a fork.
 
     Attributes:
-        begin, end: depths of its first token, and behind its last.
-        source: a sequence that goes through it.
-        branches: what follows it.
-        sequences: those that end with it.
-        reach: the depth of the deepest of all sequences that go through it, once the walk has left it.
+        begin, end: the depths of its first token and after its last token.
+        source: the index of a sequence that contains it.
+        branches: its child branches.
+        sequences: the indices of the sequences that end with it.
+        reach: the depth of its deepest descendant; set when the walk leaves the branch.
     """
 
     begin: int
@@ -142,48 +142,48 @@ class _Branch:
     reach: int = 0
 
     def cut(self, depth: int) -> None:
-        """End at `depth`; the rest becomes a branch of its own."""
+        """End the branch at `depth`; the rest becomes a child branch."""
         rest = _Branch(depth, self.end, self.source, self.sequences, self.branches, self.reach)
         self.end, self.sequences, self.branches = depth, [], [rest]
 
 
 def _trie(encoded: Sequence[bytes]) -> list[_Branch]:
-    """Return the branches that sequences begin with."""
+    """Return the root branches of the trie."""
     root = _Branch(0, 0, -1, [])
-    way = [root]
-    before = b""
+    path = [root]
+    previous = b""
     for index in sorted(range(len(encoded)), key=encoded.__getitem__):
-        shared = shared_prefix_length(before, encoded[index])
-        while way[-1].begin >= shared and way[-1] is not root:
-            _step_back(way)
-        if way[-1].end > shared:
-            way[-1].cut(shared)
+        shared = shared_prefix_length(previous, encoded[index])
+        while path[-1].begin >= shared and path[-1] is not root:
+            _leave(path)
+        if path[-1].end > shared:
+            path[-1].cut(shared)
         length = len(encoded[index]) // ID_BYTES
         if length > shared:
             branch = _Branch(shared, length, index, [index], reach=length)
-            way[-1].branches.append(branch)
-            way.append(branch)
+            path[-1].branches.append(branch)
+            path.append(branch)
         else:
-            way[-1].sequences.append(index)
-        before = encoded[index]
-    while way[-1] is not root:
-        _step_back(way)
+            path[-1].sequences.append(index)
+        previous = encoded[index]
+    while path[-1] is not root:
+        _leave(path)
     return root.branches
 
 
-def _step_back(way: list[_Branch]) -> None:
-    left = way.pop()
-    way[-1].reach = max(way[-1].reach, left.reach)
+def _leave(path: list[_Branch]) -> None:
+    branch = path.pop()
+    path[-1].reach = max(path[-1].reach, branch.reach)
 
 
-def _longest_last(branches: Sequence[_Branch]) -> list[_Branch]:
-    """Order branches for a stack, so that the longest is written first and is one piece with what it follows."""
-    # Of equally long ones the first comes first.
+def _by_reach(branches: Sequence[_Branch]) -> list[_Branch]:
+    """Return the branches by ascending reach: a stack pops the longest first, so it is contiguous with its parent."""
+    # Among branches of equal reach, the first is popped first.
     return sorted(branches, key=lambda branch: branch.reach, reverse=True)[::-1]
 
 
 class _Writer:
-    """Writes branches one behind the other."""
+    """Builds a packing from branches, which are written in depth-first order."""
 
     def __init__(self, encoded: Sequence[bytes]) -> None:
         self.total = 0
@@ -195,7 +195,7 @@ class _Writer:
         self._places: list[Ids] = [np.empty(0, np.int64)] * len(encoded)
 
     def write(self, branch: _Branch, path: Path) -> Path:
-        """Write the tokens of a branch that follows `path`; return the path that ends with it."""
+        """Write the tokens of a branch with parent path `path`; return the path that includes the branch."""
         ids = as_ids(self._encoded[branch.source])[branch.begin : branch.end]
         self._parts.append(ids.astype(np.int64))
         self._positions.append(np.arange(branch.begin, branch.end))
@@ -212,7 +212,7 @@ class _Writer:
         return path
 
     def packing(self) -> Packing:
-        """Return what was written."""
+        """Return the packing of all written branches."""
         return Packing(
             np.concatenate(self._parts),
             np.concatenate(self._positions),

@@ -1,8 +1,8 @@
-"""Order token sequences so that prefixes and shared prefixes can be read off neighbours.
+"""Encoding of token ids as bytes, to find shared prefixes by sorting.
 
-Big-endian bytes of ids sort as the id sequences do, so Python's C-speed bytes comparison does the work of a
-trie: in sorted order, a sequence that is a prefix of any other is a prefix of the next, and the number of
-distinct prefixes is the total length less what each sequence shares with the one before.
+Big-endian bytes sort in the order of the id sequences, so Python's fast comparison of bytes replaces a trie: in sorted
+order, a sequence that is a prefix of another one is a prefix of the next one, and the number of distinct prefixes is
+the total length minus the lengths of the prefixes that neighbours share.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _TYPE_CODE = next(code for code in "IL" if array(code).itemsize == ID_BYTES)
 
 
 def encode(call: LlmCall) -> bytes:
-    """Return the call's prompt and completion ids as big-endian bytes, four an id."""
+    """Return the call's prompt and completion ids as big-endian bytes, four per id."""
     ids = _array(call.prompt_ids)
     ids.extend(_array(call.completion_ids))
     return _big_endian(ids)
 
 
 def encode_ids(ids: Sequence[int] | NDArray[Any]) -> bytes:
-    """Return ids as big-endian bytes, four an id."""
+    """Return ids as big-endian bytes, four per id."""
     if isinstance(ids, np.ndarray):
         return ids.astype(">u4").tobytes()
     return _big_endian(_array(ids))
 
 
 def _array(ids: Sequence[int]) -> array[int]:
-    # Three times as fast as numpy, which looks at each number's type first.
+    # Three times as fast as numpy, which inspects the type of each number.
     return array(_TYPE_CODE, ids)
 
 
@@ -47,12 +47,12 @@ def _big_endian(ids: array[int]) -> bytes:
 
 
 def as_ids(encoded: bytes) -> NDArray[np.uint32]:
-    """Return the ids of `encode`'s bytes, shape [N]."""
+    """Return the ids of an encoded sequence, [N]."""
     return np.frombuffer(encoded, dtype=">u4")
 
 
 def shared_prefix_length(left: bytes, right: bytes) -> int:
-    """Return how many leading ids two encoded sequences have in common."""
+    """Return the length, in ids, of the common prefix of two encoded sequences."""
     size = min(len(left), len(right))
     if left[:size] == right[:size]:
         return size // ID_BYTES

@@ -1,1 +1,1 @@
-"""Starting runs."""
+"""Launching runs from the command line and from Python."""

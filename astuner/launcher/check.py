@@ -1,4 +1,4 @@
-"""`astuner check`: what a run would do, and what is wrong, before it is started."""
+"""`astuner check`: check a configuration without training, and print what the run would do."""
 
 from __future__ import annotations
 
@@ -9,116 +9,117 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from astuner.backbone.base import MemoryEstimate, Prospect, check_engine, load_backbone
-from astuner.backbone.ingredients import Ingredients, gather, validation_repeats
-from astuner.backbone.phases import watched
-from astuner.backbone.task_order import TaskOrder
+from astuner.backbone.base import MemoryEstimate, PreflightContext, load_backbone
+from astuner.backbone.training.progress import warn_if_slow
+from astuner.backbone.training.run_inputs import RunInputs, load_run_inputs, validation_repeats
+from astuner.backbone.training.schedule import TaskOrder
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
-from astuner.launcher.console import make_console
-from astuner.launcher.episode_table import episode_table, refuse_unrewarded, why_nothing_trains
-from astuner.launcher.launch import Launch
-from astuner.launcher.output import tidy_output
+from astuner.launcher.console import filtered_output, make_console
+from astuner.launcher.episode_table import check_rewards, episode_table, explain_no_training
+from astuner.launcher.launch import Launcher
+from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.run_record import check_loggers
-from astuner.task_rollout import RunningEpisodes
+from astuner.task_rollout import ActiveEpisodes
 
-_SHOWN_TASKS = 2
+_MAX_TASKS = 2
 
 
-def check_launch(launch: Launch, *, dry_run: bool) -> None:
-    """Load everything that the run would load, print the arithmetic, and roll out a few episodes if asked.
+def check_run(launcher: Launcher, *, dry_run: bool) -> None:
+    """Load all inputs of a run, print its size, and roll out a few episodes if `dry_run`.
 
     Raises:
-        AstunerError: whatever would stop the run.
+        AstunerError: an error that the run would have as well.
     """
-    launch.announce()
+    launcher.log_notices()
     console = make_console()
-    with tidy_output(), launch.services.running():
-        _check(console, launch, dry_run=dry_run)
+    config = launcher.config.astuner
+    with filtered_output(), launcher.services.running():
+        backbone = load_backbone(config.backbone)
+        check_engine_packages(config)
+        check_loggers(config.trainer_common.logger)
+        with warn_if_slow("read_tasks", config.deadlines, ActiveEpisodes()):
+            run_inputs = load_run_inputs(config, launcher.config_dir)
+        folder = Path(config.experiment_dir)
+        backbone.preflight(
+            PreflightContext(launcher.config, run_inputs, folder, launcher.origins, launcher.services.ray)
+        )
+        _print_inputs(console, config, run_inputs)
+        _print_size(console, config, run_inputs)
+        _print_memory(console, config, backbone.estimate(config, run_inputs.model_path))
+        if dry_run:
+            episodes = launcher.dry_run(run_inputs)
+            console.print(episode_table("dry run", episodes))
+            check_rewards(episodes)
+            if (reason := explain_no_training(episodes)) is not None:
+                raise BackboneError(reason)
+        console.print("[green]OK[/]: this configuration can run")
 
 
-def _check(console: Console, launch: Launch, *, dry_run: bool) -> None:
-    config = launch.config.astuner
-    backbone = load_backbone(config.backbone)
-    check_engine(config)
-    check_loggers(config.trainer_common.logger)
-    with watched("read_tasks", config.deadlines, RunningEpisodes()):
-        ingredients = gather(config, launch.config_dir)
-    folder = Path(config.experiment_dir)
-    backbone.refuse(Prospect(launch.config, ingredients, folder, launch.origins, launch.services.ray))
-    _print_ingredients(console, config, ingredients)
-    _print_arithmetic(console, config, ingredients)
-    where = "the server at debug.base_url" if config.backbone == "debug" else "other processes, not looked into"
-    _print_memory(console, backbone.estimate(config, ingredients.model_path), where)
-    if dry_run:
-        episodes = launch.dry_run(ingredients)
-        console.print(episode_table("dry run", episodes))
-        refuse_unrewarded(episodes)
-        if (nothing := why_nothing_trains(episodes)) is not None:
-            raise BackboneError(nothing)
-    console.print("[green]all right[/]: this configuration can run")
-
-
-def _print_ingredients(console: Console, config: AstunerConfig, ingredients: Ingredients) -> None:
-    tasks = ingredients.tasks
+def _print_inputs(console: Console, config: AstunerConfig, run_inputs: RunInputs) -> None:
+    tasks = run_inputs.tasks
     console.print(f"backbone   {config.backbone}, {config.trainer_common.algorithm.adv_estimator}")
     console.print(
-        f"model      {escape(ingredients.model_path)} (vocabulary of {len(ingredients.tokenizer)}, "
-        f"renderer {ingredients.codec.renderer_name})",
+        f"model      {escape(run_inputs.model_path)} (vocabulary of {len(run_inputs.tokenizer)}, "
+        f"renderer {run_inputs.codec.renderer_name})",
         soft_wrap=True,
     )
-    if ingredients.workflow is not None:
+    if run_inputs.workflow is not None:
         console.print(escape(f"workflow   {config.rollout.agentscope_workflow}"), soft_wrap=True)
         judge = config.task_judge.judge_protocol or "none: the workflow returns its reward"
         console.print(escape(f"judge      {judge}"), soft_wrap=True)
-    skipped = f", {tasks.skipped_rows} bad rows skipped" if tasks.skipped_rows else ""
+    skipped = f", {tasks.skipped_rows} invalid rows skipped" if tasks.skipped_rows else ""
     console.print(f"tasks      {len(tasks.training)} for training, {len(tasks.validation)} for validation{skipped}")
-    for task in tasks.training[:_SHOWN_TASKS]:
+    for task in tasks.training[:_MAX_TASKS]:
         console.print(escape(f"           {task.task_id}: {task.main_query[:100]!r}"), soft_wrap=True)
 
 
-def _print_arithmetic(console: Console, config: AstunerConfig, ingredients: Ingredients) -> None:
+def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) -> None:
     common, repeats = config.trainer_common, config.rollout.num_repeat
-    order = TaskOrder(ingredients.tasks.training, config.data.train_batch_size, None)
-    batch = min(config.data.train_batch_size, len(ingredients.tasks.training))
+    order = TaskOrder.from_config(config, run_inputs.tasks.training)
+    batch = min(config.data.train_batch_size, len(run_inputs.tasks.training))
     steps = order.total_steps(common.total_epochs, common.total_training_steps)
-    per_step = 1 if common.algorithm.adv_estimator == "sft" else common.mini_batch_num
     if common.algorithm.adv_estimator == "sft":
-        console.print(f"a step     {batch} transcripts → 1 optimiser step")
+        updates_per_step = 1
+        console.print(f"step       {batch} transcripts → 1 optimiser step")
     else:
+        updates_per_step = common.mini_batch_num
         episodes = batch * repeats
         samples = episodes * config.rollout.multi_turn.expected_steps
         console.print(
-            f"a step     {batch} tasks × {repeats} repeats → {episodes} episodes → about {samples} samples "
-            f"→ {common.mini_batch_num} optimiser steps",
+            f"step       {batch} tasks × {repeats} repeats → {episodes} episodes → about {samples} samples "
+            f"→ {updates_per_step} optimiser steps",
             soft_wrap=True,
         )
         validations = math.ceil(steps / common.test_freq) + common.val_before_train
-        per_validation = len(ingredients.tasks.validation) * validation_repeats(config)
-        console.print(f"validation {per_validation} episodes, {validations} times")
-    console.print(f"the run    {steps} steps ({order.steps_per_epoch} an epoch), {steps * per_step} optimiser steps")
+        episodes = len(run_inputs.tasks.validation) * validation_repeats(config)
+        console.print(f"validation {episodes} episodes, {validations} times")
+    console.print(
+        f"run        {steps} steps ({order.steps_per_epoch} per epoch), {steps * updates_per_step} optimiser steps"
+    )
 
 
-def _print_memory(console: Console, estimate: MemoryEstimate | None, elsewhere: str) -> None:
+def _print_memory(console: Console, config: AstunerConfig, estimate: MemoryEstimate | None) -> None:
     if estimate is None:
-        console.print(f"memory     that of {elsewhere}")
+        holder = "the server at debug.base_url holds" if config.backbone == "debug" else "other processes hold"
+        console.print(f"memory     not estimated: {holder} the model")
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
     for name, size in estimate.parts.items():
         if size:
-            table.add_row(f"           {name}", _readable(size))
-    console.print(f"memory     about {_readable(estimate.total)} of {_readable(estimate.available)} at the peak")
+            table.add_row(f"           {name}", _format_size(size))
+    console.print(f"memory     about {_format_size(estimate.total)} of {_format_size(estimate.available)} at the peak")
     console.print(f"           {estimate.parameters:,} weights, {estimate.trained:,} of them trained")
     console.print(table)
     if estimate.total > estimate.available:
         console.print(
-            "[yellow]this will hardly fit[/]: lower trainer_common.max_tokens_per_micro_batch, set "
+            "[yellow]the memory is probably too small[/]: lower trainer_common.max_tokens_per_micro_batch, set "
             "model.gradient_checkpointing, or train adapters (model.lora.rank: 16)",
             soft_wrap=True,
         )
 
 
-def _readable(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -1,12 +1,15 @@
-"""What a run prints: its log beside progress bars, and how it ended."""
+"""Terminal output: log lines, errors and the summary of a run, without secrets, control characters or library noise."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 import traceback
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from loguru import logger
 from rich.console import Console
@@ -14,50 +17,66 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from astuner.launcher.output import FILE_ONLY
-from astuner.launcher.visible import visible
 from astuner.plugin import raised_at
-from astuner.run_record import RunSummary, ValidationSummary, read_metrics, redact
+from astuner.run_record import RunSummary, ValidationSummary, read_metrics, redact, redacted_output
 
 if TYPE_CHECKING:
-    from loguru import Message, Record
+    from loguru import Message
 
-_TRACEBACK = "its traceback is in"
+FILE_ONLY = {"file_only": True}
+"""Values to bind to a log record (`logger.bind(**FILE_ONLY)`) that is written to run.log but not to the console."""
+
+_TRACEBACK_NOTE = "its traceback is in"
 _STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red", "DEBUG": "dim"}
+# Control characters, and Unicode characters that are invisible or reorder the text that follows.
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 
 
-class _SteadyConsole(Console):
-    """A console that falls silent when nobody can read it any more; what happens to a terminal ends no run."""
+def escape_control_characters(text: str) -> str:
+    """Replace characters that control the terminal, reorder text or are invisible by visible names: ␛, <U+202E>.
+
+    Line feeds and tabs stay.
+    """
+
+    def name(match: re.Match[str]) -> str:
+        code = ord(match.group())
+        return chr(0x2400 + code) if code < 0x20 else f"<U+{code:04X}>"
+
+    return _CONTROL_CHARACTERS.sub(name, text)
+
+
+class _RobustConsole(Console):
+    """A console that becomes silent if its output can no longer be written, so that a lost terminal ends no run."""
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """Print, if that is possible."""
+        """Print to the output; if that fails, become silent."""
         try:
             super().print(*objects, **settings)
-        except OSError:  # a full disk behind a redirection, a terminal that is gone
+        except OSError:  # a full disk behind a redirection, or a closed terminal
             self.quiet = True
 
     def render_str(self, text: str, **settings: Any) -> Text:
-        """Make a text of `text` that does nothing to the terminal, whatever a task or a model wrote."""
-        return super().render_str(visible(text), **settings)
+        """Render text with control characters escaped, because tasks and models may contain any."""
+        return super().render_str(escape_control_characters(text), **settings)
 
     def on_broken_pipe(self) -> None:
-        """Fall silent, where rich would end the process."""
+        """Become silent. Rich would exit the process."""
         self.quiet = True
 
 
 def make_console(*, stderr: bool = True) -> Console:
-    """Return the console of a run: stderr, so that a command's output can be piped; stdout is for that output."""
-    return _SteadyConsole(stderr=stderr, highlight=False)
+    """Return a console. Runs use stderr, which leaves stdout to the output of commands."""
+    return _RobustConsole(stderr=stderr, highlight=False)
 
 
-class _Sinks:
-    """The console sink in use, so that a later run replaces it and leaves the user's own sinks alone."""
-
-    current = 0  # loguru's default sink
+_console_handler = 0  # loguru's default handler
 
 
-def log_to(console: Console) -> None:
-    """Send the log to the console, above any progress bars and free of secrets."""
+def log_to_console(console: Console) -> None:
+    """Send the log to the console, redacted; replaces the handler of an earlier run, but not those of the user."""
+    global _console_handler  # noqa: PLW0603
 
     def write(message: Message) -> None:
         record = message.record
@@ -65,58 +84,120 @@ def log_to(console: Console) -> None:
         text = redact(f"{record['time']:HH:mm:ss} {record['message']}")
         console.print(escape(text), style=style, soft_wrap=True)
 
-    with contextlib.suppress(ValueError):  # removed by someone else
-        logger.remove(_Sinks.current)
-    _Sinks.current = logger.add(write, level="INFO", format="{message}", filter=_is_for_the_console)
+    with contextlib.suppress(ValueError):  # the user has removed it
+        logger.remove(_console_handler)
+    _console_handler = logger.add(
+        write, level="INFO", format="{message}", filter=lambda record: not record["extra"].keys() >= FILE_ONLY.keys()
+    )
 
 
-def _is_for_the_console(record: Record) -> bool:
-    return not record["extra"].keys() >= FILE_ONLY.keys()
+@contextlib.contextmanager
+def filtered_output() -> Iterator[None]:
+    """Hide the progress bars and log lines of libraries, send warnings to run.log, and redact what is printed."""
+    with _quiet_transformers(), _quiet_hub(), _warnings_to_log(), redacted_output():
+        yield
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    from transformers.utils import logging
+
+    level, had_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if had_progress_bars:
+            logging.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def _quiet_hub() -> Iterator[None]:
+    # Its warnings are about retries; the error that follows the last retry is enough.
+    from huggingface_hub.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def _warnings_to_log() -> Iterator[None]:
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        logger.bind(**FILE_ONLY).warning("{}:{}: {}: {}", filename, lineno, category.__name__, message)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def print_error(error: BaseException) -> None:
-    """Print an error's message, free of secrets, without a traceback."""
+    """Print the message of an expected error, redacted."""
     make_console().print(f"[bold red]error:[/] {escape(redact(str(error)))}", soft_wrap=True)
 
 
-def note_traceback(error: BaseException, file: Path) -> None:
-    """Let `print_unexpected` know which file has the error's traceback."""
-    error.add_note(f"{_TRACEBACK} {file}")
+def add_traceback_note(error: BaseException, file: Path) -> None:
+    """Note in the error which file has its traceback, for `print_internal_error`."""
+    error.add_note(f"{_TRACEBACK_NOTE} {file}")
 
 
-def print_unexpected(error: BaseException) -> None:
-    """Print an error that nobody foresaw: what, where, and the file that has its traceback."""
-    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_TRACEBACK)]
-    place = notes[0] if notes else f"{_TRACEBACK} {_keep_traceback(error)}"
-    text = f"{type(error).__name__}: {error} (at {raised_at(error)})\n{place}"
+def print_internal_error(error: BaseException) -> None:
+    """Print an unexpected error: its message, where it was raised, and the file with its traceback."""
+    notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_TRACEBACK_NOTE)]
+    if not notes:  # raised before there was a run record
+        with tempfile.NamedTemporaryFile("w", prefix="astuner-", suffix=".log", delete=False) as file:
+            file.write(redact("".join(traceback.format_exception(error))))
+        notes = [f"{_TRACEBACK_NOTE} {file.name}"]
+    text = f"{type(error).__name__}: {error} (at {raised_at(error)})\n{notes[0]}"
     make_console().print(
-        f"[bold red]internal error:[/] {escape(redact(text))}; this should not happen: please report it with that file",
+        f"[bold red]internal error:[/] {escape(redact(text))}; this is a bug in astuner: please report it with that "
+        "file",
         soft_wrap=True,
     )
 
 
-def _keep_traceback(error: BaseException) -> Path:
-    """Write the traceback of an error that came before there was a run record to a file, and return the file."""
-    with tempfile.NamedTemporaryFile("w", prefix="astuner-", suffix=".log", delete=False) as file:
-        file.write(redact("".join(traceback.format_exception(error))))
-    return Path(file.name)
-
-
 def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
-    """Print how a run ended: validation, rewards by step, tokens, time, and where everything is."""
-    if summary.validation.before or summary.validation.after:
-        console.print(_validation_table(summary))
+    """Print the results of a run: validation, rewards per step, tokens, time, and the folders of model and record."""
+    validation = summary.validation
+    if validation.before or validation.after:
+        table = Table(title="validation", title_justify="left")
+        for name in ("", "success", "reward", "episodes"):
+            table.add_column(name, justify="right" if name else "left")
+        rows = {"before": validation.before, "after": validation.after}
+        for name, entry in (rows if summary.steps else {"this model": validation.after}).items():
+            table.add_row(name, *_validation_cells(entry))
+        console.print(table)
     rewards = [row.metrics["reward/mean"] for row in read_metrics(folder) if row.metrics.get("reward/mean") is not None]
     if rewards:
         console.print("reward per step: " + " ".join(f"{reward:.2f}" for reward in rewards), soft_wrap=True)
     if summary.steps:
-        _print_steps(console, summary)
+        _print_totals(console, summary)
     if summary.model:
         console.print(escape(f"model: {summary.model}"), soft_wrap=True)
     console.print(escape(f"record: {folder}"), soft_wrap=True)
 
 
-def _print_steps(console: Console, summary: RunSummary) -> None:
+def _validation_cells(entry: ValidationSummary | None) -> tuple[str, str, str]:
+    if entry is None or entry.success_rate is None or entry.reward is None:
+        return "-", "-", "-"
+    return f"{entry.success_rate:.1%}", f"{entry.reward:.3f}", str(entry.episodes)
+
+
+def _print_totals(console: Console, summary: RunSummary) -> None:
     tokens, episodes = summary.tokens, summary.episodes
     if episodes.ok + episodes.failed + episodes.dropped:
         console.print(
@@ -130,21 +211,3 @@ def _print_steps(console: Console, summary: RunSummary) -> None:
         + (f", first reward after {first:.1f} s" if first is not None else ""),
         soft_wrap=True,
     )
-
-
-def _validation_table(summary: RunSummary) -> Table:
-    table = Table(title="validation", title_justify="left")
-    for name in ("", "success", "reward", "episodes"):
-        table.add_column(name, justify="right" if name else "left")
-    measured = {"before": summary.validation.before, "after": summary.validation.after}
-    if not summary.steps:
-        measured = {"this model": summary.validation.after}
-    for name, entry in measured.items():
-        table.add_row(name, *_cells(entry))
-    return table
-
-
-def _cells(entry: ValidationSummary | None) -> tuple[str, str, str]:
-    if entry is None or entry.success_rate is None or entry.reward is None:
-        return "-", "-", "-"
-    return f"{entry.success_rate:.1%}", f"{entry.reward:.3f}", str(entry.episodes)

@@ -1,8 +1,9 @@
-"""Launching: from a configuration to a finished run."""
+"""Launching a run: checks, services, run record and backbone."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,40 +17,44 @@ from rich.markup import escape
 
 from astuner.backbone.base import (
     Backbone,
-    Prospect,
+    PreflightContext,
     RunContext,
     TrainingBackbone,
-    check_engine,
-    collector_at_rest,
     load_backbone,
     load_training_backbone,
 )
-from astuner.backbone.cluster.environment import ON_LOOPBACK, environment_set
-from astuner.backbone.cluster.head import is_own_ray
-from astuner.backbone.ingredients import Ingredients, gather, one_at_a_time
-from astuner.backbone.phases import watched
-from astuner.backbone.progress import RunProgress
-from astuner.breakpoints import stop_through_port, why_nothing_stopped
-from astuner.config.dumping import to_yaml
+from astuner.backbone.training.progress import RunProgress, warn_if_slow
+from astuner.backbone.training.run_inputs import RunInputs, load_run_inputs, runs_inline
 from astuner.config.keys import KeyPath
-from astuner.config.loading import LoadedConfig, resolve_names
+from astuner.config.loading import LoadedConfig, resolve_names, with_values
 from astuner.config.root import RunConfig, starts_vllm
+from astuner.config.to_yaml import to_yaml
+from astuner.debugging.breakpoints import describe_missed_tags, set_debugger_port
+from astuner.debugging.signals import report_on_usr1
+from astuner.debugging.tracebacks import format_stack, thread_stack
 from astuner.errors import AstunerError, ConfigError
-from astuner.launcher.console import log_to, make_console, note_traceback, print_summary
-from astuner.launcher.episode_table import (
-    episode_table,
-    failure_lines,
-    refuse_unrewarded,
-    training_lines,
-    why_nothing_trains,
+from astuner.launcher.console import (
+    FILE_ONLY,
+    add_traceback_note,
+    filtered_output,
+    log_to_console,
+    make_console,
+    print_summary,
 )
-from astuner.launcher.output import FILE_ONLY, tidy_output
+from astuner.launcher.episode_table import (
+    check_rewards,
+    describe_training_use,
+    episode_table,
+    explain_no_training,
+    failure_lines,
+)
 from astuner.launcher.services import Services
+from astuner.llm_engine.vllm_server.installation import check_engine_packages
+from astuner.ray_cluster.environment import ON_LOOPBACK, environment_set
+from astuner.ray_cluster.head import is_own_ray
 from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers, redact
 from astuner.schema import Episode
-from astuner.signals import report_on_usr1
-from astuner.stacks import shown, thread_stack
-from astuner.task_rollout import RunningEpisodes, Split
+from astuner.task_rollout import ActiveEpisodes, Split
 
 Result = TypeVar("Result")
 AnyBackbone = TypeVar("AnyBackbone", Backbone, TrainingBackbone)
@@ -58,16 +63,16 @@ DEFAULT_EXP_DIR = "launcher_record"
 
 
 @dataclass(frozen=True)
-class Launch:
-    """A configuration that is ready to run.
+class Launcher:
+    """Runs a resolved configuration.
 
     Attributes:
-        config: resolved, names included.
-        config_dir: against which relative paths resolve after the working directory.
-        started: when the run began, seconds since the epoch: with the process, for the command.
-        notices: what is to be said about the configuration.
-        services: what runs beside it.
-        origins: where the user set a key, for what only the backbone can judge.
+        config: the configuration, with all names resolved.
+        config_dir: folder of the YAML file. Relative paths are searched in the working directory, then here.
+        started: start time of the run (of the process, for the command), seconds since the epoch.
+        notices: warnings about the configuration.
+        services: services that run during the run.
+        origins: where the user set each key, for the messages of backbones.
     """
 
     config: RunConfig
@@ -78,93 +83,95 @@ class Launch:
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
 
     @staticmethod
-    def of_loaded(loaded: LoadedConfig, exp_dir: str = DEFAULT_EXP_DIR, services: Sequence[str] = ()) -> Launch:
-        """Make a launch of a YAML file that is loaded, and find the services that `--with-NAME` asks for.
+    def from_loaded(loaded: LoadedConfig, exp_dir: str = DEFAULT_EXP_DIR, services: Sequence[str] = ()) -> Launcher:
+        """Create a launcher for a loaded YAML file, with the services of the `--with-NAME` options.
 
         Raises:
-            ConfigError: there is no such service.
+            ConfigError: a service does not exist.
             ServiceError: a built-in service needs a package that is not installed.
         """
-        started = psutil.Process().create_time()
         config = resolve_names(loaded.config, loaded.path, exp_dir)
         config_dir = loaded.path.absolute().parent
-        wanted = Services.named(services, config, config_dir, Path(exp_dir))
-        return Launch(config, config_dir, started, loaded.notices, wanted, loaded.origins)
+        created = Services.from_names(services, config, config_dir, Path(exp_dir))
+        started = psutil.Process().create_time()
+        return Launcher(config, config_dir, started, loaded.notices, created, loaded.origins)
 
-    def announce(self) -> None:
-        """Say the notices on the console."""
-        log_to(make_console())
+    def log_notices(self) -> None:
+        """Log the notices to the console."""
+        log_to_console(make_console())
         for notice in self.notices:
             logger.warning("{}", notice)
 
     def train(self) -> RunSummary:
-        """Tune the model."""
-        self.announce()
+        """Train the model with the configured backbone, and return the summary of the run."""
+        self.log_notices()
 
-        def tune(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
+        def train(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
             return backbone.train(context)
 
-        return self._run("", load_training_backbone, self._ingredients, tune, resume=True)
+        return self._run("", load_training_backbone, self._load_inputs, train, is_training=True)
 
     def evaluate(self, model: str | None, tasks: int | None) -> RunSummary:
-        """Validate `model`, or the configured one, in a record of its own (`{experiment}-eval`).
+        """Validate a model; the record is `{experiment}-eval`.
 
         Args:
-            model: measure this one.
-            tasks: measure the first so many validation tasks only.
+            model: the model; None for the configured one.
+            tasks: number of validation tasks, from the first; None for all.
 
         Raises:
-            ConfigError: there are no validation tasks, or no agent.
+            ConfigError: there are no validation tasks, or there is no agent.
         """
-        self.announce()
+        self.log_notices()
         if self.config.astuner.trainer_common.algorithm.adv_estimator == "sft":
             raise ConfigError(
-                "`astuner eval` measures an agent, and algorithm sft runs none: its loss on the validation transcripts "
-                "is in metrics.jsonl (val/loss). Give the configuration of the agent, and the model with --model"
+                "`astuner eval` measures an agent, but algorithm sft has none; its loss on the validation transcripts "
+                "is in metrics.jsonl (val/loss). Pass the configuration of an agent, and the model with --model"
             )
 
-        def ingredients() -> Ingredients:
-            return _first_validation_tasks(gather(self.config.astuner, self.config_dir, model), tasks)
+        def load_inputs() -> RunInputs:
+            return _only_validation(load_run_inputs(self.config.astuner, self.config_dir, model), tasks)
 
-        def measure(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
+        def evaluate(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
             return backbone.evaluate(context)
 
-        return self._run("-eval", load_training_backbone, ingredients, measure)
+        # The record's config.yaml has the model that is evaluated.
+        launcher = replace(self, config=with_values(self.config, {"astuner.model.path": model})) if model else self
+        return launcher._run("-eval", load_training_backbone, load_inputs, evaluate)
 
-    def dry_run(self, ingredients: Ingredients) -> list[Episode]:
-        """Roll out a few training episodes, in a record of their own (`{experiment}-check`)."""
+    def dry_run(self, run_inputs: RunInputs) -> list[Episode]:
+        """Roll out a few training episodes; the record is `{experiment}-check`."""
 
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
             return backbone.dry_run(context, "train")
 
-        return self._run("-check", load_backbone, lambda: ingredients, roll_out)
+        return self._run("-check", load_backbone, lambda: run_inputs, roll_out)
 
     def debug(self, split: Split, *, keep_engine: bool = False) -> list[Episode]:
-        """Roll out a few episodes and print what became of them, in a record of their own (`{experiment}-debug`).
+        """Roll out a few episodes and print them; the record is `{experiment}-debug`.
 
         Args:
-            split: of the tasks.
-            keep_engine: leave the vLLM server that it starts warm for later runs.
+            split: split of the tasks.
+            keep_engine: keep the vLLM server running for later runs.
 
         Raises:
-            ConfigError: there is no agent to run, or no task, or no server to keep.
-            BackboneError: no episode got a reward.
+            ConfigError: there is no agent, no task, or no server to keep.
+            BackboneError: no episode has a reward.
         """
-        self.announce()
+        self.log_notices()
         if self.config.astuner.trainer_common.algorithm.adv_estimator == "sft":
             raise ConfigError(
-                "--backbone=debug rolls out an agent, and algorithm sft runs none: override it with "
-                "astuner.trainer_common.algorithm.adv_estimator=grpo, or look at the data with `astuner check`"
+                "--backbone=debug rolls out an agent, but algorithm sft has none; override it with "
+                "astuner.trainer_common.algorithm.adv_estimator=grpo, or inspect the data with `astuner check`"
             )
-
         if keep_engine and not starts_vllm(self.config.astuner):
             raise ConfigError(
-                "--keep-engine is for a vLLM server that astuner starts: with --backbone=debug, rollout.name: vllm and "
-                "no debug.base_url; leave it out, or set those"
+                "--keep-engine needs a vLLM server that astuner starts: --backbone=debug with rollout.name: vllm and "
+                "without debug.base_url; set these, or remove --keep-engine"
             )
 
-        def ingredients() -> Ingredients:
-            return _first_validation_tasks(self._ingredients(), None) if split == "val" else self._ingredients()
+        def load_inputs() -> RunInputs:
+            run_inputs = self._load_inputs()
+            return _only_validation(run_inputs, None) if split == "val" else run_inputs
 
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
             ended: list[Episode] = []
@@ -173,98 +180,124 @@ class Launch:
                 episodes = backbone.dry_run(context, split)
             except KeyboardInterrupt:
                 if ended:
-                    _print_episodes(context, ended, "episodes that had ended", split)
+                    _print_episodes(context, ended, "episodes that ended before the interrupt", split)
                 raise
             _print_episodes(context, episodes, "episodes", split)
-            refuse_unrewarded(episodes)
+            check_rewards(episodes)
             return episodes
 
-        return self._run("-debug", load_backbone, ingredients, roll_out)
+        return self._run("-debug", load_backbone, load_inputs, roll_out)
 
-    def _ingredients(self) -> Ingredients:
-        return gather(self.config.astuner, self.config_dir)
+    def _load_inputs(self) -> RunInputs:
+        return load_run_inputs(self.config.astuner, self.config_dir)
 
     def _run(
         self,
         suffix: str,
         load: Callable[[str], AnyBackbone],
-        ingredients: Callable[[], Ingredients],
+        load_inputs: Callable[[], RunInputs],
         run: Callable[[AnyBackbone, RunContext], Result],
         *,
-        resume: bool = False,
+        is_training: bool = False,
     ) -> Result:
+        """Run a backbone in a new run record.
+
+        Args:
+            suffix: of the record's folder.
+            load: loads the backbone by its name.
+            load_inputs: loads tasks, model and agent.
+            run: runs the backbone.
+            is_training: whether weights are trained; such a run may resume an earlier one.
+        """
         config = self.config.astuner
         console = make_console()
-        log_to(console)
+        log_to_console(console)
         if config.backbone != "debug":
-            stop_through_port(config.debug.debugger_port)
-        running = RunningEpisodes()
-        with tidy_output(), report_on_usr1(lambda: _report(running)), contextlib.ExitStack() as stack:
-            # Mistakes are found before an earlier record is moved aside, and the cheap ones first.
-            with collector_at_rest():
+            set_debugger_port(config.debug.debugger_port)
+        folder = Path(config.experiment_dir + suffix)
+        active = ActiveEpisodes()
+        with filtered_output(), report_on_usr1(lambda: _log_state(active)), contextlib.ExitStack() as stack:
+            # All checks come before an earlier record is moved aside, the fast ones first.
+            with _gc_paused():
                 backbone = load(config.backbone)
-                check_engine(config)
-                folder = Path(config.experiment_dir + suffix)
+                check_engine_packages(config)
                 check_loggers(self._loggers)
                 FolderLock(folder).release()
-                # Before the tasks are read: they may come from a service.
-                stack.enter_context(self.services.running())
-                if config.backbone in ("trinity", "verl") and is_own_ray(
-                    config.trainer_common.ray_address, self.services.ray
-                ):  # the user's code may import ray, which reads it then
-                    stack.enter_context(environment_set(ON_LOOPBACK))
-                with watched("read_tasks", config.deadlines, running):
-                    brought = ingredients()
-                # A run that is refused leaves an earlier record where it is.
-                prospect = Prospect(self.config, brought, folder, self.origins, self.services.ray, trains=resume)
-                backbone.refuse(prospect)
-            record = stack.enter_context(self._record(folder, resume=resume))
+                run_inputs = self._start_services_and_load(load_inputs, active, stack)
+                backbone.preflight(
+                    PreflightContext(
+                        self.config, run_inputs, folder, self.origins, self.services.ray, trains=is_training
+                    )
+                )
+            record = stack.enter_context(self._open_record(folder, may_resume=is_training))
             stack.enter_context(self.services.recorded_in(record.folder))
-            stack.enter_context(_failure_logged(record))
-            self._repeat_notices(brought)
-            progress = RunProgress(console, shown=not one_at_a_time(config))
+            stack.enter_context(_failures_logged(record))
+            self._log_notices_to_file(run_inputs)
+            progress = RunProgress(console, shown=not runs_inline(config))
+            ray = self.services.ray
             context = RunContext(
-                self.config,
-                brought,
-                record,
-                progress,
-                self.started,
-                running,
-                origins=self.origins,
-                ray=self.services.ray,
+                self.config, run_inputs, record, progress, self.started, active, origins=self.origins, ray=ray
             )
             result = run(backbone, context)
-            if (missed := why_nothing_stopped()) is not None:
+            if (missed := describe_missed_tags()) is not None:
                 logger.warning("{}", missed)
             if isinstance(result, RunSummary):
                 print_summary(console, result, record.folder)
             return result
 
-    def _repeat_notices(self, brought: Ingredients) -> None:
-        """Let run.log have what was on the console before there was a file."""
+    def _start_services_and_load(
+        self, load_inputs: Callable[[], RunInputs], active: ActiveEpisodes, stack: contextlib.ExitStack
+    ) -> RunInputs:
+        """Start the services, which run until `stack` closes, then load the inputs, because tasks may come from one."""
+        config = self.config.astuner
+        stack.enter_context(self.services.running())
+        is_ray_backbone = config.backbone in ("trinity", "verl")
+        if is_ray_backbone and is_own_ray(config.trainer_common.ray_address, self.services.ray):
+            # Before the user's code is imported, because importing ray reads the environment.
+            stack.enter_context(environment_set(ON_LOOPBACK))
+        with warn_if_slow("read_tasks", config.deadlines, active):
+            return load_inputs()
+
+    def _log_notices_to_file(self, run_inputs: RunInputs) -> None:
+        """Log to run.log what went to the console before the record was open."""
         to_file = logger.bind(**FILE_ONLY)
         for notice in self.notices:
             to_file.warning("{}", notice)
-        if brought.tasks.skipped_rows:
-            to_file.warning("{} bad rows are left out of the tasks", brought.tasks.skipped_rows)
+        if run_inputs.tasks.skipped_rows:
+            to_file.warning("skipped {} invalid rows of the tasks", run_inputs.tasks.skipped_rows)
 
     @property
     def _loggers(self) -> Sequence[LoggerName]:
-        """Where metrics go; debug has none."""
+        """The configured metric loggers; none for debug, which has no metrics."""
         config = self.config.astuner
         return () if config.backbone == "debug" else config.trainer_common.logger
 
-    def _record(self, folder: Path, *, resume: bool) -> RunRecord:
+    def _open_record(self, folder: Path, *, may_resume: bool) -> RunRecord:
         config = self.config.astuner
         config_yaml = to_yaml(self.config)
         return RunRecord.open(
             folder,
             backbone=config.backbone,
             config_yaml=config_yaml,
-            resume=resume and config.trainer_common.resume and _can_go_on(folder, config_yaml),
+            resume=may_resume and config.trainer_common.resume and _can_resume(folder, config_yaml),
             loggers=self._loggers,
             project=config.project_name,
         )
+
+
+@contextlib.contextmanager
+def _gc_paused() -> Iterator[None]:
+    """Pause the cyclic garbage collector during imports, and exempt the imported objects from it afterwards."""
+    # PyTorch, transformers and agent frameworks create half a million objects that are never freed. Scanning them
+    # repeatedly takes a fifth of the startup time, and half a second for each collection after that.
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if enabled:
+            gc.enable()
 
 
 def _print_episodes(context: RunContext, episodes: Sequence[Episode], title: str, split: Split) -> None:
@@ -273,23 +306,23 @@ def _print_episodes(context: RunContext, episodes: Sequence[Episode], title: str
     for line in failure_lines(episodes):
         console.print(escape(redact(line)), style="yellow", soft_wrap=True)
     if split == "train":
-        for line in training_lines(episodes):
+        for line in describe_training_use(episodes):
             console.print(line, soft_wrap=True)
-        if (nothing := why_nothing_trains(episodes)) is not None:
-            console.print(escape(redact(nothing)), style="yellow", soft_wrap=True)
+        if (reason := explain_no_training(episodes)) is not None:
+            console.print(escape(redact(reason)), style="yellow", soft_wrap=True)
     folder = str(context.record.folder)
-    console.print(escape(f"record: {folder} (as a page: astuner view {shlex.quote(folder)})"), soft_wrap=True)
+    console.print(escape(f"record: {folder} (to browse it: astuner view {shlex.quote(folder)})"), soft_wrap=True)
 
 
-def _report(running: RunningEpisodes) -> None:
-    """Say what the process is at, as SIGUSR1 asks."""
-    main = shown(thread_stack(threading.main_thread()))
-    logger.info("what this process is at:\nthe main thread, at\n{}\n{}", main, running.report())
+def _log_state(active: ActiveEpisodes) -> None:
+    """Log what the process is doing, in answer to SIGUSR1."""
+    stack = format_stack(thread_stack(threading.main_thread()))
+    logger.info("state of the process:\nthe main thread is at\n{}\n{}", stack, active.report())
 
 
 @contextlib.contextmanager
-def _failure_logged(record: RunRecord) -> Iterator[None]:
-    """Let run.log have what ends the run; what is no error of ours is told where its traceback is."""
+def _failures_logged(record: RunRecord) -> Iterator[None]:
+    """Log to run.log what ends the run; note in an unexpected error that its traceback is there."""
     to_file = logger.bind(**FILE_ONLY)
     try:
         yield
@@ -298,31 +331,30 @@ def _failure_logged(record: RunRecord) -> Iterator[None]:
         raise
     except AstunerError as error:
         to_file.error("{}", error)
-        to_file.opt(exception=True).debug("where it was raised:")
+        to_file.opt(exception=True).debug("traceback of the error:")
         raise
     except Exception as error:
         to_file.opt(exception=True).critical("internal error")
-        note_traceback(error, record.folder / "run.log")
+        add_traceback_note(error, record.folder / "run.log")
         raise
 
 
-def _first_validation_tasks(ingredients: Ingredients, wanted: int | None) -> Ingredients:
-    tasks = ingredients.tasks
+def _only_validation(run_inputs: RunInputs, limit: int | None) -> RunInputs:
+    """Return the inputs with the first `limit` validation tasks."""
+    tasks = run_inputs.tasks
     if not tasks.validation:
-        raise ConfigError("there are no validation tasks to measure on; name them under astuner.task_reader")
-    if wanted is not None and wanted > len(tasks.validation):
-        logger.warning(
-            "--tasks {}: there are only {} validation tasks; all are measured", wanted, len(tasks.validation)
-        )
-    return replace(ingredients, tasks=replace(tasks, validation=tasks.validation[:wanted]))
+        raise ConfigError("there are no validation tasks; name them under astuner.task_reader")
+    if limit is not None and limit > len(tasks.validation):
+        logger.warning("--tasks {}: there are only {} validation tasks, all are used", limit, len(tasks.validation))
+    return replace(run_inputs, tasks=replace(tasks, validation=tasks.validation[:limit]))
 
 
-def _can_go_on(folder: Path, config_yaml: str) -> bool:
-    """Whether an earlier run of the same configuration stopped there before its end, with a checkpoint."""
-    stopped = any(folder.glob("checkpoints/step_*")) and not (folder / "summary.json").exists()
-    if not stopped:
+def _can_resume(folder: Path, config_yaml: str) -> bool:
+    """Return whether the folder has an unfinished run of the same configuration, with a checkpoint."""
+    is_unfinished = any(folder.glob("checkpoints/step_*")) and not (folder / "summary.json").exists()
+    if not is_unfinished:
         return False
-    same = (folder / "config.yaml").exists() and (folder / "config.yaml").read_text() == redact(config_yaml)
-    if not same:
-        logger.warning("{} holds an unfinished run of another configuration; starting anew", folder)
-    return same
+    is_same = (folder / "config.yaml").exists() and (folder / "config.yaml").read_text() == redact(config_yaml)
+    if not is_same:
+        logger.warning("{} has an unfinished run with another configuration; starting from scratch", folder)
+    return is_same

@@ -1,122 +1,312 @@
-"""The services of a run: what `--with-NAME` starts before it and stops with it."""
+"""Services of a run: processes that `--with-NAME` starts before the run and stops after it."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
 import importlib.util
+import os
+import shlex
+import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from astuner.backbone.cluster.folder import short_parent
-from astuner.backbone.cluster.head import StartedRay, ray_head
+import httpx
+from loguru import logger
+
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
-from astuner.launcher.service import Service, ports_of
-from astuner.ports import free_port, is_taken
-from astuner.processes.guarded_process import OwnFolder
-from astuner.run_record import learn_secrets
+from astuner.localhost import free_port, is_port_taken, port_holder
+from astuner.processes.guarded_process import GuardedProcess, TempDir
+from astuner.processes.log import ProcessLog
+from astuner.ray_cluster.head import StartedRay, ray_head
+from astuner.ray_cluster.temp_dir import short_parent
+from astuner.run_record import learn_secrets, redact_argv
 
 _VIEW_PORT = 8765
-_RAYS = ("ray", "ray-cluster")
+_RAY_SERVICES = ("ray", "ray-cluster")
+_LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
+_POLL_SECONDS = 0.1
+_PROBE_SECONDS = 2.0
+_MIN_ALIVE_SECONDS = 1.0
+_RESTART_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+# After this uptime a crash is not related to the start, and the delays begin again with the first.
+_STABLE_SECONDS = 300.0
+
+
+class Service:
+    """A process that is started, waited for, watched, restarted if configured, and stopped."""
+
+    def __init__(self, name: str, config: ServiceConfig, cwd: Path, temp_dir: TempDir | None = None) -> None:
+        """Prepare the service without starting it.
+
+        Args:
+            name: its name, as in `--with-NAME`.
+            config: command, health check and restarts.
+            cwd: working directory.
+            temp_dir: folder to create for its temporary files.
+        """
+        self.name = name
+        self.config = config
+        self.log = ProcessLog(name)
+        self._cwd = cwd
+        self._temp_dir = temp_dir
+        self._stopping = threading.Event()
+        self._process: GuardedProcess | None = None
+        self._reader: threading.Thread | None = None
+        self._watcher: threading.Thread | None = None
+
+    def check_ports(self) -> None:
+        """Check that its ports are free. Otherwise the health check would reach another process.
+
+        Raises:
+            ServiceError: a port is in use; names the process that holds it.
+        """
+        for port in _ports_of(self.config):
+            if is_port_taken(port):
+                alternative = "" if self.name in BUILT_IN_SERVICES else ", or give the service another port"
+                raise ServiceError(
+                    f"service {self.name}: port {port} is in use by {port_holder(port)}; end that process{alternative}"
+                )
+
+    def start(self) -> None:
+        """Start the process and wait until it is ready.
+
+        Raises:
+            ServiceError: the process cannot be started, ends, or is not ready in time.
+        """
+        logger.info("service {}: starting {}", self.name, shlex.join(redact_argv(self.config.argv)))
+        self._launch()
+        self._watcher = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
+        self._watcher.start()
+
+    def request_stop(self) -> None:
+        """Have the process end, without waiting, so that several services can stop at the same time."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.request_end()
+
+    def stop(self) -> None:
+        """End the process and its group. Does nothing if it is not running."""
+        self.request_stop()
+        if self._watcher is not None:
+            self._watcher.join()
+        self._end_process()
+
+    def _end_process(self) -> None:
+        if self._process is not None and self._reader is not None:
+            self._process.end()
+            # With a timeout, because a process that left the group may keep the pipe open forever.
+            self._reader.join(_PROBE_SECONDS)
+
+    def _launch(self) -> None:
+        self.check_ports()
+        start = time.monotonic()
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+        # Unbuffered, so that the output of Python programs reaches the log at once.
+        env = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **self.config.env}
+        try:
+            self._process = GuardedProcess(self.config.argv, self._cwd, env, temp_dir=self._temp_dir)
+        except ServiceError as error:
+            raise ServiceError(f"service {self.name} cannot be started: {error}") from error
+        assert self._process.output
+        self._reader = self.log.follow(self._process.output)
+        try:
+            self._wait_until_ready(self._process, start)
+        except ServiceError as error:
+            self._end_process()
+            raise ServiceError(f"service {self.name} {error}; {self.log.tail()}") from None
+        if not self._stopping.is_set():
+            seconds = time.monotonic() - start
+            address = f" at {self.config.health.http}" if self.config.health.http else ""
+            pid = self._process.pid
+            logger.info("service {}: ready after {:.1f} s{} (process {})", self.name, seconds, address, pid)
+
+    def _wait_until_ready(self, process: GuardedProcess, start: float) -> None:
+        while not self._stopping.is_set():
+            reason = _why_not_ready(self.config.health, start)
+            if process.exit_code is not None:
+                hint = "" if process.exit_code else " (its command must stay in the foreground)"
+                raise ServiceError(f"ended with exit code {process.exit_code} before it was ready{hint}")
+            if reason is None:
+                return
+            if time.monotonic() - start > self.config.timeout:
+                is_built_in = self.name in BUILT_IN_SERVICES
+                raise ServiceError(
+                    f"was not ready within {self.config.timeout:g} s ({reason}); fix the service"
+                    + ("" if is_built_in else f", or raise astuner.services.{self.name}.timeout")
+                )
+            self._stopping.wait(_POLL_SECONDS)
+
+    def _watch(self) -> None:
+        """Restart the process when it ends, as often as configured."""
+        restart = self.config.restart
+        allowed = float("inf") if restart is True else int(restart)
+        restarts, consecutive, launched = 0, 0, time.monotonic()
+        while self._has_ended():
+            assert self._process is not None
+            event = f"service {self.name} ended with exit code {self._process.exit_code} during the run"
+            self._end_process()
+            if restarts >= allowed:
+                key = f"astuner.services.{self.name}.restart"
+                logger.error("{} and is not restarted ({}); {}", event, key, self.log.tail())
+                return
+            restarts += 1
+            logger.warning("{}; restart {}{}", event, restarts, "" if restart is True else f" of {allowed}")
+            consecutive = 1 if time.monotonic() - launched > _STABLE_SECONDS else consecutive + 1
+            if self._stopping.wait(restart_delay(consecutive)):
+                return
+            launched = time.monotonic()
+            try:
+                self._launch()
+            except ServiceError as error:
+                logger.error("{}", error)
+
+    def _has_ended(self) -> bool:
+        """Wait until the process ends (True) or the service is stopped (False)."""
+        assert self._process is not None
+        while not self._stopping.wait(_POLL_SECONDS):
+            if self._process.exit_code is not None:
+                return True
+        return False
+
+
+def restart_delay(restart: int) -> float:
+    """Return the seconds to wait before the n-th consecutive restart."""
+    return _RESTART_DELAYS[min(restart, len(_RESTART_DELAYS)) - 1]
+
+
+def _ports_of(config: ServiceConfig) -> list[int]:
+    """Return the ports of this machine that a service opens: the declared ones, and that of its health check."""
+    ports = list(config.ports)
+    if config.health.port is not None:
+        ports.append(config.health.port)
+    if config.health.http is not None:
+        url = urlsplit(config.health.http)
+        if url.hostname in _LOCAL_ADDRESSES:
+            ports.append(url.port or (443 if url.scheme == "https" else 80))
+    return list(dict.fromkeys(ports))
+
+
+def _why_not_ready(health: HealthConfig, start: float) -> str | None:
+    """Return why a service that was started at `start` is not ready, None if it is."""
+    if health.http is not None:
+        try:
+            # Without proxies, which do not lead to this machine. The body is not read: it may be an endless stream.
+            with httpx.stream("GET", health.http, timeout=_PROBE_SECONDS, trust_env=False) as response:
+                status = response.status_code
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"{health.http}: {error or type(error).__name__}"
+        return None if status < 400 else f"{health.http} answers with status {status}"
+    if health.port is not None:
+        try:
+            socket.create_connection(("127.0.0.1", health.port), timeout=_PROBE_SECONDS).close()
+        except OSError as error:
+            return f"port {health.port}: {error.strerror or error}"
+        return None
+    return None if time.monotonic() - start >= _MIN_ALIVE_SECONDS else "it has just been started"
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """A service that astuner knows how to start.
+class BuiltInService:
+    """A service that astuner declares itself.
 
     Attributes:
-        config: as if it had been declared.
-        package: what has to be importable, "" for nothing.
-        install: how to get that.
-        own_tmp: the folder for its temporary files, where it has one of its own.
-        ray: what the run computes on, if that is it.
+        config: the declaration of the service, in the same form as a user's declaration.
+        package: package that it requires, "" for none.
+        install: command that installs the package.
+        temp_dir: folder to create for its temporary files.
+        ray: the Ray instance that it starts.
     """
 
     config: ServiceConfig
     package: str = ""
     install: str = ""
-    own_tmp: OwnFolder | None = None
+    temp_dir: TempDir | None = None
     ray: StartedRay | None = None
 
 
-def built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn:
-    """The built-in service `name`, for a run of `config` whose record is in `exp_dir`."""
+def built_in_service(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInService:
+    """Return the built-in service `name` for a run with its record in `exp_dir`."""
     if name == "logview":
-        exp_dir.mkdir(parents=True, exist_ok=True)  # a first run has no folder yet
-        port = free_port() if is_taken(_VIEW_PORT) else _VIEW_PORT  # another run may have its own
+        exp_dir.mkdir(parents=True, exist_ok=True)  # it does not exist before the first run
+        port = free_port() if is_port_taken(_VIEW_PORT) else _VIEW_PORT  # another run may have a viewer
         command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(port)]
-        return BuiltIn(ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/")))
+        return BuiltInService(ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/")))
     if name == "appworld":
-        serve = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
+        service = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
         install = "`pip install appworld`, then `appworld install` and `appworld download data`"
-        return BuiltIn(serve, "appworld", install)
+        return BuiltInService(service, "appworld", install)
     head = ray_head(config, others_join=name == "ray-cluster")
     service = ServiceConfig(command=head.argv, env=dict(head.env), health=HealthConfig(port=head.port))
-    folder = OwnFolder(str(short_parent()), ("TMPDIR", "RAY_TMPDIR"))
-    return BuiltIn(service, "ray", '`pip install "ray[default]"`', folder, head.ray)
+    temp_dir = TempDir(str(short_parent()), ("TMPDIR", "RAY_TMPDIR"))
+    return BuiltInService(service, "ray", '`pip install "ray[default]"`', temp_dir, head.ray)
 
 
 class Services:
     """The services of one run."""
 
     def __init__(self, services: Sequence[Service] = (), ray: StartedRay | None = None) -> None:
-        """Take services.
+        """Collect services.
 
         Args:
-            services: in the order in which they are started.
-            ray: the one among them that the run computes on.
+            services: in the order in which they start.
+            ray: the Ray instance that one of the services starts.
         """
         self._services = services
         self.ray = ray
-        self._running = False
+        self._is_running = False
 
     @classmethod
-    def named(cls, names: Sequence[str], config: RunConfig, config_dir: Path, exp_dir: Path) -> Services:
-        """Find the services that `--with-NAME` asks for.
+    def from_names(cls, names: Sequence[str], config: RunConfig, config_dir: Path, exp_dir: Path) -> Services:
+        """Create the services that `--with-NAME` options name.
 
         Args:
-            names: in the order in which they are started.
+            names: in the order in which they start.
             config: declares services.
-            config_dir: the YAML's folder, in which a relative `cwd` is looked for after the working directory.
-            exp_dir: where run records go.
+            config_dir: folder of the YAML file, where a relative `cwd` is searched after the working directory.
+            exp_dir: folder of the run records.
 
         Raises:
-            ConfigError: there is no such service, or its folder does not exist.
-            ServiceError: a built-in one needs a package that is not installed.
+            ConfigError: a service or its folder does not exist, or two services conflict.
+            ServiceError: a built-in service needs a package that is not installed.
         """
-        _refuse_two_rays(names, config.astuner)
+        _check_single_ray(names, config.astuner)
         declared = config.astuner.services
-        found = {
-            name: BuiltIn(declared[name]) if name in declared else _built_in(name, config.astuner, exp_dir)
+        selected = {
+            name: BuiltInService(declared[name]) if name in declared else _find_built_in(name, config.astuner, exp_dir)
             for name in names
         }
         for service in declared.values():
             learn_secrets(service.env)
-        _refuse_shared_ports({name: one.config for name, one in found.items()})
+        _check_ports_distinct({name: service.config for name, service in selected.items()})
         services = [
-            Service(name, o.config, _folder(name, o.config, config_dir), o.own_tmp) for name, o in found.items()
+            Service(name, service.config, _find_folder(name, service.config, config_dir), service.temp_dir)
+            for name, service in selected.items()
         ]
-        return cls(services, next((one.ray for one in found.values() if one.ray is not None), None))
+        return cls(services, next((service.ray for service in selected.values() if service.ray is not None), None))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Start them one after another, each when the one before is ready, and stop them at the end.
+        """Start the services one after another, each when the previous one is ready; stop them at the end.
 
-        Where they run already, this does nothing.
+        Does nothing if they are already running.
 
         Raises:
-            ServiceError: one finds its port in use, or does not become ready; those before it are stopped.
+            ServiceError: a port is in use, or a service does not become ready. The services before it are stopped.
         """
-        if self._running:
+        if self._is_running:
             yield
             return
         for service in self._services:
             service.check_ports()
-        self._running = True
+        self._is_running = True
         try:
             for service in self._services:
                 service.start()
@@ -126,7 +316,7 @@ class Services:
 
     @contextlib.contextmanager
     def recorded_in(self, folder: Path) -> Iterator[None]:
-        """Write their logs to `services/` of a run's folder, and stop them at the end, while its record is open.
+        """Write the logs to `services/` in a run's folder; stop the services at the end, while the record is open.
 
         Raises:
             RecordError: a log cannot be written.
@@ -142,68 +332,59 @@ class Services:
 
     def _stop(self) -> None:
         for service in self._services:
-            service.ask_to_stop()
+            service.request_stop()
         for service in self._services:
             service.stop()
 
 
-def _built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn:
+def _find_built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInService:
     declared = list(config.services)
     if name not in BUILT_IN_SERVICES:
-        alike = difflib.get_close_matches(name, (*declared, *BUILT_IN_SERVICES), n=1)
-        hint = f"did you mean --with-{alike[0]}? " if alike else ""
+        similar = difflib.get_close_matches(name, (*declared, *BUILT_IN_SERVICES), n=1)
+        hint = f"did you mean --with-{similar[0]}? " if similar else ""
         raise ConfigError(
             f"--with-{name}: there is no service {name!r}; {hint}The configuration declares "
-            f"{', '.join(declared) or 'none'} (astuner.services), and built in are {', '.join(BUILT_IN_SERVICES)}"
+            f"{', '.join(declared) or 'none'} (astuner.services); built in are {', '.join(BUILT_IN_SERVICES)}"
         )
-    service = built_in(name, config, exp_dir)
+    service = built_in_service(name, config, exp_dir)
     if service.package and importlib.util.find_spec(service.package) is None:
         raise ServiceError(
             f"--with-{name} needs {service.package}, which is not installed; install it with {service.install}, or "
-            "declare a service of another name under astuner.services"
+            "declare a service with another name under astuner.services"
         )
     return service
 
 
-def _refuse_two_rays(names: Sequence[str], config: AstunerConfig) -> None:
-    """Refuse what leaves open on which Ray a run computes.
-
-    Raises:
-        ConfigError: names both.
-    """
-    rays = [f"--with-{name}" for name in _RAYS if name in names]
+def _check_single_ray(names: Sequence[str], config: AstunerConfig) -> None:
+    rays = [f"--with-{name}" for name in _RAY_SERVICES if name in names]
     if len(rays) > 1:
-        raise ConfigError(f"{' and '.join(rays)} each start a Ray; leave one of them out")
+        raise ConfigError(f"{' and '.join(rays)} each start a Ray instance; remove one of them")
     if rays and config.trainer_common.ray_address is not None:
         raise ConfigError(
-            f"{rays[0]} starts a Ray, and astuner.trainer_common.ray_address names one to join; leave one of them out"
+            f"{rays[0]} starts a Ray instance, but astuner.trainer_common.ray_address names one to join; "
+            "remove one of them"
         )
 
 
-def _folder(name: str, service: ServiceConfig, config_dir: Path) -> Path:
-    """The folder that a service runs in."""
+def _find_folder(name: str, service: ServiceConfig, config_dir: Path) -> Path:
     if service.cwd is None:
         return Path.cwd()
     for base in (Path.cwd(), config_dir):
         if (base / service.cwd).is_dir():
             return base / service.cwd
     raise ConfigError(
-        f"astuner.services.{name}.cwd is {service.cwd!r}, and there is no such folder in {Path.cwd()} or {config_dir}; "
-        "correct it or make the folder"
+        f"astuner.services.{name}.cwd is {service.cwd!r}, but there is no such folder in {Path.cwd()} or {config_dir}; "
+        "correct the path or create the folder"
     )
 
 
-def _refuse_shared_ports(services: Mapping[str, ServiceConfig]) -> None:
-    """Refuse two services on one port: the health check of the second would be answered by the first.
-
-    Raises:
-        ConfigError: names both and the port.
-    """
+def _check_ports_distinct(services: Mapping[str, ServiceConfig]) -> None:
+    """Check that no two services use one port. The first would answer the second's health check."""
     owners: dict[int, str] = {}
     for name, service in services.items():
-        for port in ports_of(service):
+        for port in _ports_of(service):
             if owners.setdefault(port, name) != name:
                 raise ConfigError(
-                    f"--with-{owners[port]} and --with-{name} both use port {port}; give one of them another (ports or "
-                    "health under astuner.services), or leave one out"
+                    f"--with-{owners[port]} and --with-{name} both use port {port}; change the port of one of them "
+                    "(ports or health under astuner.services), or remove one"
                 )

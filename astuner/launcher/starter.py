@@ -1,4 +1,4 @@
-"""`astuner init`: a project that runs as it is."""
+"""`astuner init`: a starter project that runs without changes."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from pathlib import Path
 
 from astuner.errors import ConfigError
 
-_FILES = Path(__file__).parent / "starter_project"
-# Tools that pack files leave out names with a dot.
-_PLACES = {"vscode": ".vscode"}
+_TEMPLATES = Path(__file__).parent / "starter_project"
+# Packaging tools leave out names that start with a dot.
+_FOLDERS = {"vscode": ".vscode"}
 
 
 @dataclass(frozen=True)
-class Started:
-    """What became of a project's files.
+class StarterFiles:
+    """Files of a starter project, relative to its folder.
 
     Attributes:
-        written: new ones, relative to the project.
-        kept: those that were there before, left as they are.
+        written: new files.
+        existing: files that existed before, and are unchanged.
     """
 
     written: tuple[str, ...]
-    kept: tuple[str, ...]
+    existing: tuple[str, ...]
 
 
-def start_project(folder: Path) -> Started:
-    """Write the starter project into `folder`; a file that is there is kept.
+def start_project(folder: Path) -> StarterFiles:
+    """Write the starter project into `folder`. Existing files are not overwritten.
 
     Raises:
         ConfigError: a file cannot be written.
     """
-    written, kept = [], []
-    for source in sorted(path for path in _FILES.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        first, *rest = source.relative_to(_FILES).parts
-        place = Path(_PLACES.get(first, first), *rest)
-        target = folder / place
+    written, existing = [], []
+    for source in sorted(path for path in _TEMPLATES.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+        first, *rest = source.relative_to(_TEMPLATES).parts
+        path = Path(_FOLDERS.get(first, first), *rest)
+        target = folder / path
         if target.exists():
-            kept.append(str(place))
+            existing.append(str(path))
             continue
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())
         except OSError as error:
             raise ConfigError(
-                f"cannot write {target}: {error.strerror or error}; give `astuner init` a folder that can be written to"
+                f"cannot write {target}: {error.strerror or error}; give `astuner init` a writable folder"
             ) from error
-        written.append(str(place))
-    return Started(tuple(written), tuple(kept))
+        written.append(str(path))
+    return StarterFiles(tuple(written), tuple(existing))

@@ -1,1 +1,1 @@
-"""Engines: token ids in, token ids and logprobs out."""
+"""Inference engines, which take token ids and return token ids with their logprobs."""

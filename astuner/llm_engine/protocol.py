@@ -1,6 +1,6 @@
-"""The one seam to whatever samples tokens: ids in, ids and logprobs out.
+"""The interface of all inference engines: token ids in, token ids and logprobs out.
 
-An engine knows nothing of messages, templates or tokenizers.
+Engines know nothing about messages, chat templates or tokenizers.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from astuner.schema import Completion, SamplingParams
 
 
 class LlmEngine(Protocol):
-    """Samples completions for token prompts. Safe to call from many coroutines of any event loop at once."""
+    """Samples completions of token prompts. May be called concurrently, from any number of event loops."""
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens, prompt and completion together, that a request may have."""
+        """Maximum number of tokens of a request, prompt and completion together."""
         ...
 
     @property
     def policy_version(self) -> int:
-        """The version of the weights that new requests are sampled with."""
+        """Version of the weights that new requests are sampled with."""
         ...
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
@@ -29,7 +29,7 @@ class LlmEngine(Protocol):
 
         Args:
             prompt_ids: at least one token id.
-            params: how to sample; `len(prompt_ids) + params.max_tokens` is capped at `max_model_len`.
+            params: sampling parameters; `len(prompt_ids) + params.max_tokens` is capped at `max_model_len`.
 
         Raises:
             ContextLengthError: the prompt leaves no room for a single token.
@@ -38,5 +38,5 @@ class LlmEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Stop the engine and free what it holds; pending requests raise `ModelError`."""
+        """Stop the engine and free its resources. Pending requests raise `ModelError`."""
         ...

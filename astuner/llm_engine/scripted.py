@@ -1,4 +1,4 @@
-"""An engine whose answers a function decides: the stand-in for a model where a test is about something else."""
+"""An engine whose completions come from a function, for tests that need no model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ DEFAULT_LOGPROB = -0.5
 
 
 class ScriptedEngine:
-    """Answers each prompt with what `answer` returns, cut as a real engine would cut it.
+    """An `LlmEngine` that completes each prompt with the result of `answer`, truncated as a real engine would.
 
     Args:
-        answer: given the prompt ids and the sampling parameters, the ids to complete with, at least one. Ids after
-            the first stop token or past the token limit are cut off.
-        max_model_len: the most tokens of prompt and completion together.
-        logprobs: given the prompt ids and the (cut) completion ids, one logprob a completion id; by default -0.5 each.
-        policy_version: what completions report; may be set anew at any time.
+        answer: function of the prompt ids and the sampling parameters that returns at least one token id. Ids after
+            the first stop token or beyond the token limit are cut off.
+        max_model_len: maximum number of tokens of a request, prompt and completion together.
+        logprobs: function of the prompt ids and the truncated completion ids that returns one logprob per completion
+            id; by default, each logprob is -0.5.
+        policy_version: policy version of the completions. May be set at any time.
     """
 
     def __init__(
@@ -37,16 +38,16 @@ class ScriptedEngine:
         self.policy_version = policy_version
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        """Return the scripted completion; `finish_reason` is `length` exactly where the token limit cut it off.
+        """Return the scripted completion. Its `finish_reason` is `length` if the token limit truncated it.
 
         Raises:
             ContextLengthError: the prompt leaves no room for a single token.
-            ModelError: the engine is closed, or the script gave no token or the wrong number of logprobs.
+            ModelError: the engine is closed, or a function returned no token or the wrong number of logprobs.
         """
-        # A real engine always suspends its caller; without this, tests would never see calls interleave.
+        # Yield to the event loop as a real engine does; otherwise, concurrent calls would never interleave in tests.
         await asyncio.sleep(0)
         if self._closed:
-            raise ModelError("the scripted engine is closed; ask it before close()")
+            raise ModelError("the scripted engine is closed; requests must come before close()")
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextLengthError(
@@ -54,23 +55,23 @@ class ScriptedEngine:
                 "for an answer; shorten the prompt or raise max_model_len"
             )
         version = self.policy_version
-        token_ids, finish_reason = _cut(tuple(self._answer(prompt_ids, params)), params, room)
+        token_ids, finish_reason = _truncate(tuple(self._answer(prompt_ids, params)), params, room)
         if not token_ids:
-            raise ModelError("the script answered with no token; an engine always samples at least one")
+            raise ModelError("the script returned no token; an engine always samples at least one")
         logprobs = (DEFAULT_LOGPROB,) * len(token_ids)
         if self._logprobs is not None:
             logprobs = tuple(self._logprobs(prompt_ids, token_ids))
         if len(logprobs) != len(token_ids):
-            raise ModelError(f"the script gave {len(logprobs)} logprobs for {len(token_ids)} tokens")
+            raise ModelError(f"the script returned {len(logprobs)} logprobs for {len(token_ids)} tokens")
         return Completion(token_ids, logprobs, finish_reason, version)
 
     def close(self) -> None:
-        """Refuse further requests."""
+        """Make further requests raise `ModelError`."""
         self._closed = True
 
 
-def _cut(ids: tuple[int, ...], params: SamplingParams, room: int) -> tuple[tuple[int, ...], FinishReason]:
-    """`ids` up to the first stop token or the token limit, and why they end."""
+def _truncate(ids: tuple[int, ...], params: SamplingParams, room: int) -> tuple[tuple[int, ...], FinishReason]:
+    """Return `ids` up to the first stop token or the token limit, and the finish reason."""
     stops = set(params.stop_token_ids)
     end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
     limit = min(params.max_tokens, room)

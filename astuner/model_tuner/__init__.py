@@ -1,6 +1,6 @@
-"""The model in training and its faces."""
+"""The chat model that is trained: rendering, sampling, parsing and recording of its calls."""
 
-from astuner.model_tuner.codec import ChatCodec, ParsedAnswer, ToolCall, first_line, load_tokenizer
+from astuner.model_tuner.codec import ChatCodec, ParsedAnswer, ToolCall, load_tokenizer
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.model_tuner.tuner import AgentModel, CallSettings, ChatAnswer, ModelTuner
 
@@ -14,6 +14,5 @@ __all__ = [
     "ParsedAnswer",
     "Targets",
     "ToolCall",
-    "first_line",
     "load_tokenizer",
 ]

@@ -1,4 +1,4 @@
-"""Messages to token ids and back, by the `renderers` package."""
+"""Conversion of chat messages to token ids and back, with the `renderers` package."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from astuner.errors import ConfigError, ModelError, WorkflowError
-from astuner.model_tuner.template_bridge import REFUSALS, TemplateBridge
+from astuner.errors import ConfigError, ModelError, WorkflowError, first_line
+from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
 from astuner.schema import LlmCall
 
 _RENDERER_FILE = "astuner_renderer.json"
-# By what a chat template that `renderers` does not know writes for tool calls, the parser that reads them.
+# For templates that `renderers` does not support: the parser of tool calls, by a marker that the template contains.
 _TOOL_PARSERS = {"</tool_call>": "qwen3", "<｜tool▁calls▁begin｜>": "deepseek-v3"}
 
 
@@ -32,12 +32,12 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedAnswer:
-    """What a completion says.
+    """A parsed completion.
 
     Attributes:
-        content: its text; a malformed tool call stands in it as the model wrote it.
+        content: its text, including malformed tool calls as the model wrote them.
         tool_calls: the well-formed tool calls, in order.
-        reasoning: the text of its thinking, None where it has none.
+        reasoning: its thinking; None if it has none.
         malformed: the malformed tool calls, as written.
     """
 
@@ -48,18 +48,18 @@ class ParsedAnswer:
 
 
 class ChatCodec:
-    """Renders messages for one tokenizer, parses completions, and extends earlier calls without re-tokenising."""
+    """Renders messages for a tokenizer, parses completions, and extends earlier calls without re-tokenising them."""
 
     def __init__(self, tokenizer: Any, renderer: str | Mapping[str, Any] = "auto") -> None:
         """Build the renderer.
 
         Args:
             tokenizer: a transformers tokenizer.
-            renderer: `auto`, a name, or a mapping with `name` and that renderer's options.
+            renderer: `auto`, the name of a renderer, or a mapping with `name` and the renderer's options.
 
         Raises:
-            ConfigError: the renderer or an option of it is unknown.
-            ModelError: the tokenizer has no chat template, or lacks the renderer's special tokens.
+            ConfigError: the renderer or one of its options is unknown.
+            ModelError: the tokenizer has no chat template, or lacks special tokens of the renderer.
         """
         self.tokenizer = tokenizer
         self._renderer = _build_renderer(tokenizer, renderer)
@@ -67,7 +67,7 @@ class ChatCodec:
         self.stop_token_ids: tuple[int, ...] = self._stop_token_ids()
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer, and which renderer goes with it, so that the folder's name does not matter later."""
+        """Write the tokenizer and the choice of renderer, so that the folder loads the same way under any name."""
         self.tokenizer.save_pretrained(folder)
         config = self._renderer.config.model_dump(mode="json", exclude_unset=True)
         (folder / _RENDERER_FILE).write_text(json.dumps({**config, "name": self.renderer_name}))
@@ -75,97 +75,101 @@ class ChatCodec:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[int, ...]:
-        """Return the prompt ids for an assistant turn after `messages` (normalised).
+        """Return the prompt ids for an assistant turn after `messages`, which must be normalised.
 
         Raises:
-            WorkflowError: the chat template does not take these messages.
+            WorkflowError: the chat template rejects the messages.
         """
         try:
             return tuple(self._render(messages, tools, prompt=True))
-        except REFUSALS as error:
+        except TEMPLATE_ERRORS as error:
             roles = ", ".join(str(message["role"]) for message in messages[-12:])
             raise WorkflowError(
-                f"the chat template of the model does not take these messages (roles {'…, ' * (len(messages) > 12)}"
-                f"{roles}): {first_line(error)}. Send what the template knows (some know no system or tool role, or "
-                "want user and assistant in turns), or name another template in model.renderer"
+                f"the chat template of the model rejects the messages (roles {'…, ' * (len(messages) > 12)}{roles}): "
+                f"{first_line(error)}. Send messages that the template supports (some templates have no system or tool "
+                "role, or require user and assistant messages to alternate), or set another template in model.renderer"
             ) from error
 
     def bridge(
         self,
         previous: LlmCall,
         messages: Sequence[Mapping[str, Any]],
-        known: int,
+        n_covered: int,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> tuple[int, ...] | None:
-        """Return the prompt ids that extend `previous` by `messages[known:]`, its own tokens untouched.
+        """Return the prompt ids that extend the tokens of `previous`, unchanged, by `messages[n_covered:]`.
 
         Args:
-            previous: the call whose request and answer are `messages[:known]`.
-            messages: the whole new request, normalised.
-            known: how many of them `previous` covers.
-            tools: the tools of both.
+            previous: the call whose request and answer are `messages[:n_covered]`.
+            messages: the messages of the new request, normalised.
+            n_covered: the number of messages that `previous` covers.
+            tools: the tools of both calls.
 
         Returns:
-            None where the template would not keep the earlier tokens as a prefix.
+            The ids; None if the template would not keep the earlier tokens as a prefix.
         """
-        bridged = self._bridge_by_renderer(previous, messages[known:], tools)
+        bridged = self._bridge_by_renderer(previous, messages[n_covered:], tools)
         if bridged is not None:
             return bridged
-        # A renderer may decline what its template forgets in general though it forgets nothing here.
-        closing = self._template(tools).closing(messages, known, self.stop_token_ids)
+        # A renderer declines if its template can drop earlier tokens, even if it keeps them in this conversation.
+        closing = self._template(tools).closing(messages, n_covered, self.stop_token_ids)
         if closing is None:
             return None
-        answer = messages[known - 1]
+        answer = messages[n_covered - 1]
         ids = (*previous.prompt_ids, *previous.completion_ids)
-        # Thinking that was never closed: the template would close it, with tokens that no rendering singles out.
+        # The thinking was never closed. The template would close it with tokens that no rendering isolates.
         if answer.get("reasoning_content") and not (answer["content"] or answer.get("tool_calls")):
             return None
-        if not self._is_cut(previous):
+        if not self._is_truncated(previous):
             return (*ids, *closing[1:]) if closing[0] == ids[-1] else None
-        # The end token that was not sampled becomes context. Within a list of tool calls more would be missing.
+        # The end token was not sampled, so it becomes context. Within a list of tool calls, more would be missing.
         return None if answer.get("tool_calls") else (*ids, *closing)
 
-    def is_kept_but_for_the_cut(
+    def is_truncation_only_obstacle(
         self,
         previous: LlmCall,
         messages: Sequence[Mapping[str, Any]],
-        known: int,
+        n_covered: int,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> bool:
-        """Return whether `bridge` (same arguments) declined only because `previous` was cut by length."""
-        if not self._is_cut(previous):
+        """Return whether `bridge`, with the same arguments, returns None only because `previous` was cut by length."""
+        if not self._is_truncated(previous):
             return False
-        return self._template(tools).closing(messages, known, self.stop_token_ids) is not None
+        return self._template(tools).closing(messages, n_covered, self.stop_token_ids) is not None
 
     def message_at(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, position: int
     ) -> int:
         """Return the index of the message that the token at `position` of the rendered `messages` belongs to."""
         if self.renderer_name != "default":
-            given = list(tools) if tools else None
-            owners = self._renderer.render(list(messages), tools=given, add_generation_prompt=True).message_indices
+            rendered = self._renderer.render(
+                list(messages), tools=list(tools) if tools else None, add_generation_prompt=True
+            )
+            owners = rendered.message_indices
             return max([owner for owner in owners[: position + 1] if owner >= 0], default=0)
         low, high = 0, len(messages) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._length(messages[: middle + 1], tools) > position:
+            if self._rendered_length(messages[: middle + 1], tools) > position:
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def written(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str | None:
-        """Return the text that the last of `messages`, an answer, is rendered to; None where that cannot be told."""
+    def rendered_answer(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> str | None:
+        """Return the rendered text of the last message, an answer; None if it cannot be separated from the prompt."""
         try:
-            question = self.decode(self._render(messages[:-1], tools, prompt=True))
-            answered = self.decode(self._render(messages, tools, prompt=False))
-        except REFUSALS:
+            prompt = self.decode(self._render(messages[:-1], tools, prompt=True))
+            conversation = self.decode(self._render(messages, tools, prompt=False))
+        except TEMPLATE_ERRORS:
             return None
-        return answered.removeprefix(question) if answered.startswith(question) else None
+        return conversation.removeprefix(prompt) if conversation.startswith(prompt) else None
 
-    def said(self, call: LlmCall) -> str:
-        """Return the text of a call's completion without its end token."""
-        return self.decode(call.completion_ids if self._is_cut(call) else call.completion_ids[:-1])
+    def completion_text(self, call: LlmCall) -> str:
+        """Return the text of a call's completion without the end token."""
+        return self.decode(call.completion_ids if self._is_truncated(call) else call.completion_ids[:-1])
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
@@ -177,13 +181,13 @@ class ChatCodec:
         prompt_ids: Sequence[int],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> ParsedAnswer:
-        """Return what a completion says; a malformed tool call, or any where no tools are offered, becomes text."""
+        """Return a parsed completion; tool calls that are malformed, or made without tools, become text."""
         parsed = self._renderer.parse_response(
             list(completion_ids), tools=list(tools) if tools else None, prompt_ids=list(prompt_ids)
         )
         calls, malformed = [], []
         for attempt in parsed.tool_calls:
-            # An unknown tool's name is the agent's affair: it answers with an error that the model can read.
+            # A call of an unknown tool is passed on; the agent replies with an error that the model can read.
             well_formed = tools and attempt.name and attempt.status in ("ok", "unknown_tool")
             if well_formed and isinstance(attempt.arguments, Mapping):
                 identity = attempt.id or f"call_{uuid.uuid4().hex[:16]}"
@@ -196,9 +200,9 @@ class ChatCodec:
     def transcript(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Return a finished conversation's ids and which of them the assistant wrote (both of length N).
+        """Return the ids of a finished conversation, and whether the assistant wrote each of them (both of length N).
 
-        For a template that `renderers` does not know, the assistant's header counts as written.
+        For a template that `renderers` does not support, the assistant's header counts as written by the assistant.
         """
         import renderers
 
@@ -208,7 +212,8 @@ class ChatCodec:
             role_to_mask=lambda message: message["role"] == "assistant",
             tools=list(tools) if tools else None,
         )
-        return tuple(sample.token_ids), tuple(bool(said) for said in sample.loss_mask)
+        # `renderers` calls its own field `loss_mask`.
+        return tuple(sample.token_ids), tuple(map(bool, sample.loss_mask))
 
     def _bridge_by_renderer(
         self,
@@ -223,7 +228,7 @@ class ChatCodec:
                 list(new),
                 tools=list(tools) if tools else None,
             )
-        except REFUSALS:
+        except TEMPLATE_ERRORS:
             return None
         return None if rendered is None else tuple(rendered.token_ids)
 
@@ -233,81 +238,80 @@ class ChatCodec:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
     ) -> list[int]:
-        given = list(tools) if tools else None
-        return list(self._renderer.render_ids(list(messages), tools=given, add_generation_prompt=prompt))
+        ids = self._renderer.render_ids(
+            list(messages), tools=list(tools) if tools else None, add_generation_prompt=prompt
+        )
+        return list(ids)
 
-    def _length(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """Return how many tokens a beginning of a conversation has, 0 where the template refuses it by itself."""
+    def _rendered_length(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> int:
+        """Return the number of tokens of a conversation prefix; 0 if the template rejects the prefix."""
         try:
             return len(self._render(messages, tools, prompt=False))
-        except REFUSALS:
+        except TEMPLATE_ERRORS:
             return 0
 
-    def _is_cut(self, call: LlmCall) -> bool:
+    def _is_truncated(self, call: LlmCall) -> bool:
         return not call.completion_ids or call.completion_ids[-1] not in self.stop_token_ids
 
     def _stop_token_ids(self) -> tuple[int, ...]:
-        known = tuple(self._renderer.get_stop_token_ids())
+        stop_ids = tuple(self._renderer.get_stop_token_ids())
         if self.renderer_name != "default":
-            return known
-        # The tokenizer's end token ends documents; some templates end turns with another one.
+            return stop_ids
+        # The tokenizer's end token ends documents; some templates end turns with another token.
         end = self._template(None).end_token(set(self.tokenizer.all_special_ids))
-        return known if end is None or end in known else (end, *known)
+        return stop_ids if end is None or end in stop_ids else (end, *stop_ids)
 
 
 def load_tokenizer(path: str) -> Any:
     """Load the tokenizer of a local folder or a Hugging Face name.
 
     Raises:
-        ModelError: there is none, or it cannot be read.
+        ModelError: there is no tokenizer, or it cannot be read.
     """
     from transformers import AutoTokenizer
 
-    advice = "Give a folder that has tokenizer.json beside the weights, or the name of a model on Hugging Face."
+    advice = "Use a folder with tokenizer.json next to the weights, or the name of a model on Hugging Face."
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    # A file that is spoilt makes transformers, tokenizers and sentencepiece raise errors of many kinds.
+    # For a damaged file, transformers, tokenizers and sentencepiece raise errors of many types.
     except Exception as error:
         raise ModelError(
-            f"model.path {path!r}: its tokenizer cannot be loaded: {first_line(error)}. {advice}"
+            f"model.path {path!r}: the tokenizer cannot be loaded: {first_line(error)}. {advice}"
         ) from error
-    # For a known kind of model without tokenizer files, transformers makes one that knows no text at all.
+    # If a known model type has no tokenizer files, transformers returns a tokenizer with an empty vocabulary.
     if not tokenizer.encode("text", add_special_tokens=False):
-        raise ModelError(f"model.path {path!r} holds no tokenizer. {advice}")
+        raise ModelError(f"model.path {path!r} has no tokenizer. {advice}")
     return tokenizer
-
-
-def first_line(error: BaseException) -> str:
-    """Return what a library's error says, without its further paragraphs and its last full stop."""
-    line = str(error).strip().partition("\n")[0].rstrip(".")
-    return line if isinstance(error, OSError | ValueError) and line else f"{type(error).__name__}: {line}"
-
-
-def _in_one_line(error: ValueError | TypeError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
 
 
 def _build_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> Any:
     import renderers
+    from renderers.base import MODEL_RENDERER_MAP
 
     options = {"name": choice} if isinstance(choice, str) else dict(choice)
     name = options.get("name", "auto")
     if name == "auto":
-        options = {**options, **_recognise(tokenizer)}
+        options = {**options, **_detect_renderer(tokenizer)}
     try:
         template = renderers.config_from_name(options["name"])
     except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(_no_such_renderer(options["name"])) from error
+        names = sorted({"auto", "default", *MODEL_RENDERER_MAP.values()})
+        near = get_close_matches(str(options["name"]), names, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"model.renderer {options['name']!r} is unknown; {hint}The renderers are: {', '.join(names)}"
+        ) from error
     try:
         config = type(template)(**options)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"model.renderer {choice!r} cannot be used: {_in_one_line(error)}") from error
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            reason = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        raise ConfigError(f"model.renderer {choice!r} cannot be used: {reason}") from error
     if options["name"] == "default" and not getattr(tokenizer, "chat_template", None):
         raise ModelError(
             f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so messages cannot be rendered. "
-            "Use an instruction-tuned model, or name its family in model.renderer (e.g. qwen3)."
+            "Use an instruction-tuned model, or set model.renderer to the model's family, for example qwen3."
         )
     try:
         return renderers.create_renderer(tokenizer, config)
@@ -317,27 +321,18 @@ def _build_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _no_such_renderer(name: object) -> str:
-    from renderers.base import MODEL_RENDERER_MAP
-
-    names = sorted({"auto", "default", *MODEL_RENDERER_MAP.values()})
-    near = get_close_matches(str(name), names, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"model.renderer {name!r} is unknown; {hint}There are: {', '.join(names)}"
-
-
-def _recognise(tokenizer: Any) -> dict[str, Any]:
-    """Choose a renderer: the one it was tuned with, else by its name, its folder's name, or its chat template."""
+def _detect_renderer(tokenizer: Any) -> dict[str, Any]:
+    """Return the renderer that was saved with the tokenizer, or one by model name, folder name or chat template."""
     from renderers.base import MODEL_RENDERER_MAP
 
     name = str(tokenizer.name_or_path).rstrip("/")
-    if (noted := Path(name) / _RENDERER_FILE).is_file():
-        chosen: dict[str, Any] = json.loads(noted.read_text())
-        return chosen
-    by_folder = {known.rsplit("/", 1)[-1]: renderer for known, renderer in MODEL_RENDERER_MAP.items()}
-    known = MODEL_RENDERER_MAP.get(name) or by_folder.get(name.rsplit("/", 1)[-1])
-    if known:
-        return {"name": known}
+    if (saved := Path(name) / _RENDERER_FILE).is_file():
+        options: dict[str, Any] = json.loads(saved.read_text())
+        return options
+    by_folder = {model.rsplit("/", 1)[-1]: renderer for model, renderer in MODEL_RENDERER_MAP.items()}
+    renderer = MODEL_RENDERER_MAP.get(name) or by_folder.get(name.rsplit("/", 1)[-1])
+    if renderer:
+        return {"name": renderer}
     template = getattr(tokenizer, "chat_template", None)
     parsers = [parser for mark, parser in _TOOL_PARSERS.items() if isinstance(template, str) and mark in template]
     return {"name": "default", **({"tool_parser": parsers[0]} if parsers else {})}

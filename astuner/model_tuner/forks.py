@@ -1,4 +1,4 @@
-"""Which earlier call a request should have extended, and what kept it from that (see `ForkCause`)."""
+"""Detection of forks: which earlier call a request should have extended, and why it does not (see `ForkCause`)."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Any
 
 from astuner.context_tracker import encode_ids, shared_prefix_length
 from astuner.model_tuner.codec import ChatCodec
-from astuner.model_tuner.messages import digest
+from astuner.model_tuner.messages import message_digest
 from astuner.schema import Fork, ForkCause, LlmCall
 
-_INSTRUCTING = ("system", "developer")
+_SYSTEM_ROLES = ("system", "developer")
 _SHOWN_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A request, or a call's request and answer: normalised messages, with a digest of each."""
+    """The normalised messages of a request, or of a call's request and answer, with a digest of each message."""
 
     messages: Sequence[Mapping[str, Any]]
     digests: Sequence[bytes]
 
     def answers(self, start: int = 0) -> list[int]:
-        """Return the places from `start` on where the assistant speaks."""
-        return [place for place in range(start, len(self.messages)) if self.messages[place]["role"] == "assistant"]
+        """Return the indices, from `start` on, of the assistant's messages."""
+        return [index for index in range(start, len(self.messages)) if self.messages[index]["role"] == "assistant"]
 
-    def body(self) -> int:
-        """Return the place of the first message that is no system message (0 or 1)."""
-        return int(self.messages[0]["role"] in _INSTRUCTING)
+    def body_start(self) -> int:
+        """Return the index of the first message after the system message (0 or 1)."""
+        return int(self.messages[0]["role"] in _SYSTEM_ROLES)
 
 
 @dataclass(frozen=True, slots=True)
-class _Recorded:
+class _IndexedCall:
     call: LlmCall
     conversation: Conversation
 
 
 @dataclass(frozen=True, slots=True)
-class Departure:
-    """Where and why a request leaves the call that it should have extended.
+class Divergence:
+    """The point at which a request differs from the call that it should have extended, and the cause.
 
     Attributes:
         cause, call: as in `Fork`.
-        message_index: as in `Fork`; None where the messages are the same, so that only the tokens tell.
+        message_index: as in `Fork`; None if the messages are the same and only the tokens differ.
     """
 
     cause: ForkCause
@@ -53,136 +53,144 @@ class Departure:
 
 @dataclass
 class CallIndex:
-    """The calls of an episode, by every beginning of their conversations and by what was answered in them.
+    """An index of an episode's calls by conversation prefix and by answer.
 
-    Recording and asking take time in proportion to the conversation's messages, whatever the number of calls.
+    The time of `add` and of `find_divergence` is proportional to the number of messages, not to the number of calls.
     """
 
     codec: ChatCodec
-    # By the digest of a conversation's beginning, the latest call that begins so.
-    _beginnings: dict[bytes, _Recorded] = field(default_factory=dict)
-    # By an answer, with what it answers to or with the first message: the latest call that gave it.
-    _answers: dict[tuple[bytes, bytes], _Recorded] = field(default_factory=dict)
+    # The latest call with a conversation prefix, by the digest of the prefix.
+    _by_prefix: dict[bytes, _IndexedCall] = field(default_factory=dict)
+    # The latest call that gave an answer, by the digests of the answer and of the message before it or the first one.
+    _by_answer: dict[tuple[bytes, bytes], _IndexedCall] = field(default_factory=dict)
 
     def add(self, call: LlmCall, conversation: Conversation, chain: Sequence[bytes]) -> None:
-        """Record a call; `chain` has a digest of each beginning of its conversation."""
-        recorded = _Recorded(call, conversation)
-        self._beginnings.update(dict.fromkeys(chain, recorded))
-        self._answers.update(dict.fromkeys(_anchors(conversation, len(chain) - 1), recorded))
+        """Add a call; `chain` has a digest of each prefix of its conversation."""
+        indexed = _IndexedCall(call, conversation)
+        self._by_prefix.update(dict.fromkeys(chain, indexed))
+        self._by_answer.update(dict.fromkeys(_answer_keys(conversation, len(chain) - 1), indexed))
 
-    def shared(self, chain: Sequence[bytes]) -> int:
-        """Return the length of the longest beginning that a request has in common with any call."""
-        return next((length for length in range(len(chain), 0, -1) if chain[length - 1] in self._beginnings), 0)
+    def shared_prefix(self, chain: Sequence[bytes]) -> int:
+        """Return the length, in messages, of the longest prefix that a request shares with any call."""
+        return next((length for length in range(len(chain), 0, -1) if chain[length - 1] in self._by_prefix), 0)
 
-    def departure(
+    def find_divergence(
         self, request: Conversation, chain: Sequence[bytes], tools: Sequence[Mapping[str, Any]] | None
-    ) -> Departure | None:
-        """Return how a request that extends no call leaves the one that it continues.
+    ) -> Divergence | None:
+        """Return how a request that does not extend any call differs from the call that it continues.
 
-        That is the call with which it shares the longest beginning or, where it shares no more than a system
-        message, the one that gave the last answer in it that the model gave.
+        It continues the call with which it shares the longest prefix. If it shares no more than a system message, it
+        continues the call that gave the last of the request's answers that come from the model.
 
         Returns:
-            None where it continues no conversation, or leaves none: it holds no answer after what it shares.
+            The divergence; None if the request continues no call, or has no answer after the shared prefix.
         """
-        shared = self.shared(chain)
+        shared = self.shared_prefix(chain)
         answers = request.answers(shared)
         if not answers:
             return None
-        if shared > request.body():
-            earlier: _Recorded | None = self._beginnings[chain[shared - 1]]
+        if shared > request.body_start():
+            earlier: _IndexedCall | None = self._by_prefix[chain[shared - 1]]
         else:
-            keys = (key for place in reversed(answers) for key in _anchors(request, place))
-            earlier = next((self._answers[key] for key in keys if key in self._answers), None)
+            keys = (key for index in reversed(answers) for key in _answer_keys(request, index))
+            earlier = next((self._by_answer[key] for key in keys if key in self._by_answer), None)
         if earlier is None:
             return None
-        told = earlier.conversation
-        pairs = zip(request.digests, told.digests, strict=False)
-        index = next((place for place, (mine, theirs) in enumerate(pairs) if mine != theirs), len(told.digests))
-        # What only follows the whole earlier conversation is welcome; an answer in it that the model never gave is not.
-        index = min(place for place in answers if place >= index) if index == len(told.digests) else index
-        cause = self._cause(request, told, index, answers[-1] + 1, tools)
-        return Departure(cause, earlier.call, index)
+        previous = earlier.conversation
+        pairs = zip(request.digests, previous.digests, strict=False)
+        difference = next((index for index, (new, old) in enumerate(pairs) if new != old), len(previous.digests))
+        # New messages may follow the whole earlier conversation, but not an answer that the model never gave.
+        if difference == len(previous.digests):
+            difference = min(index for index in answers if index >= difference)
+        cause = self._cause(request, previous, difference, answers[-1] + 1, tools)
+        return Divergence(cause, earlier.call, difference)
 
     def _cause(
         self,
         request: Conversation,
-        told: Conversation,
+        previous: Conversation,
         index: int,
         history: int,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> ForkCause:
-        """Return why `request.messages[:history]` is not as in the conversation `told` from `index` on."""
-        body, earlier_body = request.body(), told.body()
-        if request.digests[:body] != told.digests[:earlier_body]:
+        """Return why `request.messages[:history]` differs from the conversation `previous` from `index` on."""
+        body, previous_body = request.body_start(), previous.body_start()
+        if request.digests[:body] != previous.digests[:previous_body]:
             rest = request.digests[body:history]
-            if (body and earlier_body) or rest == told.digests[earlier_body : earlier_body + len(rest)]:
+            if (body and previous_body) or rest == previous.digests[previous_body : previous_body + len(rest)]:
                 return "system_changed"
-        left = iter(told.digests)
-        if all(message in left for message in request.digests[:history]):
+        # True if the request's messages are a subsequence of the previous ones: `in` consumes the iterator.
+        remaining = iter(previous.digests)
+        if all(message in remaining for message in request.digests[:history]):
             return "truncated"
-        if index < len(told.messages) and self._is_retold(request.messages[: index + 1], told, index, tools):
+        if index < len(previous.messages) and self._is_reworded(request.messages[: index + 1], previous, index, tools):
             return "retokenised_by_client"
         return "framework_edited_history"
 
-    def _is_retold(
+    def _is_reworded(
         self,
         messages: Sequence[Mapping[str, Any]],
-        told: Conversation,
+        previous: Conversation,
         index: int,
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> bool:
-        """Whether the last of `messages` says what the answer `told.messages[index]` says, in another form."""
-        mine, theirs = messages[-1], told.messages[index]
-        if not mine["role"] == theirs["role"] == "assistant":
+        """Return whether the last of `messages` is the answer `previous.messages[index]` in another form."""
+        new, old = messages[-1], previous.messages[index]
+        if not new["role"] == old["role"] == "assistant":
             return False
-        if digest({**mine, "content": _squeezed(mine["content"])}) == digest(
-            {**theirs, "content": _squeezed(theirs["content"])}
+        if message_digest({**new, "content": _without_whitespace(new["content"])}) == message_digest(
+            {**old, "content": _without_whitespace(old["content"])}
         ):
             return True
-        speaker = next((self._answers[key] for key in _anchors(told, index) if key in self._answers), None)
-        if speaker is None:
+        source = next((self._by_answer[key] for key in _answer_keys(previous, index) if key in self._by_answer), None)
+        if source is None:
             return False
-        said = _squeezed(self.codec.said(speaker.call))
-        if not mine.get("tool_calls") and _squeezed(mine["content"]) == said:
+        completion = _without_whitespace(self.codec.completion_text(source.call))
+        if not new.get("tool_calls") and _without_whitespace(new["content"]) == completion:
             return True
-        written = _squeezed(self.codec.written(messages, tools) or "")
-        # The rendering closes the turn; nothing else may follow what was said.
-        ends = {_squeezed(self.codec.decode([token])) for token in self.codec.stop_token_ids}
-        return bool(said) and any(written == said + end for end in ("", *ends))
+        rendered = _without_whitespace(self.codec.rendered_answer(messages, tools) or "")
+        # The rendering may add an end token to the completion, and nothing else.
+        ends = {_without_whitespace(self.codec.decode([token])) for token in self.codec.stop_token_ids}
+        return bool(completion) and any(rendered == completion + end for end in ("", *ends))
 
 
-def fork(codec: ChatCodec, departure: Departure, found: Sequence[int]) -> Fork | None:
-    """Return where the ids `found` part from those of the call; None where they extend it after all."""
-    assert departure.message_index is not None
-    expected = departure.call.prompt_ids + departure.call.completion_ids
-    position = first_difference(expected, found)
+def make_fork(codec: ChatCodec, divergence: Divergence, prompt_ids: Sequence[int]) -> Fork | None:
+    """Return the fork at the first token of `prompt_ids` that differs from the earlier call.
+
+    Returns:
+        The fork; None if `prompt_ids` extend the earlier call although the messages differ.
+    """
+    assert divergence.message_index is not None
+    expected = divergence.call.prompt_ids + divergence.call.completion_ids
+    position = first_difference(expected, prompt_ids)
     if position == len(expected):
         return None
-    texts = tuple(expected[position : position + _SHOWN_TOKENS]), tuple(found[position : position + _SHOWN_TOKENS])
+    expected_ids = tuple(expected[position : position + _SHOWN_TOKENS])
+    found_ids = tuple(prompt_ids[position : position + _SHOWN_TOKENS])
     return Fork(
-        departure.cause,
-        departure.call.call_id,
-        position,
-        *texts,
-        codec.decode(texts[0]),
-        codec.decode(texts[1]),
-        departure.message_index,
+        cause=divergence.cause,
+        call_id=divergence.call.call_id,
+        position=position,
+        expected_ids=expected_ids,
+        found_ids=found_ids,
+        expected=codec.decode(expected_ids),
+        found=codec.decode(found_ids),
+        message_index=divergence.message_index,
     )
 
 
 def first_difference(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return the first place at which two sequences differ, or where the shorter ends."""
+    """Return the first index at which two sequences differ, or the length of the shorter one."""
     return shared_prefix_length(encode_ids(left), encode_ids(right))
 
 
-def _anchors(conversation: Conversation, place: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys of an answer, the most telling first; many an agent says the same short answer."""
-    answer = conversation.digests[place]
-    if place:
-        yield conversation.digests[place - 1], answer
+def _answer_keys(conversation: Conversation, index: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys of an answer, the most specific first, because several agents can give the same short answer."""
+    answer = conversation.digests[index]
+    if index:
+        yield conversation.digests[index - 1], answer
         yield conversation.digests[0], answer
 
 
-def _squeezed(text: object) -> str:
+def _without_whitespace(text: object) -> str:
     return "".join(str(text).split())

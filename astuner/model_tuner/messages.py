@@ -1,4 +1,4 @@
-"""Chat messages of any OpenAI-like dialect in one form, and digests that tell whether two are the same."""
+"""Normalisation of OpenAI-style chat messages, and digests to compare them."""
 
 from __future__ import annotations
 
@@ -12,57 +12,58 @@ from astuner.schema import Message
 
 
 def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages with text content and OpenAI-style tool calls.
+    """Return the messages with text content and OpenAI-style tool calls.
 
-    Content may be a string, None, or a list of parts (`{"type": "text", "text": …}`, or `{"text": …}` as
-    DashScope has it); the texts of parts are joined.
+    Content may be a string, None, or a list of parts: `{"type": "text", "text": …}`, or DashScope's `{"text": …}`. The
+    texts of the parts are concatenated.
 
     Raises:
-        WorkflowError: a message is no mapping, has no role, or holds a part that is not text.
+        WorkflowError: there are no messages, or a message is not a mapping, has no role, or has a part that is not
+            text.
     """
     if not messages:
-        raise WorkflowError("the model was called without messages; give it at least one")
-    return [_normalise_one(message, index) for index, message in enumerate(messages)]
+        raise WorkflowError("the model was called without messages; pass at least one")
+    return [_normalise_message(message, index) for index, message in enumerate(messages)]
 
 
 def digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    """Return a digest of each message of a conversation, see `digest`.
+    """Return the digest of each message of a conversation (see `message_digest`).
 
-    Ids of tool calls are frameworks' own affair; which call a tool's message answers is not, and counts.
+    A tool message is identified by the index of the tool call that it answers, not by the id, which frameworks choose.
     """
-    found, places = [], dict[str, int]()
+    result, call_indices = [], dict[str, int]()
     for message in messages:
         if message.get("tool_calls"):
-            places = {call["id"]: place for place, call in enumerate(message["tool_calls"])}
-        found.append(digest(message, places.get(message.get("tool_call_id", ""))))
-    return found
+            call_indices = {call["id"]: index for index, call in enumerate(message["tool_calls"])}
+        result.append(message_digest(message, call_indices.get(message.get("tool_call_id", ""))))
+    return result
 
 
-def digest(message: Mapping[str, Any], answers: int | None = None) -> bytes:
-    """Return a digest of what a normalised message says: role, name, text, tool calls and the call that it `answers`.
+def message_digest(message: Mapping[str, Any], answered_call: int | None = None) -> bytes:
+    """Return a digest of a normalised message: role, name, text, tool calls and index of the answered tool call.
 
-    Ids of tool calls are left out, since frameworks make up their own, and so is reasoning, which many drop.
+    The ids of tool calls are left out, because frameworks invent their own, and so is reasoning, which many drop.
     """
     calls = [
         (call["function"]["name"], _canonical_arguments(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
-    # Some frameworks give a tool's name with its result and some do not.
+    # Only some frameworks repeat the tool's name in its result.
     name = None if message["role"] == "tool" else message.get("name")
-    said = json.dumps([message["role"], name, message["content"], calls, answers], ensure_ascii=True)
-    return hashlib.blake2b(said.encode(), digest_size=16).digest()
+    text = json.dumps([message["role"], name, message["content"], calls, answered_call], ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def thinks_alike(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no message has other thinking than the same message of `earlier`; it may have none."""
+def has_same_reasoning(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether each message has the reasoning of the same message of `earlier`, or none."""
     return all(
-        not mine.get("reasoning_content") or mine["reasoning_content"] == theirs.get("reasoning_content")
-        for mine, theirs in zip(messages, earlier, strict=False)
+        not new.get("reasoning_content") or new["reasoning_content"] == old.get("reasoning_content")
+        for new, old in zip(messages, earlier, strict=False)
     )
 
 
 def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return a short hash that identifies a tool list; "" for none."""
+    """Return a short hash that identifies a list of tools; "" for no tools."""
     if not tools:
         return ""
     return hashlib.blake2b(json.dumps(tools, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
@@ -71,15 +72,15 @@ def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> str:
 def with_reasoning(
     messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Return `messages`, which begin as `earlier` does, with the thinking of `earlier` where they leave it out."""
-    told = list(messages)
-    for place, (mine, theirs) in enumerate(zip(messages, earlier, strict=False)):
-        if theirs.get("reasoning_content") and not mine.get("reasoning_content"):
-            told[place] = {**mine, "reasoning_content": theirs["reasoning_content"]}
-    return told
+    """Return `messages`, which start with the messages of `earlier`, with missing reasoning copied from `earlier`."""
+    result = list(messages)
+    for index, (new, old) in enumerate(zip(messages, earlier, strict=False)):
+        if old.get("reasoning_content") and not new.get("reasoning_content"):
+            result[index] = {**new, "reasoning_content": old["reasoning_content"]}
+    return result
 
 
-def _normalise_one(message: Message, index: int) -> dict[str, Any]:
+def _normalise_message(message: Message, index: int) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise WorkflowError(f"message {index} must be a mapping with a role, got {message!r}")
     result: dict[str, Any] = {"role": message["role"], "content": _text(message.get("content"), index)}
@@ -110,13 +111,13 @@ def _part_text(part: object, index: int) -> str:
     if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type", sorted(part)) if isinstance(part, Mapping) else type(part).__name__
-    raise WorkflowError(f"message {index} holds a part of kind {kind!r}; only text parts can be tuned on")
+    raise WorkflowError(f"message {index} has a part of type {kind!r}; only text parts are supported")
 
 
 def _normalise_tool_call(call: object, index: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise WorkflowError(f"message {index} holds a tool call without a function name: {call!r}")
+        raise WorkflowError(f"message {index} has a tool call without a function name: {call!r}")
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)

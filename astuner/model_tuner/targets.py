@@ -1,4 +1,4 @@
-"""Which of a workflow's agents are trained, and what speaks for the others."""
+"""Trained and frozen targets: the agents of a workflow that are trained, and the models that answer for the others."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from astuner.errors import WorkflowError
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 
 DEFAULT_TARGET = "default"
-_WITHOUT_TAG = " (the tag of calls that name none; give for_agent(name, target_tag=…))"
+_DEFAULT_TAG_HINT = " (the default tag; to set another, use for_agent(name, target_tag=…))"
 
 DebugModel = Callable[..., Any]
-"""A chat model as AgentScope has them: awaited with messages, tools and tool_choice, it answers a `ChatResponse`."""
+"""An AgentScope chat model: an async callable that maps messages, tools and tool_choice to a `ChatResponse`."""
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenModel:
-    """What answers for a target that is not trained.
+    """The model that answers for a target that is not trained.
 
     Attributes:
-        model: the endpoint's name of the model.
-        base_url: an OpenAI-compatible endpoint; None for the model in training itself.
-        api_key: the endpoint's key.
+        model: the name of the model at the endpoint.
+        base_url: an OpenAI-compatible endpoint; None for the model in training.
+        api_key: the API key of the endpoint.
     """
 
     model: str = "policy"
@@ -35,93 +35,110 @@ class FrozenModel:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Which targets are trained.
+    """The trained and the frozen targets.
 
     Attributes:
-        trainable: their tags; None for all.
-        frozen: what answers for the others, by tag.
+        trainable: the tags of the trained targets; None for all.
+        frozen: the models that answer for the other targets, by tag.
     """
 
     trainable: tuple[str, ...] | None = None
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
 
     def trains(self, tag: str) -> bool:
-        """Whether the calls of a target are trained."""
+        """Return whether the calls of a target are trained."""
         return self.trainable is None or tag in self.trainable
 
-    def stand_in(self, tag: str, debug_model: DebugModel | None) -> FrozenModel | DebugModel:
-        """Return what answers for a target that is not trained.
+    def frozen_model(self, tag: str, debug_model: DebugModel | None) -> FrozenModel | DebugModel:
+        """Return the model that answers for a target that is not trained.
+
+        Args:
+            tag: the target.
+            debug_model: takes precedence over the configuration.
 
         Raises:
-            WorkflowError: nothing does.
+            WorkflowError: there is no such model.
         """
-        found = debug_model or self.frozen.get(tag)
-        if found is None:
+        model = debug_model or self.frozen.get(tag)
+        if model is None:
+            near = get_close_matches(tag, [*(self.trainable or ()), *self.frozen], 1)
+            suggestion = f" (did you mean {near[0]!r}?)" if near else ""
             raise WorkflowError(
-                f"target {tag!r}{_WITHOUT_TAG if tag == DEFAULT_TARGET else ''} is not among "
-                f"rollout.trainable_targets ({', '.join(self.trainable or ())}), and no model answers for it"
-                f"{self._alike(tag)}: add it to trainable_targets, or name a model in "
-                f"rollout.frozen_models.{tag} or as model_tuner.for_agent(…, debug_model=…)"
+                f"target {tag!r}{_DEFAULT_TAG_HINT if tag == DEFAULT_TARGET else ''} is not among "
+                f"rollout.trainable_targets ({', '.join(self.trainable or ())}), and has no frozen model"
+                f"{suggestion}: add it to trainable_targets, or set a model in rollout.frozen_models.{tag} or with "
+                "model_tuner.for_agent(…, debug_model=…)"
             )
-        return found
-
-    def _alike(self, tag: str) -> str:
-        near = get_close_matches(tag, [*(self.trainable or ()), *self.frozen], 1)
-        return f" (did you mean {near[0]!r}?)" if near else ""
+        return model
 
 
-async def ask_endpoint(
+async def call_endpoint(
     model: FrozenModel,
     tag: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     options: Mapping[str, Any],
 ) -> ParsedAnswer:
-    """Have an endpoint answer; `options` are further arguments of the request, None where they are not given.
+    """Return the answer of an OpenAI-compatible endpoint.
+
+    Args:
+        model: the endpoint and the model.
+        tag: the target, for error messages.
+        messages: the conversation, normalised.
+        tools: OpenAI tool definitions.
+        options: further arguments of the request; those that are None are left out.
 
     Raises:
-        WorkflowError: it did not.
+        WorkflowError: the endpoint did not answer as an OpenAI endpoint does.
     """
     from openai import AsyncOpenAI, OpenAIError
 
-    told: Any = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if tools and given.get("tool_choice") != "none":
-        given["tools"] = list(tools)
+    sent: Any = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
+    arguments: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if tools and arguments.get("tool_choice") != "none":
+        arguments["tools"] = list(tools)
     else:
-        given.pop("tool_choice", None)
+        arguments.pop("tool_choice", None)
     try:
-        # A client belongs to the event loop that it was made on, and each episode has its own.
+        # A client is bound to the event loop that it was created on, and each episode has its own loop.
         async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
-            answer = await client.chat.completions.create(model=model.model, messages=told, **given)
+            answer = await client.chat.completions.create(model=model.model, messages=sent, **arguments)
             message = answer.choices[0].message
-            wanted = [(call.id, call.function) for call in message.tool_calls or () if call.type == "function"]
-    # What is no OpenAI server at all may answer anything.
+            attempts = [(call.id, call.function) for call in message.tool_calls or () if call.type == "function"]
+    # A server of another kind can answer anything.
     except (OpenAIError, AttributeError, LookupError, TypeError) as error:
         raise WorkflowError(
             f"rollout.frozen_models.{tag} ({model.model} at {model.base_url}) did not answer as an OpenAI endpoint "
             f"does: {error}"
         ) from error
-    attempts = [(identity, function.name, _object(function.arguments)) for identity, function in wanted]
-    calls = tuple(ToolCall(identity, name, given) for identity, name, given in attempts if given is not None)
-    malformed = tuple(function.arguments for _, function in wanted if _object(function.arguments) is None)
-    return ParsedAnswer("\n".join(text for text in (message.content, *malformed) if text), calls, None, malformed)
+    calls, malformed = [], []
+    for call_id, function in attempts:
+        try:
+            parsed = json.loads(function.arguments)
+        except ValueError:
+            parsed = None
+        if isinstance(parsed, dict):
+            calls.append(ToolCall(call_id, function.name, parsed))
+        else:
+            malformed.append(function.arguments)
+    content = "\n".join(text for text in (message.content, *malformed) if text)
+    return ParsedAnswer(content, tuple(calls), None, tuple(malformed))
 
 
-async def ask_debug_model(
+async def call_debug_model(
     model: DebugModel,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     tool_choice: str | None,
 ) -> ParsedAnswer:
-    """Have an AgentScope chat model answer.
+    """Return the answer of an AgentScope chat model.
 
     Raises:
-        WorkflowError: what it answers is no `ChatResponse`.
+        WorkflowError: the model did not return a `ChatResponse`.
     """
     response = await model(list(messages), tools=list(tools) if tools else None, tool_choice=tool_choice)
     if isinstance(response, AsyncIterator):
-        parts = [part async for part in response]  # each holds all that came before it
+        parts = [part async for part in response]  # each part has the text of all parts before it
         response = parts[-1] if parts else None
     blocks: dict[str, list[Any]] = {"text": [], "thinking": [], "tool_use": []}
     try:
@@ -129,18 +146,10 @@ async def ask_debug_model(
             blocks.setdefault(block["type"], []).append(block)
     except (AttributeError, KeyError, TypeError) as error:
         raise WorkflowError(
-            f"debug_model answered {response!r}; expected AgentScope's ChatResponse, or a stream of them"
+            f"debug_model answered {response!r}; expected AgentScope's ChatResponse, or an async iterator of them"
         ) from error
     return ParsedAnswer(
         content="".join(block["text"] for block in blocks["text"]),
         tool_calls=tuple(ToolCall(block["id"], block["name"], block["input"]) for block in blocks["tool_use"]),
         reasoning="".join(block["thinking"] for block in blocks["thinking"]) or None,
     )
-
-
-def _object(arguments: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

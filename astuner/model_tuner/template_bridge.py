@@ -1,4 +1,8 @@
-"""What an unknown chat template writes after an answer, once its renderings prove that it keeps what came before."""
+"""Bridging for chat templates that `renderers` does not support.
+
+Trial renderings of a conversation show whether the template keeps the tokens of earlier turns, and if so, what it
+writes after an answer.
+"""
 
 from __future__ import annotations
 
@@ -9,103 +13,103 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-# What templates, and `renderers`, raise at messages that they do not take.
-REFUSALS = (TemplateError, ValueError, TypeError, LookupError)
+# Errors that templates and `renderers` raise for messages that they do not support.
+TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError)
 
-# These stand for an answer's text, and for a new message's, in trial renderings: letters and digits only, so that no
-# template trims or escapes them.
+# Placeholders for the text of an answer and of a new message in trial renderings. They consist of letters and digits,
+# so that no template trims or escapes them.
 _SENTINEL = "Qx7vZk29LmW3"
 _NEW_SENTINEL = "Jr5dTy81PcH6"
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateBridge:
-    """Reads off an opaque template how it goes on after an answer.
+    """Determines the tokens that an opaque template writes after an answer.
 
     Attributes:
-        render: messages and whether an answer is to follow, to token ids.
-        decode: token ids to text.
+        render: maps messages, and whether to add the generation prompt, to token ids.
+        decode: maps token ids to text.
     """
 
     render: Callable[[Sequence[Mapping[str, Any]], bool], Sequence[int]]
     decode: Callable[[Sequence[int]], str]
 
     def closing(
-        self, messages: Sequence[Mapping[str, Any]], known: int, stop_token_ids: Collection[int]
+        self, messages: Sequence[Mapping[str, Any]], n_covered: int, stop_token_ids: Collection[int]
     ) -> tuple[int, ...] | None:
-        """Return the ids from the end token of the answer `messages[known - 1]` on.
+        """Return the ids from the end token of the answer `messages[n_covered - 1]` on.
 
-        The proof: with the answer's text replaced by one that occurs nowhere else, the template writes before it
-        exactly the prompt that the answer was sampled for, and the rest of what was said (thinking, text beside
-        tool calls), and after it nothing but white space up to an end token (or, after a tool call, nothing that
-        depends on what is new).
-        What follows that token can then not depend on how the answer was spelled. Cutting the ids at a special
-        token, rather than the text, keeps the template's own tokenisation of what is new.
+        The answer's text is replaced by a placeholder. The earlier tokens are kept if the template then writes, before
+        the placeholder, exactly the prompt that the answer was sampled for and the rest of the answer (thinking, text
+        next to tool calls), and after it only white space up to an end token (after a tool call, nothing that depends
+        on the new messages).
+        The tokens after the end token then do not depend on the wording of the answer. Cutting the ids at a special
+        token, instead of cutting the text, preserves the template's tokenisation of the new messages.
 
         Returns:
-            None where that does not hold, or the template does not take a part of the conversation by itself.
+            The ids; None if the earlier tokens are not kept, or the template rejects a part of the conversation.
         """
         try:
-            question = self.decode(self.render(messages[: known - 1], True))
-            for answer, said in _trials(messages[known - 1]):
-                told = [*messages[: known - 1], answer, *messages[known:]]
-                ids = self.render(told, True)
+            prompt = self.decode(self.render(messages[: n_covered - 1], True))
+            for answer, texts in _trials(messages[n_covered - 1]):
+                trial = [*messages[: n_covered - 1], answer, *messages[n_covered:]]
+                ids = self.render(trial, True)
                 end = self._end(ids, stop_token_ids)
                 if end is None:
                     continue
                 before, _, after = self.decode(ids[:end]).partition(_SENTINEL)
-                kept = before.startswith(question) and _is_kept(before[len(question) :], said)
-                if kept and (not after.strip() or self._stands_before_new(ids[: end + 1], told, known)):
+                is_kept = before.startswith(prompt) and _contains_all(before[len(prompt) :], texts)
+                if is_kept and (not after.strip() or self._precedes_new_text(ids[: end + 1], trial, n_covered)):
                     return tuple(ids[end:])
-                if self._shows_thinking(messages[:known]):
+                if self._renders_reasoning(messages[:n_covered]):
                     return None
-        except REFUSALS:
+        except TEMPLATE_ERRORS:
             return None
         return None
 
     def end_token(self, special_token_ids: Collection[int]) -> int | None:
-        """Return the special token with which the template ends an answer, None where it shows none."""
+        """Return the special token with which the template ends an answer; None if it has none."""
         messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _SENTINEL}]
         try:
             ids = self.render(messages, False)
             end = self._end(ids, special_token_ids)
             return None if end is None or self.decode(ids[:end]).partition(_SENTINEL)[2].strip() else ids[end]
-        except REFUSALS:
+        except TEMPLATE_ERRORS:
             return None
 
-    def _stands_before_new(self, ids: Sequence[int], told: Sequence[Mapping[str, Any]], known: int) -> bool:
-        """Whether `ids` end a turn that calls tools, and so are the same whatever the first new message says."""
-        if not told[known - 1].get("tool_calls"):
+    def _precedes_new_text(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]], n_covered: int) -> bool:
+        """Return whether `ids` end a turn with tool calls, and do not depend on the text of the first new message."""
+        if not messages[n_covered - 1].get("tool_calls"):
             return False
-        other = {**told[known], "content": _NEW_SENTINEL}
-        trial = self.render([*told[:known], other, *told[known + 1 :]], True)
-        return list(trial[: len(ids)]) == list(ids)
+        other = {**messages[n_covered], "content": _NEW_SENTINEL}
+        other_ids = self.render([*messages[:n_covered], other, *messages[n_covered + 1 :]], True)
+        return list(other_ids[: len(ids)]) == list(ids)
 
-    def _shows_thinking(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the template writes the thinking of an answer that is the last message, out of its own field."""
+    def _renders_reasoning(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Return whether the template renders the `reasoning_content` of the last message, an answer."""
         reasoning = str(messages[-1].get("reasoning_content", "")).strip()
         try:
             return bool(reasoning) and reasoning in self.decode(self.render(messages, False))
-        except REFUSALS:
+        except TEMPLATE_ERRORS:
             return False
 
     def _end(self, ids: Sequence[int], ends: Collection[int]) -> int | None:
-        """Return the place of the first of `ends` after the sentinel, which must be there once."""
+        """Return the index of the first of `ends` after the sentinel; None unless the sentinel occurs exactly once."""
         if self.decode(ids).count(_SENTINEL) != 1:
             return None
         start = 0
-        for place, token in enumerate(ids):
+        for index, token in enumerate(ids):
             if token in ends:
-                if _SENTINEL in self.decode(ids[start:place]):
-                    return place
-                start = place + 1
+                if _SENTINEL in self.decode(ids[start:index]):
+                    return index
+                start = index + 1
         return None
 
 
 def _trials(answer: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield the answer with the sentinel in it, and the texts of it that the template must keep.
+    """Yield variants of the answer that contain the sentinel, each with the texts that the template must keep.
 
-    Thinking is given in a field of its own, then in the text, where a template that knows no such field may keep it.
+    Thinking is first passed as `reasoning_content`, then in the text, for templates that do not use that field.
     """
     calls = answer.get("tool_calls")
     text = str(answer["content"]) if calls else _SENTINEL
@@ -113,17 +117,17 @@ def _trials(answer: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[st
     if calls:
         function = {**calls[-1]["function"], "arguments": json.dumps({"value": _SENTINEL})}
         trial["tool_calls"] = [*calls[:-1], {**calls[-1], "function": function}]
-    said = [text.strip()] if calls else []
+    texts = [text.strip()] if calls else []
     reasoning = str(trial.pop("reasoning_content", "")).strip()
     if not reasoning:
-        yield trial, said
+        yield trial, texts
         return
-    yield {**trial, "reasoning_content": reasoning}, [*said, reasoning]
-    yield {**trial, "content": f"<think>\n{reasoning}\n</think>\n\n{text}"}, [*said, reasoning]
+    yield {**trial, "reasoning_content": reasoning}, [*texts, reasoning]
+    yield {**trial, "content": f"<think>\n{reasoning}\n</think>\n\n{text}"}, [*texts, reasoning]
 
 
-def _is_kept(rendered: str, said: Sequence[str]) -> bool:
-    """Whether `rendered`, what stands between the prompt and the sentinel, holds what was said and nothing foreign."""
-    if not said:
+def _contains_all(rendered: str, texts: Sequence[str]) -> bool:
+    """Return whether `rendered` contains all `texts`; without texts, whether it is blank."""
+    if not texts:
         return not rendered.strip()
-    return all(text in rendered for text in said)
+    return all(text in rendered for text in texts)

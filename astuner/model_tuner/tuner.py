@@ -1,4 +1,4 @@
-"""ModelTuner: the model in training, as a workflow sees it."""
+"""ModelTuner: the chat model that a workflow gives to its agents."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from loguru import logger
 from astuner.errors import AgentMadness, CallLimitError, ContextLengthError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
+from astuner.model_tuner.degenerate_output import find_degenerate_output
 from astuner.model_tuner.history import History, Prompt
-from astuner.model_tuner.madness import signs_of_madness
 from astuner.model_tuner.messages import normalise, tools_hash
 from astuner.model_tuner.targets import (
     DEFAULT_TARGET,
     DebugModel,
     FrozenModel,
     Targets,
-    ask_debug_model,
-    ask_endpoint,
+    call_debug_model,
+    call_endpoint,
 )
 from astuner.schema import Completion, LlmCall, SamplingParams
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """What holds for every LLM call of an episode; lengths in tokens (`rollout` and `data` in the configuration)."""
+    """Settings of an episode's LLM calls, from `rollout` and `data` of the configuration; lengths are in tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -50,7 +50,7 @@ class CallSettings:
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """An answer with the recorded call behind it."""
+    """A parsed answer and the recorded call that produced it."""
 
     parsed: ParsedAnswer
     call: LlmCall
@@ -58,7 +58,7 @@ class ChatAnswer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenCall:
-    """An LLM call that waits for its answer; `prompt_tokens` is None where another model is asked."""
+    """An LLM call that has no answer yet; `prompt_tokens` is None for a model that is not the one in training."""
 
     agent_name: str
     target_tag: str
@@ -67,10 +67,10 @@ class OpenCall:
 
 
 class ModelTuner:
-    """The model in training, for one episode: hand it to an agent as its model.
+    """The model in training, for one episode; pass it to an agent as its model.
 
-    AgentScope agents take it as it is (`ReActAgent(model=model_tuner, …)`); anything else calls `chat`.
-    Every call is recorded token-exactly in `calls`.
+    AgentScope agents accept it directly (`ReActAgent(model=model_tuner, …)`); other frameworks call `chat`. Every call
+    is recorded token-exactly in `calls`.
     """
 
     # AgentScope reads these two from a chat model.
@@ -90,14 +90,14 @@ class ModelTuner:
 
         Args:
             engine: samples tokens.
-            codec: turns messages into ids and back.
-            settings: sampling and lengths.
+            codec: converts messages to ids and back.
+            settings: sampling parameters and lengths.
             episode_id: recorded with each call.
-            seed: makes the episode's sampling repeatable.
-            targets: which of the workflow's agents are trained; None for all.
+            seed: makes the sampling of the episode reproducible.
+            targets: the agents of the workflow that are trained; None for all.
         """
         self.model_name = "astuner"
-        self.madness: str | None = None
+        self.degenerate_output: str | None = None
         self._engine = engine
         self._codec = codec
         self._settings = settings
@@ -105,13 +105,13 @@ class ModelTuner:
         self._seed = seed
         self._targets = targets or Targets()
         self._history = History(codec)
-        self._started = 0
-        self._open: dict[OpenCall, None] = {}
+        self._calls_started = 0
+        self._open_calls: dict[OpenCall, None] = {}
 
     @property
     def open_calls(self) -> tuple[OpenCall, ...]:
-        """The calls that wait for their answer; may be asked from any thread."""
-        return tuple(self._open.copy())
+        """The calls that have no answer yet. Thread-safe."""
+        return tuple(self._open_calls.copy())
 
     @property
     def calls(self) -> tuple[LlmCall, ...]:
@@ -121,12 +121,12 @@ class ModelTuner:
     def for_agent(
         self, agent_name: str, target_tag: str = DEFAULT_TARGET, debug_model: DebugModel | None = None
     ) -> AgentModel:
-        """Return the model for one of several agents: hand it to the agent as its model.
+        """Return the model for one of several agents.
 
         Args:
-            agent_name: recorded with the agent's calls; rewards by agent go by it.
-            target_tag: what `rollout.trainable_targets` and `rollout.frozen_models` call it.
-            debug_model: an AgentScope chat model that answers in its place where the target is not trained.
+            agent_name: recorded with the agent's calls; rewards by agent use it as their key.
+            target_tag: the agent's name in `rollout.trainable_targets` and `rollout.frozen_models`.
+            debug_model: an AgentScope chat model that answers if the target is not trained.
         """
         return AgentModel(self, agent_name, target_tag, debug_model)
 
@@ -137,8 +137,8 @@ class ModelTuner:
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> ChatResponse:
-        """Answer as an AgentScope chat model does (see `chat` for the errors)."""
-        from astuner.model_tuner.agentscope_face import to_chat_response
+        """Answer like an AgentScope chat model (see `chat` for the errors)."""
+        from astuner.model_tuner.agentscope_adapter import to_chat_response
 
         answer = await self.chat(messages, tools=tools, tool_choice=tool_choice, **kwargs)
         return to_chat_response(answer)
@@ -155,93 +155,94 @@ class ModelTuner:
         debug_model: DebugModel | None = None,
         **ignored: Any,
     ) -> ChatAnswer:
-        """Sample one assistant turn, of the model in training or, for a target that is not trained, of its stand-in.
+        """Sample one assistant turn from the model in training or, for a frozen target, from its model.
 
         Args:
-            messages: the conversation, in OpenAI's form.
+            messages: the conversation, in OpenAI's format.
             tools: OpenAI tool definitions.
-            tool_choice: `none` hides the tools' calls from the agent; anything but `auto` and `none` cannot
-                be enforced on a sampled model, and is said once.
-            max_tokens: a tighter bound than the configured one.
+            tool_choice: `auto` or `none`. With `none`, tool calls are returned as text. Other values cannot be enforced
+                on a sampled model; they are ignored with a warning.
+            max_tokens: a tighter limit than the configured one.
             agent_name, target_tag, debug_model: as in `for_agent`.
-            ignored: sampling parameters of the workflow's own. For the model in training the run's hold, which is said
-                once; an endpoint that answers for a target that is not trained is given them.
+            ignored: other sampling parameters. The model in training ignores them with a warning, because the run's
+                settings apply; the endpoint of a frozen target receives them.
 
         Raises:
-            WorkflowError: the messages cannot be used, the chat template does not take them, or a target that is not
-                trained has no model or one that does not answer.
+            WorkflowError: the messages are invalid, the chat template rejects them, or a frozen target has no model or
+                a model that does not answer.
             ContextLengthError: the prompt is longer than configured, or leaves no room for an answer.
             CallLimitError: the episode made too many calls.
-            AgentMadness: the model lost control and the configuration ends the episode.
+            AgentMadness: the output is degenerate and the configuration ends the episode.
         """
-        self._refuse_too_many_calls()
-        offered = None if self._settings.disable_tools else tools
+        self._check_call_limit()
+        offered_tools = None if self._settings.disable_tools else tools
         trained = self._targets.trains(target_tag)
-        about: dict[str, Any] = {
+        call_fields: dict[str, Any] = {
             "agent_name": agent_name,
             "target_tag": target_tag,
-            "tools_hash": tools_hash(offered),
+            "tools_hash": tools_hash(offered_tools),
             "trained": trained,
             "start_time": time.time(),
         }
-        model = FrozenModel() if trained else self._targets.stand_in(target_tag, debug_model)
+        model = FrozenModel() if trained else self._targets.frozen_model(target_tag, debug_model)
         if not isinstance(model, FrozenModel):
-            with self._waiting(about, None):
-                parsed = await ask_debug_model(model, messages, offered, tool_choice)
-            return self._heard(parsed, messages, about)
+            with self._track_open(call_fields, None):
+                parsed = await call_debug_model(model, messages, offered_tools, tool_choice)
+            return self._record_external(parsed, messages, call_fields)
         if model.base_url is not None:
             options = {**ignored, "tool_choice": tool_choice, "max_tokens": max_tokens}
-            with self._waiting(about, None):
-                parsed = await ask_endpoint(model, target_tag, normalise(messages), offered, options)
-            return self._heard(parsed, messages, about)
-        _say_what_is_ignored(tool_choice, ignored)
-        return await self._sample(messages, offered, tool_choice, max_tokens, about)
+            with self._track_open(call_fields, None):
+                parsed = await call_endpoint(model, target_tag, normalise(messages), offered_tools, options)
+            return self._record_external(parsed, messages, call_fields)
+        _warn_ignored(tool_choice, ignored)
+        return await self._sample(messages, offered_tools, tool_choice, max_tokens, call_fields)
 
     async def _sample(
         self,
         messages: Sequence[Mapping[str, Any]],
-        offered: Sequence[Mapping[str, Any]] | None,
+        offered_tools: Sequence[Mapping[str, Any]] | None,
         tool_choice: str | None,
         max_tokens: int | None,
-        about: Mapping[str, Any],
+        call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
-        """Have the model in training answer."""
-        prompt = self._history.prompt(normalise(messages), offered, about["tools_hash"])
+        """Sample an answer from the model in training."""
+        prompt = self._history.prompt(normalise(messages), offered_tools, call_fields["tools_hash"])
         params = self._sampling(prompt, max_tokens)
-        with self._waiting(about, len(prompt.token_ids)):
+        with self._track_open(call_fields, len(prompt.token_ids)):
             completion = await self._engine.generate(prompt.token_ids, params)
-        usable = None if tool_choice == "none" else offered
-        parsed = self._codec.parse(completion.token_ids, prompt.token_ids, usable)
+        callable_tools = None if tool_choice == "none" else offered_tools
+        parsed = self._codec.parse(completion.token_ids, prompt.token_ids, callable_tools)
         call = replace(
             self._call(prompt, completion),
             sampling=params,
             messages=(*prompt.messages, as_message(parsed)),
-            **about,
+            **call_fields,
         )
-        self._history.add(call, prompt.opening)
-        self._watch(completion, parsed)
+        self._history.add(call, prompt.first_prompt_len)
+        self._check_degenerate(completion, parsed)
         return ChatAnswer(parsed, call)
 
     @contextlib.contextmanager
-    def _waiting(self, about: Mapping[str, Any], prompt_tokens: int | None) -> Iterator[None]:
-        call = OpenCall(about["agent_name"], about["target_tag"], about["start_time"], prompt_tokens)
-        self._open[call] = None
+    def _track_open(self, call_fields: Mapping[str, Any], prompt_tokens: int | None) -> Iterator[None]:
+        call = OpenCall(call_fields["agent_name"], call_fields["target_tag"], call_fields["start_time"], prompt_tokens)
+        self._open_calls[call] = None
         try:
             yield
         finally:
-            del self._open[call]
+            del self._open_calls[call]
 
-    def _heard(
-        self, parsed: ParsedAnswer, messages: Sequence[Mapping[str, Any]], about: Mapping[str, Any]
+    def _record_external(
+        self, parsed: ParsedAnswer, messages: Sequence[Mapping[str, Any]], call_fields: Mapping[str, Any]
     ) -> ChatAnswer:
-        """Record the answer of a model whose tokens are not known."""
-        said = (*normalise(messages), as_message(parsed))
-        call = replace(self._call(Prompt((), said), Completion((), (), "stop")), messages=said, **about)
+        """Record the answer of an external model, whose tokens are unknown."""
+        conversation = (*normalise(messages), as_message(parsed))
+        empty = self._call(Prompt((), conversation), Completion((), (), "stop"))
+        call = replace(empty, messages=conversation, **call_fields)
         self._history.calls.append(call)
         return ChatAnswer(parsed, call)
 
     def _call(self, prompt: Prompt, completion: Completion) -> LlmCall:
-        """Return the record of a call that has just ended."""
+        """Return the record of a call that has just finished."""
         return LlmCall(
             call_id=f"{self._episode_id}/{len(self._history.calls)}",
             episode_id=self._episode_id,
@@ -254,55 +255,55 @@ class ModelTuner:
             end_time=time.time(),
         )
 
-    def _refuse_too_many_calls(self) -> None:
-        if self._started >= self._settings.max_calls:
+    def _check_call_limit(self) -> None:
+        if self._calls_started >= self._settings.max_calls:
             raise CallLimitError(
-                f"the episode asked for LLM call {self._started + 1}, but rollout.multi_turn.max_steps "
-                f"is {self._settings.max_calls}; raise it or bound the agent's own loop"
+                f"the episode started LLM call {self._calls_started + 1}, but rollout.multi_turn.max_steps is "
+                f"{self._settings.max_calls}; raise it, or limit the agent's own loop"
             )
-        self._started += 1
+        self._calls_started += 1
 
     def _sampling(self, prompt: Prompt, max_tokens: int | None) -> SamplingParams:
         settings = self._settings
         length = len(prompt.token_ids)
-        if prompt.opening is None and length > settings.max_prompt_length:
+        if prompt.first_prompt_len is None and length > settings.max_prompt_length:
             raise ContextLengthError(
-                f"the first prompt has {length} tokens, data.max_prompt_length is {settings.max_prompt_length}; "
-                "raise that, or shorten the prompt"
+                f"the first prompt has {length} tokens, but data.max_prompt_length is {settings.max_prompt_length}; "
+                "raise it, or shorten the prompt"
             )
-        opening = length if prompt.opening is None else prompt.opening
+        first_prompt_len = length if prompt.first_prompt_len is None else prompt.first_prompt_len
         room = {
             "rollout.max_model_len": settings.max_model_len - length,
-            "the model's own context": self._engine.max_model_len - length,
-            "data.max_response_length": opening + settings.max_response_length - length,
+            "the model's context length": self._engine.max_model_len - length,
+            "data.max_response_length": first_prompt_len + settings.max_response_length - length,
         }
-        tightest = min(room, key=lambda name: room[name])
-        if room[tightest] < 1:
+        limit = min(room, key=lambda name: room[name])
+        if room[limit] < 1:
             raise ContextLengthError(
-                f"a prompt of {length} tokens leaves no room for an answer within {tightest}; "
+                f"a prompt of {length} tokens leaves no room for an answer within {limit}; "
                 "raise it, or keep the agent's history shorter"
             )
         return SamplingParams(
             temperature=settings.temperature,
             top_p=settings.top_p,
             top_k=settings.top_k,
-            max_tokens=min(room[tightest], settings.max_tokens, max_tokens or settings.max_tokens),
+            max_tokens=min(room[limit], settings.max_tokens, max_tokens or settings.max_tokens),
             stop_token_ids=self._codec.stop_token_ids,
-            seed=hash((self._seed, self._started)) & 0x7FFFFFFFFFFFFFFF,
+            seed=hash((self._seed, self._calls_started)) & 0x7FFFFFFFFFFFFFFF,
         )
 
-    def _watch(self, completion: Completion, parsed: ParsedAnswer) -> None:
-        if not self._settings.madness_checklist or self.madness is not None:
+    def _check_degenerate(self, completion: Completion, parsed: ParsedAnswer) -> None:
+        if not self._settings.madness_checklist or self.degenerate_output is not None:
             return
         text = self._codec.tokenizer.decode(list(completion.token_ids))
-        self.madness = signs_of_madness(text, parsed, self._settings.madness_checklist)
-        if self.madness is not None and self._settings.madness_ends_episode:
-            raise AgentMadness(self.madness)
+        self.degenerate_output = find_degenerate_output(text, parsed, self._settings.madness_checklist)
+        if self.degenerate_output is not None and self._settings.madness_ends_episode:
+            raise AgentMadness(self.degenerate_output)
 
 
 @dataclass(frozen=True, slots=True)
 class AgentModel:
-    """The model as one of a workflow's agents sees it, see `ModelTuner.for_agent`."""
+    """The model of one of several agents (see `ModelTuner.for_agent`)."""
 
     tuner: ModelTuner
     agent_name: str
@@ -319,19 +320,19 @@ class AgentModel:
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> ChatResponse:
-        """Answer as an AgentScope chat model does (see `ModelTuner.chat` for the errors)."""
-        return await self.tuner(messages, tools, tool_choice, **self._about(), **kwargs)
+        """Answer like an AgentScope chat model (see `ModelTuner.chat` for the errors)."""
+        return await self.tuner(messages, tools, tool_choice, **self._identity(), **kwargs)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> ChatAnswer:
-        """Sample one assistant turn, see `ModelTuner.chat`."""
-        return await self.tuner.chat(messages, **self._about(), **kwargs)
+        """Sample one assistant turn (see `ModelTuner.chat`)."""
+        return await self.tuner.chat(messages, **self._identity(), **kwargs)
 
-    def _about(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
         return {"agent_name": self.agent_name, "target_tag": self.target_tag, "debug_model": self.debug_model}
 
 
 def as_message(parsed: ParsedAnswer) -> dict[str, Any]:
-    """Return an answer as a message in OpenAI's form."""
+    """Return an answer as a message in OpenAI's format."""
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
@@ -350,15 +351,15 @@ def as_message(parsed: ParsedAnswer) -> dict[str, Any]:
     return message
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def _say_what_is_ignored(tool_choice: str | None, ignored: Mapping[str, Any]) -> None:
+def _warn_ignored(tool_choice: str | None, ignored: Mapping[str, Any]) -> None:
     notes = [f"{name}={value!r}" for name, value in ignored.items() if value is not None]
     if tool_choice not in (None, "auto", "none"):
         notes.append(f"tool_choice={tool_choice!r}")
     for note in notes:
         name = note.partition("=")[0]
-        if name not in _said:
-            _said.add(name)
-            logger.warning("the workflow asked the model for {}, which is ignored: the run's settings hold", note)
+        if name not in _warned:
+            _warned.add(name)
+            logger.warning("the workflow passed {} to the model; it is ignored, as the run's settings apply", note)

@@ -1,1 +1,1 @@
-"""Processes that astuner starts beside itself: their end, their output, their ports."""
+"""Child processes: supervised by a guard, with redacted logs."""

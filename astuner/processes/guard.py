@@ -1,13 +1,13 @@
-"""Runs one process and ends it, with all of its group, when the launcher closes the pipe or dies.
+"""Guard process: runs one command, and ends its process group when the launcher closes the pipe or dies.
 
-`python -m astuner.processes.guard` is started by `GuardedProcess`. Its stdin is the pipe: a line of JSON with `argv`,
-`cwd`, `env`, `grace` and `own_tmp` (null, or an `OwnFolder`), then nothing until the end of input, which is the sign to
-stop; or a line `keep`, after which the process stays until the guard is told to end by a signal. The process's output
-goes to the guard's stdout; stderr has one line of JSON, `pid` or `error`. The exit code is that of the process, 128 + n
-where signal n ended it.
+`GuardedProcess` starts it as `python -m astuner.processes.guard`. Stdin is the pipe. It carries one line of JSON with
+`argv`, `cwd`, `env`, `grace` and `temp_dir` (null, or the fields of a `TempDir`), then nothing until its end, at which
+the guard ends the group. After the line `detach`, only a signal to the guard ends the group. The command's output goes
+to the guard's stdout. Stderr carries one line of JSON, with `pid` or `error`. The exit code is the command's, or
+128 + n if signal n ended it.
 
-The guard is the process's parent and collects it last of all, so that the number of its process group cannot have
-become another's when the group is signalled.
+The guard is the command's parent and reaps it last, so that the id of its process group cannot be reused while the
+group is signalled.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from typing import Any
 
 import psutil
 
-from astuner.processes.group import end_group
-
+DETACH = b"detach\n"
 _POLL_SECONDS = 0.1
+_TRACKER_SECONDS = 5.0
+_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 _PR_SET_PDEATHSIG = 1
-KEEP = b"keep\n"
 
 
 def main() -> int:
-    """Run the process that stdin names, until it ends or has to; return the exit code."""
+    """Run the command that is read from stdin until it ends or has to be stopped; return the exit code."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: signals.append(number))
     launcher = os.getppid()
-    order: dict[str, Any] = json.loads(sys.stdin.buffer.readline() or "null") or {}
-    if not order:  # the launcher ended before it could say anything
+    command: dict[str, Any] = json.loads(sys.stdin.buffer.readline() or "null") or {}
+    if not command:  # the launcher died first
         return 1
-    with _environment(order) as env:
+    with _environment(command) as env:
         try:
             process = subprocess.Popen(
-                order["argv"],
-                cwd=order["cwd"],
+                command["argv"],
+                cwd=command["cwd"],
                 env=env,
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.STDOUT,
@@ -56,67 +56,104 @@ def main() -> int:
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - this process has one thread
             )
         except (OSError, ValueError) as error:
-            _tell(error=str(error))
+            _send(error=str(error))
             return 127
-        _tell(pid=process.pid)
+        _send(pid=process.pid)
         pipe = _Pipe(sys.stdin.fileno(), launcher)
-        while not (_ended(process.pid) or signals or pipe.is_left()):
+        # Polled through psutil, which does not reap the process.
+        while not (signals or pipe.is_abandoned() or psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE):
             pass
-        end_group(process.pid, order["grace"])
+        end_group(process.pid, command["grace"])
         code = process.wait()
     return code if code >= 0 else 128 - code
 
 
 class _Pipe:
-    """The pipe to the launcher."""
+    """The pipe from the launcher."""
 
     def __init__(self, fd: int, launcher: int) -> None:
         self._fd = fd
         self._launcher = launcher
-        self._kept = False
+        self._detached = False
 
-    def is_left(self) -> bool:
-        """Wait a moment; return whether the launcher has closed the pipe or died, without a word to keep the process.
+    def is_abandoned(self) -> bool:
+        """Wait briefly; return whether the launcher has closed the pipe or died without detaching the process.
 
-        Its end is the usual sign. A process that the launcher forked may hold the pipe open after its death.
+        The launcher's death is checked as well, because a process that it forked may keep the pipe open.
         """
-        if self._kept:
+        if self._detached:
             time.sleep(_POLL_SECONDS)
             return False
         readable, _, _ = select.select([self._fd], [], [], _POLL_SECONDS)
-        said = os.read(self._fd, 4096) if readable else None
-        self._kept = said == KEEP
-        return not self._kept and (said == b"" or os.getppid() != self._launcher)
+        line = os.read(self._fd, 4096) if readable else None
+        self._detached = line == DETACH
+        return not self._detached and (line == b"" or os.getppid() != self._launcher)
 
 
 def _end_with_parent() -> None:
-    """Have Linux end the service's first process where this one is killed, when nobody is left to end its group."""
+    """On Linux, have the command receive SIGTERM if the guard is killed and cannot end the group."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @contextlib.contextmanager
-def _environment(order: dict[str, Any]) -> Iterator[dict[str, str]]:
-    """The process's environment, with a folder for its temporary files that ends with the guard if one is asked for."""
-    env, own = dict(order["env"]), order["own_tmp"]
-    if own is None:
+def _environment(command: dict[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield the command's environment; create its temporary folder, if it has one, and remove it afterwards."""
+    env, temp_dir = dict(command["env"]), command["temp_dir"]
+    if temp_dir is None:
         yield env
         return
-    folder = tempfile.mkdtemp(prefix="astuner-", dir=own["parent"])
+    folder = tempfile.mkdtemp(prefix="astuner-", dir=temp_dir["parent"] or None)
     try:
-        yield env | dict.fromkeys(own["variables"], folder)
+        yield env | dict.fromkeys(temp_dir["variables"], folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _tell(**message: object) -> None:
+def _send(**message: object) -> None:
     with contextlib.suppress(OSError):
         os.write(2, json.dumps(message).encode() + b"\n")
 
 
-def _ended(pid: int) -> bool:
-    """Whether a process of ours has ended; it stays uncollected."""
-    return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+def end_group(group: int, grace: float) -> None:
+    """End a process group: send SIGTERM, and SIGKILL to the processes that still run after `grace` seconds.
+
+    Python's resource trackers get a few more seconds, in which they remove the shared memory that the other processes
+    of the group left in /dev/shm.
+    """
+    _signal_group(group, signal.SIGTERM)
+    if _wait_for_group(group, grace):
+        return
+    for pid in running_pids(group):
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if not any(_RESOURCE_TRACKER in word for word in psutil.Process(pid).cmdline()):
+                os.kill(pid, signal.SIGKILL)
+    if not _wait_for_group(group, _TRACKER_SECONDS):
+        _signal_group(group, signal.SIGKILL)
+
+
+def running_pids(group: int) -> list[int]:
+    """Return the processes of a group that have not ended."""
+    pids = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                pids.append(pid)
+    return pids
+
+
+def _wait_for_group(group: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while running_pids(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, if all are zombies
+        os.killpg(group, number)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,16 @@
-"""What a run leaves in `launcher_record/{experiment}/`: its writer, and readers for whoever shows it."""
+"""The files of a run in `launcher_record/{experiment}/`: their writer and their readers."""
 
-from astuner.run_record.episode_file import RecordedEpisode, read_episode, read_recorded_episode, shared_ids
+from astuner.run_record.episode_file import RecordedEpisode, common_prefix_len, read_episode, read_recorded_episode
 from astuner.run_record.episodes import EpisodeEntry, read_index
-from astuner.run_record.folder import is_record
-from astuner.run_record.following import Place, read_lines_after
-from astuner.run_record.lock import FolderLock, is_being_written
-from astuner.run_record.log_file import RedactingStream
+from astuner.run_record.files import ReadPosition, read_new_lines
+from astuner.run_record.folder import FolderLock, is_being_written, is_record
+from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
-from astuner.run_record.output import output_redacted, redact_output
+from astuner.run_record.output import RedactingStream, redact_output, redacted_output
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
 from astuner.run_record.secrets import learn_secrets, redact, redact_argv, secret_variables
-from astuner.run_record.sinks import LoggerName, check_loggers
 from astuner.run_record.summary import (
     EpisodesSummary,
     RunSummary,
@@ -22,7 +20,13 @@ from astuner.run_record.summary import (
     read_summary,
     write_summary,
 )
-from astuner.run_record.updates import SampleUpdate, by_token, call_advantages, of_span, trained_tokens
+from astuner.run_record.updates import (
+    SampleUpdate,
+    by_token,
+    call_advantages,
+    count_trained_tokens,
+    span_values,
+)
 from astuner.schema import Split
 
 __all__ = [
@@ -31,7 +35,7 @@ __all__ = [
     "FolderLock",
     "LoggerName",
     "MetricsRow",
-    "Place",
+    "ReadPosition",
     "RecordedEpisode",
     "RedactingStream",
     "RunRecord",
@@ -44,25 +48,25 @@ __all__ = [
     "by_token",
     "call_advantages",
     "check_loggers",
+    "common_prefix_len",
+    "count_trained_tokens",
     "find_episode",
     "find_run",
     "is_being_written",
     "is_record",
     "learn_secrets",
-    "of_span",
-    "output_redacted",
     "plot_run",
     "read_episode",
     "read_index",
-    "read_lines_after",
     "read_metrics",
+    "read_new_lines",
     "read_recorded_episode",
     "read_summary",
     "redact",
     "redact_argv",
     "redact_output",
+    "redacted_output",
     "secret_variables",
-    "shared_ids",
-    "trained_tokens",
+    "span_values",
     "write_summary",
 ]

@@ -1,14 +1,14 @@
-"""One episode as one JSON file.
+"""The JSON file of one episode.
 
-Every call of an agent repeats the conversation so far, so that writing prompts in full would cost space quadratic in
-the number of calls. A call's `prompt_ids` and `messages` are therefore written as what they share with an earlier call
-of the file, and the rest:
+Each call of an agent repeats the conversation so far, so complete prompts would need space quadratic in the number of
+calls. Instead, the `prompt_ids` and `messages` of a call are written as a prefix shared with an earlier call, and the
+rest:
 
     "shared": {"call": 3, "ids": 812, "messages": 5}
 
-means that the prompt begins with the first 812 ids of call 3's prompt + completion, and its messages with the first 5
-of call 3's. A sample's `position_ids` are null where they are 0, 1, 2, …, and `updates` is left out where the episode
-was not trained.
+The prompt starts with the first 812 ids of the prompt and completion of call 3, and the messages with its first 5
+messages. The `position_ids` of a sample are null if they are 0, 1, 2, …. `updates` is missing if the episode was not
+trained.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import RecordError
-from astuner.run_record.codec import decode, encode
 from astuner.run_record.files import dump_json
-from astuner.run_record.plain import Redact, to_plain
+from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
-from astuner.schema import Episode, Fork, Sample, Split, TokenCounts
+from astuner.schema import Episode, Split, TokenCounts
 
 _FORMAT = 1
-# How many earlier calls are looked at for a shared beginning: enough for agents that take turns, and linear.
-_LOOK_BACK = 8
+# Number of earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time.
+_SEARCHED_CALLS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLabels:
-    """What the run knows of an episode beside the episode itself.
+    """Facts about an episode that the episode itself does not hold.
 
     Attributes:
-        step: the training step; 0 is before the first update.
+        step: The training step; 0 is before the first update.
         split: `train` or `val`.
-        advantage: what the trainer gave it, else None.
-        tokens: its tokens, None where they were not counted.
+        advantage: The advantage of the whole episode, or None.
+        tokens: Token counts, or None if the tokens were not counted.
     """
 
     step: int
@@ -50,13 +49,13 @@ class EpisodeLabels:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEpisode:
-    """An episode's file.
+    """The content of an episode's file.
 
     Attributes:
-        episode: the episode.
-        labels: what the run knew of it.
-        withheld: why token ids and samples are not there; None where they are.
-        updates: how each of the episode's samples was trained; empty where that is not known.
+        episode: The episode.
+        labels: Its step, split, advantage and token counts.
+        withheld: Why the file has no token ids and samples; None if it has them.
+        updates: The training of each sample; empty if unknown or untrained.
     """
 
     episode: Episode
@@ -65,35 +64,33 @@ class RecordedEpisode:
     updates: tuple[SampleUpdate, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """What a later call can share with this one."""
-
-    ids: tuple[int, ...]
-    messages: Sequence[object]
-
-
 def episode_to_json(
     episode: Episode, labels: EpisodeLabels, redact: Redact, updates: Sequence[SampleUpdate] = ()
 ) -> bytes:
-    """Return the content of an episode's file, every text redacted.
+    """Return the content of an episode's file.
 
-    Token ids are exact. Where a text had to be redacted they are left out, with a note, as they spell it too.
+    Token ids are exact. If a text had to be redacted, token ids and samples are left out, as they spell the secret.
+
+    Args:
+        episode: The episode.
+        labels: Its step, split, advantage and token counts.
+        redact: Applied to every text.
+        updates: The training of each sample; empty if the episode was not trained.
     """
-    redacted = False
+    is_redacted = False
 
-    def watched(text: str) -> str:
-        nonlocal redacted
+    def redact_and_note(text: str) -> str:
+        nonlocal is_redacted
         clean = redact(text)
-        redacted |= clean != text
+        is_redacted |= clean != text
         return clean
 
-    row = encode(episode, watched)
+    row = encode(episode, redact_and_note)
     notes = {}
-    if redacted:
+    if is_redacted:
         episode = _without_ids(episode)
         row, notes = encode(episode, redact), {"withheld": "token ids and samples: they spell what was redacted"}
-    row["calls"] = _fold_calls(episode, row["calls"])
+    _fold_calls(episode, row["calls"])
     for sample in row["samples"]:
         if tuple(sample["position_ids"]) == tuple(range(len(sample["token_ids"]))):
             sample["position_ids"] = None
@@ -103,35 +100,35 @@ def episode_to_json(
     try:
         return dump_json(document)
     except (TypeError, ValueError):
-        # A tuple of numbers holds NaN, or numbers that are not Python's.
-        return dump_json(to_plain(document, redact))
+        # A tuple of numbers holds NaN, or numbers of another type than Python's.
+        return dump_json(to_jsonable(document, redact))
 
 
 def read_episode(path: Path) -> Episode:
     """Return the episode that a run recorded in `path`.
 
-    It equals the one that was written, save for what was redacted and for values that JSON has not.
+    It equals the original except for redacted texts and for values that JSON cannot represent.
 
     Raises:
-        RecordError: the file cannot be read, or holds no episode.
+        RecordError: If the file cannot be read or holds no episode.
     """
     return read_recorded_episode(path).episode
 
 
 def read_recorded_episode(path: Path) -> RecordedEpisode:
-    """Return all that the episode's file `path` holds; see `read_episode`.
+    """Return the content of the episode's file `path`; see `read_episode`.
 
     Raises:
-        RecordError: the file cannot be read, or holds no episode.
+        RecordError: If the file cannot be read or holds no episode.
     """
     try:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise RecordError(f"cannot read the episode {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is no JSON file: {error}") from error
+        raise RecordError(f"{path} is not a JSON file: {error}") from error
     if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise RecordError(f"{path} is no episode of a run record of format {_FORMAT}")
+        raise RecordError(f"{path} is not an episode of a run record of format {_FORMAT}")
     try:
         row = document["episode"]
         _unfold_calls(row["calls"])
@@ -139,46 +136,52 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
             if sample["position_ids"] is None:
                 sample["position_ids"] = range(len(sample["token_ids"]))
         episode, labels = decode(Episode, row), decode(EpisodeLabels, document)
-        _check_spans(episode.samples)
+        for sample in episode.samples:
+            length = len(sample.token_ids)
+            if any(not 0 <= node < length for span in sample.spans for node in span.nodes or ()):
+                raise RecordError(f"a sample of {length} tokens has a call outside of its tokens")
         updates = tuple(map(decode_update, document.get("updates", ()), episode.samples))
         return RecordedEpisode(episode, labels, document.get("withheld"), updates)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise RecordError(f"{path} holds no whole episode: {error!r}") from error
+        raise RecordError(f"{path} holds an incomplete episode: {error!r}") from error
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
 
 
-def _check_spans(samples: Sequence[Sample]) -> None:
-    for sample in samples:
-        for span in sample.spans:
-            if any(not 0 <= node < len(sample.token_ids) for node in span.nodes or ()):
-                raise RecordError(f"a sample of {len(sample.token_ids)} tokens has a call that lies outside of it")
-
-
 def _without_ids(episode: Episode) -> Episode:
-    calls = [
-        replace(call, prompt_ids=(), completion_ids=(), logprobs=(), fork=call.fork and _without_excerpts(call.fork))
-        for call in episode.calls
-    ]
+    calls = []
+    for call in episode.calls:
+        # The excerpts of a fork may be part of a secret, which the redactor cannot recognise.
+        fork = call.fork and replace(call.fork, expected_ids=(), found_ids=(), expected="", found="")
+        calls.append(replace(call, prompt_ids=(), completion_ids=(), logprobs=(), fork=fork))
     return replace(episode, calls=tuple(calls), samples=())
 
 
-def _without_excerpts(fork: Fork) -> Fork:
-    """Leave out the few tokens that a fork shows: they may be a piece of a secret, which nothing would recognise."""
-    return replace(fork, expected_ids=(), found_ids=(), expected="", found="")
-
-
-def _fold_calls(episode: Episode, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    streams: list[_Stream] = []
-    folded = []
+def _fold_calls(episode: Episode, rows: Sequence[dict[str, Any]]) -> None:
+    """Replace the prefixes that calls share with earlier calls by references, in place."""
+    streams: list[tuple[int, ...]] = []
+    messages: list[Sequence[object]] = []
     for call, row in zip(episode.calls, rows, strict=True):
-        base, shared = _best_base(call.prompt_ids, streams)
-        messages = _shared_items(row["messages"], streams[base].messages) if base is not None else 0
-        streams.append(_Stream(call.prompt_ids + call.completion_ids, row["messages"]))
-        rest = {"prompt_ids": call.prompt_ids[shared:], "messages": row["messages"][messages:]}
-        origin = None if base is None else {"call": base, "ids": shared, "messages": messages}
-        folded.append({**row, "shared": origin, **rest})
-    return folded
+        best, longest = None, 0
+        for index in range(len(streams) - 1, max(-1, len(streams) - 1 - _SEARCHED_CALLS), -1):
+            length = common_prefix_len(call.prompt_ids, streams[index])
+            if length > longest:
+                best, longest = index, length
+                if length == len(streams[index]):
+                    break
+        streams.append(call.prompt_ids + call.completion_ids)
+        messages.append(row["messages"])
+        row["shared"] = None
+        if best is not None:
+            equal = 0
+            for left, right in zip(row["messages"], messages[best], strict=False):
+                # 1, 1.0 and True are equal in Python, but not in JSON.
+                if left != right or repr(left) != repr(right):
+                    break
+                equal += 1
+            row["shared"] = {"call": best, "ids": longest, "messages": equal}
+            row["prompt_ids"] = call.prompt_ids[longest:]
+            row["messages"] = row["messages"][equal:]
 
 
 def _unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
@@ -191,22 +194,9 @@ def _unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
             row["messages"] = [*base["messages"][: shared["messages"]], *row["messages"]]
 
 
-def _best_base(prompt: tuple[int, ...], streams: Sequence[_Stream]) -> tuple[int | None, int]:
-    """Return which of the latest calls shares the longest beginning with `prompt`, and how many ids that is."""
-    best: int | None = None
-    longest = 0
-    for index in range(len(streams) - 1, max(-1, len(streams) - 1 - _LOOK_BACK), -1):
-        shared = shared_ids(prompt, streams[index].ids)
-        if shared > longest:
-            best, longest = index, shared
-            if shared == len(streams[index].ids):
-                break
-    return best, longest
-
-
-def shared_ids(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Return with how many ids two sequences begin alike."""
-    # Slices compare in C, so halving beats a loop over the ids: O(n) in all, as the slices halve too.
+def common_prefix_len(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    """Return the number of equal ids at the start of two sequences."""
+    # A binary search over slices, which are compared in C, is faster than a loop over the ids. O(n): slices halve, too.
     low, high = 0, min(len(left), len(right))
     while low < high:
         middle = (low + high + 1) // 2
@@ -215,13 +205,3 @@ def shared_ids(left: tuple[int, ...], right: tuple[int, ...]) -> int:
         else:
             high = middle - 1
     return low
-
-
-def _shared_items(left: Sequence[object], right: Sequence[object]) -> int:
-    count = 0
-    for one, other in zip(left, right, strict=False):
-        # 1, 1.0 and True are equal in Python, but not in JSON.
-        if one != other or repr(one) != repr(other):
-            break
-        count += 1
-    return count

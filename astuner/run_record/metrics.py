@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line for every set of numbers that was logged. It is the record; all other sinks repeat it."""
+"""`metrics.jsonl`: one line per call of `log_metrics`. All other loggers repeat its content."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MetricsRow:
     """One line of `metrics.jsonl`.
 
     Attributes:
-        step: the training step; 0 is before the first update.
-        time: when it was logged, in seconds since the epoch.
-        metrics: numbers by name; None where the number was NaN or infinite.
+        step: The training step; 0 is before the first update.
+        time: Time of logging, in seconds since the epoch.
+        metrics: Values by name; None for NaN and infinities.
     """
 
     step: int
@@ -33,13 +33,13 @@ class MetricsRow:
 
 
 class MetricsFile:
-    """Appends to `metrics.jsonl`."""
+    """Writer of `metrics.jsonl`."""
 
     def __init__(self, folder: Path) -> None:
         """Open the file in the run's `folder`.
 
         Raises:
-            RecordError: it cannot be opened.
+            RecordError: If the file cannot be opened.
         """
         self._lines = JsonLines(folder / METRICS_FILE)
         self._warned: set[str] = set()
@@ -47,50 +47,46 @@ class MetricsFile:
     def log(self, step: int, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Append a line and return the metrics that are finite.
 
-        A number that is NaN or infinite is written as null and warned of, once a name.
+        NaN and infinities are written as null. One warning lists the names that had no warning before.
 
         Raises:
-            RecordError: the line cannot be written.
+            RecordError: If the line cannot be written.
         """
         numbers = {redact(name): float(value) for name, value in metrics.items()}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        self._warn_of(step, {name: value for name, value in numbers.items() if name not in finite})
+        lost = [name for name in numbers if name not in finite and name not in self._warned]
+        if lost:
+            self._warned.update(lost)
+            logger.warning(
+                "step {}: metrics that are not finite are recorded as null, with one warning for each: {}",
+                step,
+                ", ".join(f"{name} is {numbers[name]}" for name in lost),
+            )
         row = {"step": step, "time": time.time(), "metrics": {name: finite.get(name) for name in numbers}}
         self._lines.append(row)
         return finite
 
     def truncate_after(self, step: int) -> int:
-        """Remove the lines of steps later than `step`; return how many.
+        """Remove the lines of steps after `step` and return their number.
 
         Raises:
-            RecordError: they cannot be removed.
+            RecordError: If they cannot be removed.
         """
-        return self._lines.keep_only(lambda row: int(row["step"]) <= step)
+        return self._lines.filter_rows(lambda row: int(row["step"]) <= step)
 
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
 
-    def _warn_of(self, step: int, lost: Mapping[str, float]) -> None:
-        for name, value in lost.items():
-            if name not in self._warned:
-                self._warned.add(name)
-                logger.warning(
-                    "metric {} is {} in step {}; such values are recorded as null (this is said once)",
-                    name,
-                    value,
-                    step,
-                )
-
 
 def read_metrics(folder: Path) -> list[MetricsRow]:
-    """Return what the run in `folder` logged, in the order of logging; a step may have several rows.
+    """Return the metrics of the run in `folder` in the order of logging. A step may have several rows.
 
     Raises:
-        RecordError: there is no metrics file, or it cannot be read.
+        RecordError: If there is no metrics file, or it cannot be read.
     """
     path = folder / METRICS_FILE
     try:
-        return [MetricsRow(row["step"], row["time"], row["metrics"]) for row in read_json_lines(path)]
+        return [MetricsRow(row["step"], row["time"], row["metrics"]) for _, row in read_json_lines(path)]
     except KeyError as error:
-        raise RecordError(f"{path}: a line lacks {error}; expected step, time and metrics") from error
+        raise RecordError(f"{path}: a line has no {error}; expected step, time and metrics") from error

@@ -1,4 +1,4 @@
-"""Pictures of a run: `plots/reward.png` and `plots/loss.png`."""
+"""Plots of a run: `plots/reward.png` and `plots/loss.png`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from astuner.run_record.metrics import MetricsRow, read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FOLDER = "plots"
 _TRAIN, _VALIDATION, _LOSS, _KL = "#2563eb", "#c2410c", "#475569", "#7c3aed"
 _INK, _MUTED, _GRID = "#1e293b", "#94a3b8", "#e2e8f0"
-# Above this many steps single values are noise: a moving mean is drawn over them.
+# From this number of steps on, a moving mean is drawn over the noisy values.
 _SMOOTH_FROM = 40
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """Values by step, ascending; NaN where a value was recorded as null."""
+    """Values by ascending step; NaN for values that were recorded as null."""
 
     steps: Sequence[int]
     values: Sequence[float]
@@ -34,7 +33,7 @@ class _Series:
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """One pair of axes: lines of training metrics, and points of validation metrics."""
+    """One pair of axes: a line for a training metric and points for a validation metric."""
 
     title: str
     label: str
@@ -59,16 +58,16 @@ _LOSS_PANELS = (
 
 
 def plot_run(folder: Path) -> list[Path]:
-    """Draw what `metrics.jsonl` has of reward and loss, as PNG files under `plots/`.
+    """Plot rewards and losses of `metrics.jsonl` as PNG files under `plots/`.
 
     Args:
-        folder: the run's folder.
+        folder: The run's folder.
 
     Returns:
-        The files written: `reward.png`, `loss.png`, each only where there is something to show.
+        Paths of the files: `reward.png` and `loss.png`, each only if the run has such metrics.
 
     Raises:
-        RecordError: the metrics cannot be read, or a picture cannot be written.
+        RecordError: If the metrics cannot be read, or a file cannot be written.
     """
     series = _series_by_name(read_metrics(folder))
     written = []
@@ -101,16 +100,12 @@ def _draw(experiment: str, panels: Sequence[_Panel], series: Mapping[str, _Serie
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, panel, series)
-    _title(figure, experiment)
+    # The font lacks some characters that names may hold; dollar signs must not start a formula.
+    title = experiment.encode("ascii", "replace").decode()
+    figure.suptitle(title, x=0.008, ha="left", color=_MUTED, fontsize=10, parse_math=False)
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=150)
     return image.getvalue()
-
-
-def _title(figure: Figure, experiment: str) -> None:
-    # Names may hold characters that the font lacks, and dollar signs, which are no formulas.
-    shown = experiment.encode("ascii", "replace").decode()
-    figure.suptitle(shown, x=0.008, ha="left", color=_MUTED, fontsize=10, parse_math=False)
 
 
 def _draw_panel(axes: Axes, panel: _Panel, series: Mapping[str, _Series]) -> None:
@@ -146,38 +141,38 @@ def _style(axes: Axes, panel: _Panel) -> None:
 def _draw_line(axes: Axes, panel: _Panel, series: _Series) -> None:
     steps, values = series.steps, series.values
     if len(steps) < _SMOOTH_FROM:
-        # Markers show a value that stands alone between gaps.
+        # Markers show a single value between gaps.
         axes.plot(steps, values, color=panel.colour, linewidth=1.6, marker="o", markersize=3, label=panel.line_label)
         return
     axes.plot(steps, values, color=panel.colour, linewidth=0.8, alpha=0.3, label=panel.line_label)
-    reach = max(2, len(steps) // 40)
-    smooth = _moving_mean(values, reach)
-    axes.plot(steps, smooth, color=panel.colour, linewidth=2.0, label=f"mean over {2 * reach + 1} steps")
+    radius = max(2, len(steps) // 40)
+    smooth = _moving_mean(values, radius)
+    axes.plot(steps, smooth, color=panel.colour, linewidth=2.0, label=f"mean over {2 * radius + 1} steps")
 
 
 def _draw_validation(axes: Axes, panel: _Panel, series: _Series) -> None:
-    """Draw the points, mark the first and the last one, and say their values beside the title."""
+    """Draw the points, mark the first and the last, and write their values next to the title."""
     measured = [pair for pair in zip(series.steps, series.values, strict=True) if math.isfinite(pair[1])]
     steps, values = zip(*measured, strict=True)
     axes.plot(steps, values, color=_VALIDATION, linewidth=1.2, linestyle=(0, (4, 3)), marker="o", markersize=3,
               label="validation", zorder=3)  # fmt: skip
-    said = []
+    labels = []
     for word, index, fill in (("before", 0, "white"), ("after", -1, _VALIDATION)):
         # Step 0 is the starting model; a later step is not.
         if (word == "before") == (steps[index] == 0):
             axes.plot(steps[index], values[index], color=_VALIDATION, marker="D", markersize=8, markerfacecolor=fill,
                       markeredgewidth=1.6, linestyle="none", label=f"validation {word}", zorder=4)  # fmt: skip
-            said.append(f"{word} {values[index]:.1%}" if panel.is_share else f"{word} {values[index]:.3f}")
-    axes.set_title(" → ".join(said), loc="right", color=_VALIDATION, fontsize=10, fontweight="bold")
+            labels.append(f"{word} {values[index]:.1%}" if panel.is_share else f"{word} {values[index]:.3f}")
+    axes.set_title(" → ".join(labels), loc="right", color=_VALIDATION, fontsize=10, fontweight="bold")
 
 
-def _moving_mean(values: Sequence[float], reach: int) -> list[float]:
-    """Return the mean of the finite values up to `reach` places away on either side; NaN where there is none."""
+def _moving_mean(values: Sequence[float], radius: int) -> list[float]:
+    """Return the means of the finite values at distance up to `radius`; NaN where there is no finite value."""
     sums = [0.0, *itertools.accumulate(value if math.isfinite(value) else 0.0 for value in values)]
     counts = [0, *itertools.accumulate(int(math.isfinite(value)) for value in values)]
     means = []
     for index in range(len(values)):
-        low, high = max(0, index - reach), min(len(values), index + reach + 1)
+        low, high = max(0, index - radius), min(len(values), index + radius + 1)
         count = counts[high] - counts[low]
         means.append((sums[high] - sums[low]) / count if count else math.nan)
     return means

@@ -1,4 +1,4 @@
-"""`summary.json`: how a run ended, in the same form for all backbones."""
+"""`summary.json`: the result of a run, in the same format for all backbones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from astuner.errors import RecordError
 from astuner.run_record.files import dump_json, write_atomically
-from astuner.run_record.plain import to_plain
+from astuner.run_record.jsonable import to_jsonable
 from astuner.run_record.secrets import current_redactor
 
 _FILE = "summary.json"
@@ -24,16 +24,16 @@ class ValidationSummary(_Part):
     """One pass over the validation tasks."""
 
     success_rate: Share | None
-    """Share of the scored episodes that succeeded; None where none was scored."""
+    """Share of the scored episodes that succeeded; None without scored episodes."""
     reward: float | None
-    """Mean reward of the scored episodes; None where none was scored."""
+    """Mean reward of the scored episodes; None without scored episodes."""
     episodes: NonNegativeInt
-    """Episodes that were run, failed ones included."""
+    """Number of episodes, including failed ones."""
     pass_at_k: dict[str, Share] | None = None
-    """pass@k by k; left out of the file where None."""
+    """pass@k by k; omitted from the file if None."""
 
     @model_serializer(mode="wrap")
-    def _leave_out_missing(self, default: Any) -> dict[str, Any]:
+    def _omit_missing(self, default: Any) -> dict[str, Any]:
         values: dict[str, Any] = default(self)
         if self.pass_at_k is None:
             del values["pass_at_k"]
@@ -44,64 +44,64 @@ class ValidationsSummary(_Part):
     """The first and the last validation of a run."""
 
     before: ValidationSummary | None = None
-    """Of the starting model; None where it was not validated."""
+    """Validation of the starting model; None if it was not validated."""
     after: ValidationSummary | None = None
-    """Of the final model; None where it was not validated."""
+    """Validation of the final model; None if it was not validated."""
 
 
 class TokensSummary(_Part):
-    """Tokens of the training episodes; see `astuner.schema.TokenCounts`."""
+    """Token counts of the training episodes; see `astuner.schema.TokenCounts`."""
 
     raw: NonNegativeInt = 0
     """Prompt and completion tokens of all calls."""
     distinct: NonNegativeInt = 0
-    """Distinct token prefixes within each episode, summed."""
+    """Distinct token prefixes within each episode, summed over episodes."""
     trained: NonNegativeInt = 0
-    """Tokens that carried a loss."""
+    """Tokens with a loss."""
 
 
 class EpisodesSummary(_Part):
-    """How the training episodes ended."""
+    """Outcomes of the training episodes."""
 
     ok: NonNegativeInt = 0
-    """Episodes with a reward that were trained on."""
+    """Episodes with a reward that were used for training."""
     failed: NonNegativeInt = 0
-    """Episodes that raised, hung or were never scored."""
+    """Episodes that raised an error, hung or were not scored."""
     dropped: NonNegativeInt = 0
-    """Episodes with a reward, but without a trainable token."""
+    """Episodes with a reward but without a trainable token."""
 
 
 class RunSummary(_Part):
-    """The whole of `summary.json`."""
+    """The content of `summary.json`."""
 
     backbone: str
-    """The backbone that ran."""
+    """Name of the backbone."""
     seed: NonNegativeInt
-    """trainer_common.seed."""
+    """Value of trainer_common.seed."""
     steps: NonNegativeInt
-    """Training steps done, those before a resume included."""
+    """Number of training steps, including those before a resume."""
     seconds: NonNegativeFloat
-    """From the start of the process to the end of the run."""
+    """Seconds from the start of the process to the end of the run."""
     validation: ValidationsSummary = ValidationsSummary()
     """Validation before and after training."""
     first_reward_seconds: NonNegativeFloat | None = None
-    """From the start of the process to the first scored episode; None where there was none."""
+    """Seconds from the start of the process to the first scored episode; None without scored episodes."""
     tokens: TokensSummary = TokensSummary()
-    """Tokens of the training episodes."""
+    """Token counts of the training episodes."""
     episodes: EpisodesSummary = EpisodesSummary()
-    """How the training episodes ended."""
+    """Outcomes of the training episodes."""
     model: str | None = None
-    """Folder of the tuned model; None where none was written."""
+    """Folder of the tuned model; None if none was written."""
 
 
 def write_summary(folder: Path, summary: RunSummary) -> Path:
     """Write `summary.json` into a run's folder and return its path.
 
     Raises:
-        RecordError: it cannot be written.
+        RecordError: If it cannot be written.
     """
     path = folder / _FILE
-    write_atomically(path, dump_json(to_plain(summary.model_dump(), current_redactor())) + b"\n")
+    write_atomically(path, dump_json(to_jsonable(summary.model_dump(), current_redactor())) + b"\n")
     return path
 
 
@@ -109,7 +109,7 @@ def read_summary(folder: Path) -> RunSummary:
     """Read `summary.json` of a run's folder.
 
     Raises:
-        RecordError: there is none, or it is no summary.
+        RecordError: If the file does not exist or holds no summary.
     """
     path = folder / _FILE
     try:
@@ -117,4 +117,4 @@ def read_summary(folder: Path) -> RunSummary:
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}; did the run end?") from error
     except ValidationError as error:
-        raise RecordError(f"{path} is no run summary: {error}") from error
+        raise RecordError(f"{path} is not a run summary: {error}") from error

@@ -1,9 +1,10 @@
-"""What an update did with the samples of an episode: beside them in the episode's file, see `episode_file`.
+"""The training of an episode's samples in an update, recorded in the episode's file (see `episode_file`).
 
     "updates": [{"advantages": [[812, 0.5], [40, -1.0]], "logprobs": "AACAvw…"}]
 
-has one entry a sample. `advantages` are stretches of trained tokens and their advantage, `logprobs` little-endian
-float32 in base64: a fifth of what the numbers take as text, and a thousandth of the time to write.
+has one entry per sample. `advantages` holds runs of trained tokens with equal advantage as [count, advantage].
+`logprobs` holds little-endian float32 numbers in base64: a fifth of the size of decimal text and a thousandth of the
+time to write.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class SampleUpdate:
-    """How an update trained one sample, whose tokens with a `loss_mask` other than 0 are M in number.
+    """The training of one sample in an update. M is the number of the sample's tokens with a nonzero `train_counts`.
 
     Attributes:
-        advantages: (tokens, advantage) of stretches of those M, in order; the counts sum to M.
-        logprobs: M natural-log probabilities, float32: the trainer's, as computed for the update that trained them,
-            before it moved the weights. None where none were, as an update may skip what has no advantage.
+        advantages: (count, advantage) of consecutive runs of the M tokens; the counts sum to M.
+        logprobs: [M] float32, natural-log probabilities computed by the trainer before this update changed the weights.
+            None if the update did not compute them, as it may skip samples without advantage.
     """
 
     advantages: tuple[tuple[int, float], ...]
@@ -37,74 +38,72 @@ class SampleUpdate:
 
 
 def encode_update(update: SampleUpdate) -> dict[str, Any]:
-    """Return an update as JSON values.
-
-    An advantage that is not finite makes `dump_json` refuse, as other numbers do.
-    """
-    logprobs = None if update.logprobs is None else base64.b64encode(_swapped(array("f", update.logprobs)).tobytes())
+    """Return an update as JSON values. An advantage that is not finite makes `dump_json` raise."""
+    logprobs = None if update.logprobs is None else _to_little_endian(array("f", update.logprobs)).tobytes()
     return {
         "advantages": [list(run) for run in update.advantages],
-        "logprobs": None if logprobs is None else logprobs.decode("ascii"),
+        "logprobs": None if logprobs is None else base64.b64encode(logprobs).decode("ascii"),
     }
 
 
 def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
-    """Return the update of `sample` that `encode_update` made `row` of.
+    """Return the update of `sample` from which `encode_update` made `row`.
 
     Raises:
-        RecordError: `row` is of no such update.
+        RecordError: If `row` is not an update of this sample.
     """
     try:
-        advantages = tuple((int(tokens), float(advantage)) for tokens, advantage in row["advantages"])
+        advantages = tuple((int(count), float(advantage)) for count, advantage in row["advantages"])
         text = row["logprobs"]
-        logprobs = None if text is None else tuple(_swapped(array("f", base64.b64decode(text, validate=True))))
+        numbers = None if text is None else array("f", base64.b64decode(text, validate=True))
+        logprobs = None if numbers is None else tuple(_to_little_endian(numbers))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RecordError(f"no update of a sample: {error!r}") from error
-    trained = trained_tokens(sample)
-    if any(tokens < 0 for tokens, _ in advantages):
-        raise RecordError("an update has an advantage of fewer than no tokens")
-    if sum(tokens for tokens, _ in advantages) != trained or (logprobs is not None and len(logprobs) != trained):
-        raise RecordError(f"an update is of another number of tokens than its sample trains ({trained})")
+        raise RecordError(f"invalid update of a sample: {error!r}") from error
+    trained = count_trained_tokens(sample)
+    if any(count < 0 for count, _ in advantages):
+        raise RecordError("an update has an advantage for a negative number of tokens")
+    if sum(count for count, _ in advantages) != trained or (logprobs is not None and len(logprobs) != trained):
+        raise RecordError(f"an update does not have one value per trained token of its sample ({trained})")
     return SampleUpdate(advantages, logprobs)
 
 
-def trained_tokens(sample: Sample) -> int:
-    """Return M, how many places of a sample are trained."""
-    return len(sample.loss_mask) - sample.loss_mask.count(0)
+def count_trained_tokens(sample: Sample) -> int:
+    """Return M, the number of trained tokens of a sample."""
+    return len(sample.train_counts) - sample.train_counts.count(0)
 
 
 def by_token(sample: Sample, update: SampleUpdate) -> tuple[list[float | None], list[float | None]]:
-    """Return the advantage and the trainer's logprob of each of a sample's N tokens, None where it has none."""
-    advantages = chain.from_iterable(repeat(advantage, tokens) for tokens, advantage in update.advantages)
+    """Return the advantages and the trainer's logprobs of a sample's tokens, [N] each; None for untrained tokens."""
+    advantages = chain.from_iterable(repeat(advantage, count) for count, advantage in update.advantages)
     logprobs: Iterator[float | None] = repeat(None) if update.logprobs is None else iter(update.logprobs)
     return (
-        [next(advantages) if mask else None for mask in sample.loss_mask],
-        [next(logprobs) if mask else None for mask in sample.loss_mask],
+        [next(advantages) if count else None for count in sample.train_counts],
+        [next(logprobs) if count else None for count in sample.train_counts],
     )
 
 
 def call_advantages(samples: Sequence[Sample], updates: Sequence[SampleUpdate]) -> dict[str, float]:
-    """Return by call id the advantage of the call's trained tokens, their mean where they differ.
+    """Return the mean advantage of each call's trained tokens by call id.
 
-    Calls without a trained token are left out, and all where `updates` is empty, as of an episode not trained.
+    Calls without trained tokens are left out. The result is empty if `updates` is, as for an untrained episode.
     """
-    found = {}
+    means = {}
     for sample, update in zip(samples, updates, strict=False):
         advantages, _ = by_token(sample, update)
         for span in sample.spans:
-            values = [value for value in of_span(advantages, span) if value is not None]
+            values = [value for value in span_values(advantages, span) if value is not None]
             if values:
-                same = values.count(values[0]) == len(values)
-                found[span.call_id] = values[0] if same else sum(values) / len(values)
-    return found
+                # Equal values are not averaged, to keep them exact.
+                means[span.call_id] = values[0] if len(set(values)) == 1 else sum(values) / len(values)
+    return means
 
 
-def of_span(values: Sequence[Value], span: CallSpan) -> Sequence[Value]:
-    """Return those of a sample's N values that are of the completion of one call."""
+def span_values(values: Sequence[Value], span: CallSpan) -> Sequence[Value]:
+    """Return the part of a sample's N per-token values that belongs to the completion of one call."""
     return values[span.start : span.end] if span.nodes is None else [values[node] for node in span.nodes]
 
 
-def _swapped(numbers: array[float]) -> array[float]:
+def _to_little_endian(numbers: array[float]) -> array[float]:
     if sys.byteorder == "big":
         numbers.byteswap()
     return numbers

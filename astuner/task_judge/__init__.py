@@ -1,1 +1,1 @@
-"""Judges: they turn a finished episode into a reward."""
+"""Judges, which compute the reward of a finished episode."""

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class BaseJudge(ABC):
-    """Scores what a workflow has done: subclass it and write `compute_reward`.
+    """Base class of judges; subclasses implement `compute_reward`.
 
-    One judge serves a whole run, and scores many episodes at once: a plain `compute_reward` is called from
-    several threads, an `async` one runs on the event loop and must not block it.
+    A run has one judge, which scores many episodes concurrently: a synchronous `compute_reward` is called from several
+    threads; an `async` one runs on the event loop and must not block it.
     """
 
     def __init__(self, config: TaskJudgeConfig) -> None:
@@ -25,11 +25,11 @@ class BaseJudge(ABC):
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool] | Awaitable[tuple[float, bool]]:
-        """Score one episode; may be a plain or an `async` method.
+        """Score one episode; may be a synchronous or an `async` method.
 
         Args:
-            workflow_task: the task, e.g. `workflow_task.task.metadata["answer"]`.
-            workflow_output: what the workflow returned, e.g. `workflow_output.metadata["final_answer"]`.
+            workflow_task: the task; for example `workflow_task.task.metadata["answer"]`.
+            workflow_output: the output of the workflow; for example `workflow_output.metadata["final_answer"]`.
 
         Returns:
             The reward, a finite number, and whether the task was solved.

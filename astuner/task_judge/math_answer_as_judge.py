@@ -1,4 +1,4 @@
-"""The judge of mathematical answers."""
+"""The judge for mathematical answers."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ if TYPE_CHECKING:
     from astuner.schema import WorkflowOutput, WorkflowTask
 
 _MAX_CHARACTERS = 1000
-"""Of an answer that is set apart; no honest one is longer."""
+"""The maximum length of an answer that is marked in the text; longer ones are wrong."""
 _MAX_TAIL = 2000
-"""Of a text without a boxed answer: how much of its end is searched."""
+"""The length of the end of a text that is searched for an answer, if no answer is marked."""
 
 _math_verify = MathVerifyProcess()
 
 
 class MathAnswerAsJudge(BaseJudge):
-    r"""Compares `final_answer` of the workflow's metadata with `answer` of the task's: reward 1.0 or 0.0.
+    r"""Compares `final_answer` in the workflow's metadata with `answer` in the task's; the reward is 1.0 or 0.0.
 
-    The last complete `\boxed{…}` counts, else what follows `####`, else what math-verify finds in the text.
-    Numbers are compared exactly, with thousands separators, currency, units and percent signs understood; all else is
-    math-verify's to decide (Kydlíček, https://github.com/huggingface/Math-Verify). An answer that is empty, is no
-    mathematics, or takes too long to compare is wrong.
+    The answer is the last complete `\boxed{…}`, else the text after `####`, else the expression that math-verify finds
+    in the text. Numbers are compared exactly, after removing thousands separators, currencies and units, and reading
+    percent signs; math-verify compares everything else (Kydlíček, https://github.com/huggingface/Math-Verify). An
+    answer that is empty, is not mathematical, or takes too long to compare is wrong.
     """
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
         """Score one episode.
 
         Raises:
-            JudgeError: either answer is missing or is no text or number, the reference is empty, or math-verify
+            JudgeError: an answer is missing or is neither a text nor a number, the reference is empty, or math-verify
                 cannot be started.
         """
         gold = _text(workflow_task.task.metadata, "answer", f"the metadata of task {workflow_task.task_id}")
         if not gold.strip():
-            raise JudgeError(f"task {workflow_task.task_id} has an empty `answer`, so nothing could be right.")
+            raise JudgeError(f"task {workflow_task.task_id} has an empty `answer`, so no answer can be correct.")
         answer = _text(workflow_output.metadata, "final_answer", "the workflow's output metadata")
         solved = is_same_answer(gold, answer)
         return float(solved), solved
 
 
 def is_same_answer(gold: str, answer: str) -> bool:
-    """Whether `answer` says the same as the reference `gold`.
+    """Return whether `answer` equals the reference `gold`.
 
     Args:
-        gold: the reference: a bare answer, or a text that sets it apart.
-        answer: what the agent said.
+        gold: the reference answer, or a text in which it is marked.
+        answer: the agent's answer.
 
     Raises:
         JudgeError: math-verify cannot be started.
     """
-    gold_part, gold_is_apart = final_answer(gold)
-    part, is_apart = final_answer(answer)
-    if not part or (is_apart and len(part) > _MAX_CHARACTERS):
+    gold_part, gold_is_marked = final_answer(gold)
+    part, is_marked = final_answer(answer)
+    if not part or (is_marked and len(part) > _MAX_CHARACTERS):
         return False
     if part.split() == gold_part.split():
         return True
@@ -68,8 +68,8 @@ def is_same_answer(gold: str, answer: str) -> bool:
         if number.is_whole and gold_number.is_whole:
             return False
     return _math_verify.is_same(
-        [gold_number.text] if gold_number else _readings(gold_part, gold_is_apart),
-        [number.text] if number else _readings(part, is_apart),
+        [gold_number.text] if gold_number else _readings(gold_part, gold_is_marked),
+        [number.text] if number else _readings(part, is_marked),
     )
 
 
@@ -77,22 +77,26 @@ def _number(part: str) -> PlainNumber | None:
     return plain_number(part) if len(part) <= _MAX_CHARACTERS else None
 
 
-def _readings(part: str, is_apart: bool) -> list[str]:
-    """How math-verify may read an answer that is no plain number, best first."""
+def _readings(part: str, is_marked: bool) -> list[str]:
+    """Return the forms in which math-verify tries to parse an answer, best first."""
     boxed = rf"\boxed{{{part}}}"
-    if is_apart:
+    if is_marked:
         return [boxed]
     tail = part[-_MAX_TAIL:]
     return [boxed, tail] if len(part) <= _MAX_CHARACTERS and is_bare_expression(part) else [tail]
 
 
 def _text(metadata: Mapping[str, Any], key: str, owner: str) -> str:
-    """The value under `key` as text; a missing one is an error, and no one (None) is the empty text."""
+    """Return the value under `key` as text; None becomes an empty text.
+
+    Raises:
+        JudgeError: there is no such key, or its value is neither a text nor a number.
+    """
     if key not in metadata:
         keys = ", ".join(sorted(map(str, metadata))) or "none"
-        raise JudgeError(f"{owner} has no {key!r}; MathAnswerAsJudge needs it. Its keys: {keys}.")
+        raise JudgeError(f"{owner} has no {key!r}, which MathAnswerAsJudge needs. Its keys: {keys}.")
     value = metadata[key]
-    value = value.item() if hasattr(value, "item") else value  # numpy's numbers
+    value = value.item() if hasattr(value, "item") else value  # numpy scalars
     if value is None:
         return ""
     if isinstance(value, bool) or not isinstance(value, str | int | float):

@@ -1,4 +1,4 @@
-"""Finds the final answer in a text, and reads it where it is a plain number."""
+"""Extracts the final answer from a text, and parses it if it is a plain number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = re.compile(
 )
 _SCALES = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _SCALE = re.compile(rf"\b({'|'.join(_SCALES)})s?\b")
-# Other words after a number that are no units and mean that it is not the whole answer.
+# Words after a number that are not units; the number is then not the whole answer.
 _NOT_A_UNIT = re.compile(
     r"\b(?:half|halves|thirds?|quarters?|times|plus|minus|over|and|not|squared|cubed|sqrt|sin|cos|tan|cot|sec|csc|log|exp"
     r"|mod|max|min|gcd|lcm|det|inf|infinity)\b"
@@ -48,9 +48,9 @@ class PlainNumber:
     """A number written in digits.
 
     Attributes:
-        value: the number before any percent sign, exactly.
+        value: the exact number before any percent sign.
         percent: whether a percent sign follows.
-        text: the same in a form without currency, unit and separators, e.g. `1234.5%` or `-3/4`.
+        text: the number without currency, unit and separators, for example `1234.5%` or `-3/4`.
     """
 
     value: Fraction
@@ -58,7 +58,10 @@ class PlainNumber:
     text: str
 
     def equals(self, other: PlainNumber) -> bool:
-        """Whether both are the same; `50%` is both 0.5 and, where a question asks for percent, 50."""
+        """Return whether the numbers are equal.
+
+        `50%` equals 0.5. It also equals 50, which is a correct answer to a question that asks for a percentage.
+        """
         if self.percent == other.percent:
             return self.value == other.value
         percent, plain = (self, other) if self.percent else (other, self)
@@ -66,15 +69,15 @@ class PlainNumber:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is an integer without a percent sign."""
+        """Whether the number is an integer without a percent sign."""
         return self.value.denominator == 1 and not self.percent
 
 
 def final_answer(text: str) -> tuple[str, bool]:
-    r"""Find the final answer in `text`, and whether it is set apart from the words around it.
+    r"""Return the final answer in `text`, and whether it is marked as such.
 
-    That is the content of the last complete `\boxed{…}` (the inner one of nested boxes), else what follows
-    the last `####` on its line (as in GSM8K), else all of the text. Takes time in proportion to the text.
+    The answer is the content of the last complete `\boxed{…}` (the inner one of nested boxes), else the rest of the
+    line after the last `####` (as in GSM8K), else the whole text. Takes linear time.
     """
     boxed = _last_boxed(text)
     if boxed is not None:
@@ -84,21 +87,21 @@ def final_answer(text: str) -> tuple[str, bool]:
 
 
 def _last_boxed(text: str) -> str | None:
-    open_braces: list[int] = []  # where the content of a box begins, -1 for any other brace
+    open_braces: list[int] = []  # the start of the content of a box, -1 for any other brace
     start, end = -1, -1
     for match in _BOX_OR_BRACE.finditer(text):
         token = match[0]
         if token == "}":
-            opened = open_braces.pop() if open_braces else -1
-            if opened > start:
-                start, end = opened, match.start()
+            content_start = open_braces.pop() if open_braces else -1
+            if content_start > start:
+                start, end = content_start, match.start()
         elif token.endswith("{") and token != "\\{":
             open_braces.append(match.end() if token.startswith("\\") else -1)
     return text[start:end].strip() if start >= 0 else None
 
 
 def plain_number(text: str) -> PlainNumber | None:
-    """Read `text` as a number, perhaps with separators, a currency, a unit or a percent sign; None if it is none."""
+    """Parse a number that may have separators, a currency, a unit or a percent sign; None if `text` is not a number."""
     match = _NUMBER.fullmatch(_unwrapped(text))
     if match is None or (match["sign"] and match["inner_sign"]):
         return None
@@ -117,14 +120,14 @@ def plain_number(text: str) -> PlainNumber | None:
     if "-" in (match["sign"], match["inner_sign"]):
         value = -value
     percent = match["percent"] is not None
-    # A decimal stays one: math-verify compares these by their first digits, so that 0.333333 is 1/3.
+    # Decimals are not converted to fractions: math-verify compares their first digits, so that 0.333333 equals 1/3.
     is_decimal = "." in top and not (bottom or match["exponent"] or _SCALE.search(unit))
     text = f"{'-' if value < 0 else ''}{top}" if is_decimal else str(value)
     return PlainNumber(value, percent, f"{text}%" if percent else text)
 
 
 def _unwrapped(text: str) -> str:
-    """`text` without thin spaces and what only marks it as mathematics or as bold."""
+    """Return `text` without thin spaces and without the markup of mathematics or bold text."""
     plain = _SPACING.sub(" ", text).replace("{,}", ",").replace("\u2212", "-").strip()
     while True:
         inner = next((m[1].strip() for pattern in _WRAPPING if (m := pattern.fullmatch(plain))), None)
@@ -134,6 +137,6 @@ def _unwrapped(text: str) -> str:
 
 
 def is_bare_expression(text: str) -> bool:
-    r"""Whether `text` is mathematics without words around it, such as `2\sqrt{2}` or `x = 5`."""
+    r"""Return whether `text` is a mathematical expression without words, such as `2\sqrt{2}` or `x = 5`."""
     rest = re.sub(r"\\(?:text|mathrm|operatorname|begin|end)\s*\{[^{}]*\}|\\[A-Za-z]+", " ", text)
     return re.search(r"[^\W\d_]{2,}", rest) is None and ("\n" not in text or r"\begin" in text)

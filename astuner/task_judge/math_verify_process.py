@@ -1,4 +1,4 @@
-"""Keeps the math-verify server running and asks it (see `math_verify_server` for why it is a process)."""
+"""Client of the math-verify server (see `math_verify_server` for why it is a separate process)."""
 
 from __future__ import annotations
 
@@ -21,72 +21,75 @@ _SERVER = Path(__file__).with_name("math_verify_server.py")
 
 
 class MathVerifyProcess:
-    """One server for all threads of a process; starts with the first question, and again if it was killed."""
+    """The server of all threads of a process. It starts with the first comparison, and restarts if it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._number = 0  # of the latest question
-        self._running: dict[int, subprocess.Popen[bytes]] = {}  # by own process id: a fork starts a server of its own
+        self._number = 0  # of the latest request
+        # By the id of this process, so that a forked process starts its own server.
+        self._servers: dict[int, subprocess.Popen[bytes]] = {}
         os.register_at_fork(after_in_child=self._renew_lock)
         atexit.register(self.close)
 
     def is_same(self, gold: Sequence[str], answer: Sequence[str]) -> bool:
-        """Ask whether two answers are equal; one that takes the server too long or too much memory is not.
+        """Return whether two answers are equal; False if the comparison takes too much time or memory.
 
         Args:
-            gold: readings of the reference answer, best first.
-            answer: readings of the answer to judge.
+            gold: forms of the reference answer to try to parse, best first.
+            answer: forms of the answer to judge.
 
         Raises:
-            JudgeError: the server cannot be started, or is killed again and again.
+            JudgeError: the server cannot be started, or was killed twice.
         """
         with self._lock:
             self._number += 1
-            question = json.dumps({"number": self._number, "gold": gold, "answer": answer}).encode() + b"\n"
+            request = json.dumps({"number": self._number, "gold": gold, "answer": answer}).encode() + b"\n"
             for _ in range(2):
-                verdict = self._ask(question)
+                verdict = self._request(request)
                 if verdict is not None:
                     break
                 self.close()
         if verdict is None:
-            raise JudgeError("the math-verify process ended twice while it compared one answer; is memory short?")
+            raise JudgeError(
+                "the math-verify process was killed twice while it compared an answer; check the available memory"
+            )
         if verdict == "died":
             logger.warning(
-                "Counted as wrong: an answer that math-verify cannot compare within its limits: {!r} (reference {!r}).",
+                "an answer counts as wrong because math-verify exceeded its limits: {!r} (reference {!r})",
                 answer[0][:80],
                 gold[0][:80],
             )
         return verdict == "same"
 
     def close(self) -> None:
-        """End the server; the next question starts another."""
-        process = self._running.pop(os.getpid(), None)
+        """End the server; the next comparison starts another."""
+        process = self._servers.pop(os.getpid(), None)
         if process is None:
             return
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # a question that was never read
+            with suppress(BrokenPipeError):  # a request that was never read
                 assert pipe is not None
                 pipe.close()
 
-    def _ask(self, question: bytes) -> str | None:
-        """`same`, `different`, or `died` where the comparison went over its limits; None if the server is gone."""
-        process = self._running.get(os.getpid()) or self._started()
+    def _request(self, request: bytes) -> str | None:
+        """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if the server exited."""
+        process = self._servers.get(os.getpid()) or self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        begun = None
+        current = None
         try:
-            process.stdin.write(question)
+            process.stdin.write(request)
             process.stdin.flush()
             for line in process.stdout:
                 word, number = line.decode().split()
                 if word == "begin":
-                    begun = int(number)
-                elif word == "died" and begun != self._number:
-                    # A child that was killed while idle may have taken the question along; a second copy of it
-                    # that is answered later is known by its number.
-                    process.stdin.write(question)
+                    current = int(number)
+                elif word == "died" and current != self._number:
+                    # A child that was killed while idle may have read the request already, so it is sent again. If
+                    # both copies are answered, the number identifies the second answer.
+                    process.stdin.write(request)
                     process.stdin.flush()
                 elif word == "died" or int(number) == self._number:
                     return word
@@ -94,16 +97,16 @@ class MathVerifyProcess:
             return None
         return None
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         with tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 [sys.executable, "-P", str(_SERVER)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                start_new_session=True,  # Ctrl-C is for the run, which then ends the server
+                start_new_session=True,  # Ctrl-C reaches only the run, which then ends the server
             )
-            self._running[os.getpid()] = process
+            self._servers[os.getpid()] = process
             assert process.stdout is not None
             if process.stdout.readline() == b"ready\n":
                 return process
@@ -111,7 +114,7 @@ class MathVerifyProcess:
             errors.seek(0)
             reason = errors.read().decode(errors="replace").strip().splitlines()[-1:]
         raise JudgeError(
-            f"math-verify cannot be started: {''.join(reason) or 'it ended at once'}."
+            f"math-verify cannot be started: {''.join(reason) or 'the process exited without a message'}."
             ' Install it with `pip install "math-verify[antlr4_9_3]"`.'
         )
 

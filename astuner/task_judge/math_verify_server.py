@@ -1,12 +1,14 @@
-r"""A program that compares mathematical answers with `math-verify`, in a process that may be killed.
+r"""A program that compares mathematical answers with `math-verify`, in a process that can be killed.
 
-SymPy works for minutes and takes gigabytes over a short answer such as `9^{9^{9^{9}}}`, within single operations
-that no thread can be stopped in. So answers are compared in a child process with a limit on its CPU time, at
-whose end the kernel kills it, and on its memory. `math_verify_process` starts this program and talks to it.
+SymPy can take minutes and gigabytes for a short answer such as `9^{9^{9^{9}}}`, within single operations that cannot be
+interrupted in a thread. So answers are compared in a forked child, whose memory is limited and which the kernel kills
+at its limit of CPU time. The parent stays ready to fork the next child, as importing SymPy takes a second.
+`math_verify_process` starts this program and communicates with it.
 
-It reads one JSON object a line, `{"number": N, "gold": [TEXT, …], "answer": [TEXT, …]}`: readings of either, best
-first. It writes `ready` once; then, for each request, `begin N`, and `same N` or `different N`; `died CODE` when
-the child did. A child that is killed from outside may take a request with it, or leave it to the next child.
+Each input line is a JSON object, `{"number": N, "gold": [TEXT, …], "answer": [TEXT, …]}`, with the forms of each answer
+to try to parse, best first. The program writes `ready` once. For each request it writes `begin N`, then `same N` or
+`different N`, or `died CODE` if the child died. If a child is killed from outside, the request may be lost or be read
+by the next child.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ MEMORY_BYTES = 2 << 30
 def main() -> None:
     """Serve until standard input ends."""
     replies = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing that a library prints may pass for a reply
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of libraries must not appear among the replies
     logging.disable()
-    with suppress(ValueError, OSError):  # macOS knows no such limit
+    with suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    is_same([r"\boxed{\frac{1}{2}}"], ["the answer is 0.5"])  # the parser's tables are made before the first fork
+    is_same([r"\boxed{\frac{1}{2}}"], ["the answer is 0.5"])  # build the parser's tables before the first fork
     os.write(replies, b"ready\n")
     while True:
         child = os.fork()
@@ -49,7 +51,7 @@ def _serve(replies: int) -> None:
     for line in iter(sys.stdin.buffer.readline, b""):
         request = json.loads(line)
         os.write(replies, f"begin {request['number']}\n".encode())
-        # Without a handler of its own, the signal ends the process even in the middle of one long operation.
+        # The signal has no handler, so it ends the process even within a long operation.
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         same = is_same(request["gold"], request["answer"])
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -57,7 +59,7 @@ def _serve(replies: int) -> None:
 
 
 def is_same(gold: Sequence[str], answer: Sequence[str]) -> bool:
-    """Whether math-verify holds the two to be equal, each in its first reading that is mathematics."""
+    """Return whether math-verify considers the answers equal; of each, the first form that parses is used."""
     from math_verify import verify
 
     return bool(verify(_parsed(gold), _parsed(answer), timeout_seconds=None))

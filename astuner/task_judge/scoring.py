@@ -1,4 +1,4 @@
-"""Asks a judge for a reward: bounded in time, checked, and with errors that lead to the judge's line."""
+"""Calls a judge with a timeout, checks the result, and reports errors with the line of the judge that raised them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from astuner.deadlines import deadline, told
+from astuner.debugging.deadlines import deadline, log_if_late
+from astuner.debugging.tracebacks import waits_for_thread
 from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.plugin import raised_at
 from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
-from astuner.stacks import waiting_for
 from astuner.task_judge.judge_base import BaseJudge
 
-_Caller = Callable[..., Awaitable[object]]
+_Call = Callable[..., Awaitable[object]]
 
 
 async def score(
@@ -27,90 +27,87 @@ async def score(
     workflow_task: WorkflowTask,
     workflow_output: WorkflowOutput,
     timeout: float | None,
-    about: Callable[[], str] = str,
+    details: Callable[[], str] = str,
 ) -> tuple[float, bool]:
-    """Have `judge` score one episode.
+    """Score one episode with `judge`.
 
-    A plain `compute_reward` runs in a thread of its own, an `async` one on the running loop. One that does not
-    end is left behind: it blocks neither the loop nor the interpreter's exit.
+    A synchronous `compute_reward` runs in its own thread, an `async` one on the running event loop. If the judge does
+    not return in time, it is abandoned; it blocks neither the event loop nor the exit of the interpreter.
 
     Args:
         judge: the judge.
-        workflow_task: what the episode was given.
-        workflow_output: what its workflow returned.
-        timeout: seconds that the judge may take; None for as long as it wants.
-        about: what else to say of the episode in the log when it takes longer.
+        workflow_task: the task of the episode.
+        workflow_output: the output of the workflow.
+        timeout: seconds that the judge may take; None for no limit.
+        details: returns details of the episode for the log message about a late judge.
 
     Returns:
-        The reward and whether the task was solved. A judge that returns a number alone means "solved if above 0".
+        The reward, and whether the task was solved. If the judge returns only a number, the task is solved if it is
+        above 0.
 
     Raises:
-        JudgeError: the judge raised, or returned something else.
-        EpisodeTimeout: it took longer than `timeout`.
+        JudgeError: the judge raised, or did not return a reward.
+        EpisodeTimeout: the judge took longer than `timeout`.
     """
-    asked = asyncio.ensure_future(_ask(judge, workflow_task, workflow_output, _in_daemon_thread))
+    scoring = asyncio.ensure_future(_call_judge(judge, workflow_task, workflow_output, _in_daemon_thread))
     try:
-        with told(timeout, lambda: _too_slow(judge, workflow_task, timeout, about()), asked):
+        with log_if_late(timeout, lambda: _late(judge, workflow_task, timeout, details()), scoring):
             # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
-            await asyncio.wait({asked}, timeout=timeout)
+            await asyncio.wait({scoring}, timeout=timeout)
     finally:
-        in_time = asked.done()
-        asked.cancel()
+        in_time = scoring.done()
+        scoring.cancel()
     if not in_time:
-        slow = _too_slow(judge, workflow_task, timeout)
-        asked.add_done_callback(_forget)
-        raise EpisodeTimeout(f"{slow}; mend it, or raise astuner.task_judge.timeout.")
-    if asked.cancelled():
-        raise _cancelled_itself(judge)
-    return _checked(asked.result(), judge)
+        # Retrieve a later exception, so that asyncio does not report it.
+        scoring.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        raise _timeout(judge, workflow_task, timeout)
+    if scoring.cancelled():
+        raise _unexpected_cancellation(judge)
+    return _checked(scoring.result(), judge)
 
 
-async def score_in_place(
+async def score_inline(
     judge: BaseJudge,
     workflow_task: WorkflowTask,
     workflow_output: WorkflowOutput,
     timeout: float | None,
-    about: Callable[[], str] = str,
+    details: Callable[[], str] = str,
 ) -> tuple[float, bool]:
-    """Be `score`, with a plain `compute_reward` in this thread, too: a debugger stops in it as in the workflow.
+    """Score one episode like `score`, with a synchronous `compute_reward` in this thread, where breakpoints work.
 
-    While it blocks, nothing can end it but Ctrl-C.
+    Only Ctrl-C ends a judge that blocks.
     """
     try:
-        async with deadline(timeout, lambda: _too_slow(judge, workflow_task, timeout, about())):
-            answer = await _ask(judge, workflow_task, workflow_output, _here)
+        async with deadline(timeout, lambda: _late(judge, workflow_task, timeout, details())):
+            answer = await _call_judge(judge, workflow_task, workflow_output, _outside_event_loop)
     except TimeoutError as error:
-        raise EpisodeTimeout(
-            f"{_too_slow(judge, workflow_task, timeout)}; mend it, or raise astuner.task_judge.timeout."
-        ) from error
+        raise _timeout(judge, workflow_task, timeout) from error
     except asyncio.CancelledError:
-        if _is_cancelled():
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() > 0:
             raise
-        raise _cancelled_itself(judge) from None
+        raise _unexpected_cancellation(judge) from None
     return _checked(answer, judge)
 
 
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _unexpected_cancellation(judge: BaseJudge) -> JudgeError:
+    return JudgeError(f"judge {_name(judge)} raised CancelledError, but it was not cancelled.")
 
 
-def _cancelled_itself(judge: BaseJudge) -> JudgeError:
-    return JudgeError(f"judge {_name(judge)} raised CancelledError although nobody cancelled it.")
+def _late(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, details: str = "") -> str:
+    text = f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
+    return f"{text}; {details}" if details else text
 
 
-def _too_slow(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, about: str = "") -> str:
-    said = f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
-    return f"{said}; {about}" if about else said
+def _timeout(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None) -> EpisodeTimeout:
+    return EpisodeTimeout(
+        f"{_late(judge, workflow_task, timeout)}; make it faster, or raise astuner.task_judge.timeout."
+    )
 
 
-def _forget(asked: asyncio.Future[object]) -> None:
-    """Take note of what a judge raised after its time was up, so that asyncio does not report it as unseen."""
-    if not asked.cancelled():
-        asked.exception()
-
-
-async def _ask(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, call: _Caller) -> object:
+async def _call_judge(
+    judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, call: _Call
+) -> object:
     try:
         if inspect.iscoroutinefunction(judge.compute_reward):
             return await judge.compute_reward(workflow_task, workflow_output)
@@ -118,15 +115,18 @@ async def _ask(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: W
         return await answer if inspect.isawaitable(answer) else answer
     except EpisodeError:
         raise
-    except BdbQuit as error:  # whoever leaves the debugger means the run
+    except BdbQuit as error:  # quitting the debugger ends the run
         raise KeyboardInterrupt from error
     except (Exception, SystemExit) as error:
-        place = raised_at(error, _folder(judge))
-        raise JudgeError(f"judge {_name(judge)} raised {type(error).__name__}: {error} (at {place}).") from error
+        folder = None
+        with suppress(TypeError, OSError):  # a class defined in an interactive session has no file
+            folder = Path(inspect.getfile(type(judge))).parent
+        location = raised_at(error, folder)
+        raise JudgeError(f"judge {_name(judge)} raised {type(error).__name__}: {error} (at {location}).") from error
 
 
-async def _here(function: Callable[..., object], *args: Any) -> object:
-    """Call a plain function where, as in a thread of its own, no event loop runs, so that it may run one."""
+async def _outside_event_loop(function: Callable[..., object], *args: Any) -> object:
+    """Call a function with no event loop set as running, as in a new thread, so that it can run its own loop."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:
@@ -136,7 +136,7 @@ async def _here(function: Callable[..., object], *args: Any) -> object:
 
 
 async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> object:
-    """Like `asyncio.to_thread`, whose threads would be waited for at the interpreter's exit."""
+    """Call a function in a daemon thread; the interpreter waits at exit for the threads of `asyncio.to_thread`."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[object] = loop.create_future()
     context = contextvars.copy_context()
@@ -149,19 +149,19 @@ async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> obje
         try:
             settled: tuple[Callable[[Any], None], object] = outcome.set_result, context.run(function, *args)
         except BaseException as error:
-            # Whatever it is, it belongs to the episode; a bare thread would only print it.
+            # All errors belong to the episode; the thread itself would only print them.
             settled = outcome.set_exception, _as_exception(error)
-        with suppress(RuntimeError):  # the loop was closed meanwhile: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed in the meantime
             loop.call_soon_threadsafe(settle, *settled)
 
     thread = threading.Thread(target=run, name=f"judge {function!r}", daemon=True)
     thread.start()
-    with waiting_for(thread):
+    with waits_for_thread(thread):
         return await outcome
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """`error`, or for one that would end the event loop (`SystemExit` and its like) a plain error of its name."""
+    """Return `error`, or a `RuntimeError` for one that would end the event loop, such as `SystemExit`."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
@@ -186,9 +186,3 @@ def _checked(answer: object, judge: BaseJudge) -> tuple[float, bool]:
 
 def _name(judge: BaseJudge) -> str:
     return type(judge).__qualname__
-
-
-def _folder(judge: BaseJudge) -> Path | None:
-    with suppress(TypeError, OSError):  # a class made at a prompt has no file
-        return Path(inspect.getfile(type(judge))).parent
-    return None

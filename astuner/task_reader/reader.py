@@ -1,4 +1,4 @@
-"""The entry point of the package: configuration in, tasks out."""
+"""Reads the configured training and validation tasks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from astuner.errors import ConfigError, TaskDataError
 from astuner.schema import Task, TaskSet
 from astuner.task_reader.dataset_file import file_splits
 from astuner.task_reader.huggingface_dat_repo import repo_splits
-from astuner.task_reader.rows import Split
-from astuner.task_reader.tasks import tasks_of
+from astuner.task_reader.tasks import DatasetSplit, make_tasks
 
 _PROBLEMS_SHOWN = 10
 
@@ -21,23 +20,23 @@ _PROBLEMS_SHOWN = 10
 def read_tasks(
     config: TaskReaderConfig, *, base_dir: Path, search: Sequence[Path], transcripts: bool = False
 ) -> TaskSet:
-    """Read the training and validation tasks that section `task_reader` names.
+    """Read the training and validation tasks of section `task_reader`.
 
     Args:
         config: the section.
-        base_dir: the YAML file's folder; a relative path is looked for in the working directory first, then here.
-        search: folders in which `package.module->function` is looked for.
-        transcripts: the rows are whole conversations for supervised training. Each needs chat messages with at
-            least one by the assistant, which become `Task.init_messages`; `main_query` is "", and `tools`, where
-            a row has them, are in `metadata`.
+        base_dir: the folder of the YAML file, for relative paths that do not exist in the working directory.
+        search: the folders in which to search for `package.module->function`.
+        transcripts: the rows are conversations for supervised training. Each must have chat messages, at least one of
+            them from the assistant; they become `Task.init_messages`. `main_query` is "", and `tools`, if a row has
+            them, are in `metadata`.
 
     Returns:
         The tasks, in the order of their rows; ids are unique within a split.
 
     Raises:
-        ConfigError: a reader that is not offered, no path, or a subset that is named twice.
-        PluginError: `package.module->function` leads nowhere.
-        TaskDataError: a source or a row cannot be read, rows that differ carry one id, or no training task is left.
+        ConfigError: the reader is not supported, there is no path, or a subset is specified twice.
+        PluginError: `package.module->function` cannot be loaded.
+        TaskDataError: a source or a row cannot be read, different rows have the same id, or there is no training task.
     """
     section: DatasetFileConfig | HuggingFaceConfig
     if config.type == "dataset_file":
@@ -48,26 +47,26 @@ def read_tasks(
         training_split, validation_split = repo_splits(section, base_dir)
     else:
         raise ConfigError(
-            f"astuner.task_reader.type {config.type!r} is not offered yet; use dataset_file or huggingface_dat_repo."
+            f"astuner.task_reader.type {config.type!r} is not supported yet; use dataset_file or huggingface_dat_repo."
         )
     training, skipped = _read(training_split, section, config.type, transcripts)
     if not training:
-        raise TaskDataError(f"{training_split.source}: no training tasks{_left_out(skipped)}.")
+        raise TaskDataError(f"{training_split.source}: no training tasks{_why_empty(skipped)}.")
     validation: list[Task] = []
     if validation_split is not None:
         validation, more = _read(validation_split, section, config.type, transcripts)
         skipped += more
         if not validation:
-            logger.warning("{}: no validation tasks{}.", validation_split.source, _left_out(more))
+            logger.warning("{}: no validation tasks{}.", validation_split.source, _why_empty(more))
     _warn_of_overlap(training, validation)
     return TaskSet(tuple(training), tuple(validation), skipped)
 
 
 def _read(
-    split: Split, section: DatasetFileConfig | HuggingFaceConfig, reader: str, transcripts: bool
+    split: DatasetSplit, section: DatasetFileConfig | HuggingFaceConfig, reader: str, transcripts: bool
 ) -> tuple[list[Task], int]:
-    """Tasks of a split and the number of rows left out."""
-    tasks, problems = tasks_of(split, section.fields, transcripts=transcripts)
+    """Return the tasks of a split and the number of skipped rows."""
+    tasks, problems = make_tasks(split, section.fields, transcripts=transcripts)
     if not problems:
         return tasks, 0
     shown = "".join(f"\n  {problem}" for problem in problems[:_PROBLEMS_SHOWN])
@@ -76,14 +75,14 @@ def _read(
     summary = f"{split.source}: {len(problems)} of {len(tasks) + len(problems)} rows cannot be read:{shown}"
     if not section.skip_bad_rows:
         raise TaskDataError(
-            f"{summary}\nMend them, or set astuner.task_reader.{reader}.skip_bad_rows: true to leave them out."
+            f"{summary}\nFix them, or set astuner.task_reader.{reader}.skip_bad_rows: true to skip them."
         )
-    logger.warning("{}\nThey are left out.", summary)
+    logger.warning("{}\nThey are skipped.", summary)
     return tasks, len(problems)
 
 
-def _left_out(skipped: int) -> str:
-    return f" (all of its {skipped} rows were left out)" if skipped else " (it has no rows)"
+def _why_empty(skipped: int) -> str:
+    return f" (all {skipped} rows were skipped)" if skipped else " (it has no rows)"
 
 
 def _warn_of_overlap(training: Sequence[Task], validation: Sequence[Task]) -> None:
@@ -91,8 +90,8 @@ def _warn_of_overlap(training: Sequence[Task], validation: Sequence[Task]) -> No
     shared = sum(task.main_query in questions for task in validation)
     if shared:
         logger.warning(
-            "{} of {} validation tasks ask a question that a training task asks too; validation will look better"
-            " than the model is.",
+            "{} of {} validation tasks have the same question as a training task; validation will overestimate the"
+            " model.",
             shared,
             len(validation),
         )

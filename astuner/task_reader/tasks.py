@@ -1,9 +1,9 @@
-"""From rows to tasks: which field is which, stable ids, and what is wrong with a row."""
+"""Converts rows to tasks: finds the fields, assigns stable ids, and describes invalid rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from datetime import time as datetime_time
@@ -14,7 +14,6 @@ from typing import Any
 from astuner.config.data import FieldMapping
 from astuner.errors import TaskDataError
 from astuner.schema import Message, Task
-from astuner.task_reader.rows import Row, Split
 
 _ID_FIELDS = ("task_id", "id")
 _QUESTION_FIELDS = ("main_query", "question", "query", "problem", "prompt", "instruction", "input")
@@ -22,57 +21,79 @@ _MESSAGE_FIELDS = ("init_messages", "messages")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-class _RowError(Exception):
-    """The row is no task; the message says why."""
+@dataclass(frozen=True, slots=True)
+class DatasetRow:
+    """One row of a split.
+
+    Attributes:
+        where: its position in the source, for example `line 4`.
+        content: the parsed value; a valid row is a dict.
+        problem: why the row could not be parsed; "" if it could.
+    """
+
+    where: str
+    content: object = None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
-    """A task whose final id depends on the other rows."""
+class DatasetSplit:
+    """The rows of one split, and the name of their source for messages."""
+
+    source: str
+    rows: Iterable[DatasetRow]
+
+
+class _RowError(Exception):
+    """A row is not a valid task; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ParsedRow:
+    """A valid row; the id of its task depends on the other rows too."""
 
     where: str
     content: Mapping[str, Any]
-    given_id: str | None
+    row_id: str | None
     base_id: str
     main_query: str
     messages: tuple[Message, ...]
     metadata: Mapping[str, Any]
 
 
-def tasks_of(split: Split, fields: FieldMapping, *, transcripts: bool) -> tuple[list[Task], list[str]]:
-    """Make tasks of a split's rows, in their order.
+def make_tasks(split: DatasetSplit, fields: FieldMapping, *, transcripts: bool) -> tuple[list[Task], list[str]]:
+    """Convert the rows of a split to tasks, in the same order.
 
-    A task's id is the row's own; without one it is a hash of the row's content (BLAKE2b of its JSON with sorted
-    keys), and the second of equal rows gets `-2`, and so on. `metadata` holds every field but the id's and the
-    messages'.
+    The id of a task is that of its row. If the row has no id, it is a hash of the row's content (BLAKE2b of its JSON
+    with sorted keys); the second of equal rows gets the suffix `-2`, and so on. `metadata` has all fields except the id
+    and the messages.
 
     Args:
-        split: where the rows come from.
-        fields: names of the fields; see `FieldMapping` for what is tried without one.
-        transcripts: the rows are whole conversations to imitate, see `read_tasks`.
+        split: the rows.
+        fields: the names of the fields; see `FieldMapping` for the defaults.
+        transcripts: the rows are conversations for supervised training (see `read_tasks`).
 
     Returns:
-        The tasks, and one line `{where}: {reason}` for each row that is none.
+        The tasks, and one line `{where}: {reason}` for each invalid row.
 
     Raises:
-        TaskDataError: rows that differ carry one id.
+        TaskDataError: different rows have the same id.
     """
-    drafts: list[_Draft] = []
+    parsed_rows: list[_ParsedRow] = []
     problems: list[str] = []
     for row in split.rows:
         try:
-            drafts.append(_draft(row, fields, transcripts))
+            parsed_rows.append(_parse_row(row, fields, transcripts))
         except _RowError as problem:
             problems.append(f"{row.where}: {problem}")
-    ids = _unique_ids(drafts, split.source)
+    ids = _unique_ids(parsed_rows, split.source)
     tasks = [
-        Task(task_id, draft.main_query, draft.messages, draft.metadata)
-        for task_id, draft in zip(ids, drafts, strict=True)
+        Task(task_id, row.main_query, row.messages, row.metadata) for task_id, row in zip(ids, parsed_rows, strict=True)
     ]
     return tasks, problems
 
 
-def _draft(row: Row, fields: FieldMapping, transcripts: bool) -> _Draft:
+def _parse_row(row: DatasetRow, fields: FieldMapping, transcripts: bool) -> _ParsedRow:
     if row.problem:
         raise _RowError(row.problem)
     content = row.content
@@ -86,25 +107,25 @@ def _draft(row: Row, fields: FieldMapping, transcripts: bool) -> _Draft:
         question = ""
     else:
         question = _question(content, fields)
-    given_id = _given_id(content[id_field], id_field) if id_field else None
-    return _Draft(
+    row_id = _row_id(content[id_field], id_field) if id_field else None
+    return _ParsedRow(
         where=row.where,
         content=content,
-        given_id=given_id,
-        base_id=given_id or _hash(content),
+        row_id=row_id,
+        base_id=row_id or _hash(content),
         main_query=question,
         messages=messages,
         metadata={name: value for name, value in content.items() if name not in (id_field, message_field)},
     )
 
 
-def _field(content: Mapping[str, Any], wanted: str | None, usual: Sequence[str]) -> str | None:
-    """Name of the field to use: the configured one, else the first usual one that has a value."""
-    if wanted is None:
-        return next((name for name in usual if content.get(name) is not None), None)
-    if wanted not in content:
-        raise _RowError(f"no field {wanted!r}; its fields are {_names(content)}")
-    return wanted
+def _field(content: Mapping[str, Any], configured: str | None, defaults: Sequence[str]) -> str | None:
+    """Return the configured field name, or else the first default that has a value."""
+    if configured is None:
+        return next((name for name in defaults if content.get(name) is not None), None)
+    if configured not in content:
+        raise _RowError(f"no field {configured!r}; its fields are {_names(content)}")
+    return configured
 
 
 def _question(content: Mapping[str, Any], fields: FieldMapping) -> str:
@@ -112,7 +133,7 @@ def _question(content: Mapping[str, Any], fields: FieldMapping) -> str:
     if name is None:
         raise _RowError(
             f"no question: none of {', '.join(_QUESTION_FIELDS)} has a value; its fields are {_names(content)}"
-            " (name the field under fields.main_query)"
+            " (set fields.main_query to the name of the field)"
         )
     value = content[name]
     if not isinstance(value, str):
@@ -121,12 +142,12 @@ def _question(content: Mapping[str, Any], fields: FieldMapping) -> str:
         raise _RowError(f"field {name!r} is empty; expected the question")
     try:
         value.encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair: JSON allows it, no tokenizer does
-        raise _RowError(f"field {name!r} is no valid Unicode at character {error.start + 1}") from error
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON allows but tokenizers do not
+        raise _RowError(f"field {name!r} is not valid Unicode at character {error.start + 1}") from error
     return value
 
 
-def _given_id(value: object, name: str) -> str | None:
+def _row_id(value: object, name: str) -> str | None:
     if value is None or value == "":  # an empty cell
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
@@ -142,17 +163,17 @@ def _messages(value: object, name: str) -> tuple[Message, ...]:
     return tuple(_message(message, f"field {name!r}, message {n}") for n, message in enumerate(value, 1))
 
 
-def _message(value: object, place: str) -> Message:
+def _message(value: object, where: str) -> Message:
     if not isinstance(value, dict):
-        raise _RowError(f"{place}, is of type {type(value).__name__}; expected an object with role and content")
+        raise _RowError(f"{where}, is of type {type(value).__name__}; expected an object with role and content")
     if value.get("role") not in _ROLES:
-        raise _RowError(f"{place}, has the role {value.get('role')!r}; expected one of {', '.join(_ROLES)}")
+        raise _RowError(f"{where}, has the role {value.get('role')!r}; expected one of {', '.join(_ROLES)}")
     content = value.get("content")
     if content is None and not value.get("tool_calls"):
-        raise _RowError(f"{place}, has neither content nor tool_calls")
+        raise _RowError(f"{where}, has neither content nor tool_calls")
     if not isinstance(content, str | list | None):
-        raise _RowError(f"{place}, has content of type {type(content).__name__}; expected a string or a list")
-    # Columnar formats fill each message with every key that any message has.
+        raise _RowError(f"{where}, has content of type {type(content).__name__}; expected a string or a list")
+    # Columnar formats add to each message the keys of all other messages, with the value None.
     return {key: item for key, item in value.items() if item is not None or key == "content"}
 
 
@@ -160,53 +181,52 @@ def _check_transcript(content: Mapping[str, Any], message_field: str | None, mes
     if message_field is None:
         raise _RowError(f"no transcript: no field messages; its fields are {_names(content)}")
     if not any(message["role"] == "assistant" for message in messages):
-        raise _RowError(f"field {message_field!r} has no assistant message to learn from")
+        raise _RowError(f"field {message_field!r} has no assistant message to train on")
     tools = content.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
         raise _RowError(f"field 'tools' is {tools!r}; expected a list of tool descriptions")
 
 
-def _unique_ids(drafts: Sequence[_Draft], source: str) -> list[str]:
-    first: dict[str, _Draft] = {}
-    for draft in drafts:
-        if draft.given_id is None:
+def _unique_ids(rows: Sequence[_ParsedRow], source: str) -> list[str]:
+    first_with_id: dict[str, _ParsedRow] = {}
+    for row in rows:
+        if row.row_id is None:
             continue
-        other = first.setdefault(draft.given_id, draft)
-        if other.content != draft.content:
+        other = first_with_id.setdefault(row.row_id, row)
+        if other.content != row.content:
             raise TaskDataError(
-                f"{source}: {other.where} and {draft.where} differ but both carry the id {draft.given_id!r}."
-                " Give each row an id of its own, or name another field under fields.task_id."
+                f"{source}: {other.where} and {row.where} differ but have the same id {row.row_id!r}."
+                " Make the ids unique, or set fields.task_id to another field."
             )
-    taken = set(first)
-    seen: dict[str, int] = {}
+    used = set(first_with_id)
+    last_number: dict[str, int] = {}
     ids = []
-    for draft in drafts:
-        number = seen.get(draft.base_id, 0) + 1
-        task_id = draft.base_id if number == 1 else f"{draft.base_id}-{number}"
-        is_first_given = draft.given_id is not None and number == 1
-        while task_id in taken and not is_first_given:
+    for row in rows:
+        number = last_number.get(row.base_id, 0) + 1
+        task_id = row.base_id if number == 1 else f"{row.base_id}-{number}"
+        has_reserved_id = row.row_id is not None and number == 1
+        while task_id in used and not has_reserved_id:
             number += 1
-            task_id = f"{draft.base_id}-{number}"
-        seen[draft.base_id] = number
-        taken.add(task_id)
+            task_id = f"{row.base_id}-{number}"
+        last_number[row.base_id] = number
+        used.add(task_id)
         ids.append(task_id)
     return ids
 
 
 def _hash(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_stable)
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_stable_text)
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def _stable(value: Any) -> str:
-    """Text of a value that JSON does not know, the same in every run."""
+def _stable_text(value: Any) -> str:
+    """Return a text, the same in every run, for a value of a type that JSON does not have."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, date | datetime_time | timedelta | Decimal):
         return str(value)
     raise _RowError(
-        f"a value of type {type(value).__name__} has no stable text to make an id of; name an id field under"
-        " fields.task_id"
+        f"no id can be derived from a value of type {type(value).__name__}; set fields.task_id to a field with ids"
     )
 
 

@@ -1,25 +1,25 @@
-"""Batches of episodes."""
+"""Runs batches of episodes and computes their statistics."""
 
 from astuner.schema import Split
+from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport, current_episode
 from astuner.task_rollout.rollout import (
     BatchRequest,
     OnEpisode,
     TaskRollout,
     episode_seed,
-    lost_episodes,
+    failed_episodes,
     report_failures,
 )
-from astuner.task_rollout.running import RunningEpisodes, RunningReport, current_episode
 
 __all__ = [
+    "ActiveEpisodes",
     "BatchRequest",
     "OnEpisode",
-    "RunningEpisodes",
     "RunningReport",
     "Split",
     "TaskRollout",
     "current_episode",
     "episode_seed",
-    "lost_episodes",
+    "failed_episodes",
     "report_failures",
 ]

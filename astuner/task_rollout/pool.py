@@ -1,7 +1,7 @@
-"""Worker threads for episodes.
+"""Execution of episodes: on worker threads, or one after another in the caller's thread.
 
-Each worker has its own event loop, so a workflow that blocks (a synchronous HTTP client, a sleep) delays no
-other episode, and one that never comes back costs its thread and nothing else.
+Each worker has its own event loop. A workflow that blocks (a synchronous HTTP client, a sleep) does not delay other
+episodes, and one that never returns costs only its thread.
 """
 
 from __future__ import annotations
@@ -9,26 +9,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Generic, TypeVar
 
-from astuner.breakpoints import is_debugged
-from astuner.stacks import Stack, thread_stack
-from astuner.task_rollout.leftovers import without_leftovers
+from loguru import logger
+
+from astuner.debugging.breakpoints import is_debugged
+from astuner.debugging.signals import signal_handlers
+from astuner.debugging.tracebacks import Stack, thread_stack
 
 T = TypeVar("T")
+Job = Callable[[], Coroutine[object, object, T]]
 
-# What an episode may take beyond its own asyncio deadline before its thread is given up.
+# Seconds that an episode may exceed its own asyncio deadline before its thread is abandoned.
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
+_CANCEL_SECONDS = 0.1
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(eq=False)
-class _Job(Generic[T]):
-    make: Callable[[], Coroutine[object, object, T]]
+class _QueuedJob(Generic[T]):
+    job: Job[T]
     index: int
     started: float | None = None
     thread: threading.Thread | None = None
@@ -36,12 +43,12 @@ class _Job(Generic[T]):
 
 
 @dataclass(frozen=True)
-class Stuck:
-    """What stands in for the result of a job whose thread was given up.
+class StuckJob:
+    """The result of a job whose thread was abandoned.
 
     Attributes:
-        seconds: how long it had run.
-        stack: where its thread stood, the innermost frame last; empty if the thread has ended.
+        seconds: how long the job had run.
+        stack: the stack of its thread, innermost frame last; empty if the thread has ended.
     """
 
     seconds: float
@@ -50,57 +57,57 @@ class Stuck:
 
 @dataclass
 class EpisodePool(Generic[T]):
-    """Runs coroutines, at most `workers` at a time, each on a thread of its own.
+    """Runs jobs, at most `workers` at a time, each on its own thread.
 
     Attributes:
-        workers: the most jobs at the same time.
-        deadline: seconds after which a job that blocks its thread is given up, unless the process is debugged.
+        workers: the maximum number of concurrent jobs.
+        deadline: seconds after which a job that blocks its thread is abandoned, unless a debugger is attached.
     """
 
     workers: int
     deadline: float
-    _jobs: queue.SimpleQueue[_Job[T] | None] = field(default_factory=queue.SimpleQueue)
-    _done: queue.SimpleQueue[tuple[_Job[T], T | BaseException]] = field(default_factory=queue.SimpleQueue)
+    _queue: queue.SimpleQueue[_QueuedJob[T] | None] = field(default_factory=queue.SimpleQueue)
+    _results: queue.SimpleQueue[tuple[_QueuedJob[T], T | BaseException]] = field(default_factory=queue.SimpleQueue)
     _threads: list[threading.Thread] = field(default_factory=list)
 
-    def run(self, makers: Sequence[Callable[[], Coroutine[object, object, T]]]) -> Iterator[tuple[int, T | Stuck]]:
-        """Yield `(index, result)` as jobs end, in that order.
+    def run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, T | StuckJob]]:
+        """Yield `(index, result)` in order of completion.
 
         Raises:
-            BaseException: whatever a job raised; jobs are expected to turn their own failures into results.
+            BaseException: an error of a job; jobs should turn their own failures into results.
         """
-        jobs = [_Job(make, index) for index, make in enumerate(makers)]
-        for _ in range(min(self.workers, len(jobs)) - len(self._threads)):
+        queued_jobs = [_QueuedJob(job, index) for index, job in enumerate(jobs)]
+        for _ in range(min(self.workers, len(queued_jobs)) - len(self._threads)):
             self._start_worker()
-        for job in jobs:
-            self._jobs.put(job)
-        pending = set(jobs)
+        for queued in queued_jobs:
+            self._queue.put(queued)
+        pending = set(queued_jobs)
         while pending:
-            for job, stuck in self._stuck(pending):
-                pending.discard(job)
-                yield job.index, stuck
+            for queued, stuck in self._abandon_stuck(pending):
+                pending.discard(queued)
+                yield queued.index, stuck
             try:
-                job, result = self._done.get(timeout=_POLL_SECONDS)
+                queued, result = self._results.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
-            if job not in pending:  # given up earlier, or of a run that was interrupted
+            if queued not in pending:  # abandoned earlier, or from an interrupted run
                 continue
-            pending.discard(job)
+            pending.discard(queued)
             if isinstance(result, BaseException):
                 raise result
-            yield job.index, result
+            yield queued.index, result
 
     def close(self) -> None:
-        """Forget the jobs that wait, and end the idle workers; busy ones are daemons and end with the process."""
+        """Drop queued jobs and end idle workers; busy workers are daemon threads, which end with the process."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self._jobs.get_nowait()
+                self._queue.get_nowait()
         for _ in self._threads:
-            self._jobs.put(None)
-        # A thread that is ending while the interpreter does can take the process down in C++ code of libraries.
-        patience = time.monotonic() + _POLL_SECONDS
+            self._queue.put(None)
+        # A thread that ends during the interpreter's shutdown can crash the process in C++ code of libraries.
+        join_until = time.monotonic() + _POLL_SECONDS
         for thread in self._threads:
-            thread.join(max(patience - time.monotonic(), 0.0))
+            thread.join(max(join_until - time.monotonic(), 0.0))
         self._threads.clear()
 
     def _start_worker(self) -> None:
@@ -110,29 +117,89 @@ class EpisodePool(Generic[T]):
 
     def _work(self) -> None:
         with asyncio.Runner() as runner:
-            while (job := self._jobs.get()) is not None:
-                job.thread = threading.current_thread()
-                job.started = time.monotonic()
+            while (queued := self._queue.get()) is not None:
+                queued.thread = threading.current_thread()
+                queued.started = time.monotonic()
                 result: T | BaseException
                 try:
-                    result = runner.run(without_leftovers(job.make()))
+                    result = runner.run(_run_and_cancel_tasks(queued.job()))
                 except BaseException as error:
                     result = error
-                self._done.put((job, result))
-                if job.abandoned:  # a replacement was started for this worker
+                self._results.put((queued, result))
+                if queued.abandoned:  # another worker has replaced this one
                     return
 
-    def _stuck(self, pending: set[_Job[T]]) -> list[tuple[_Job[T], Stuck]]:
+    def _abandon_stuck(self, pending: set[_QueuedJob[T]]) -> list[tuple[_QueuedJob[T], StuckJob]]:
         if is_debugged():
             return []
         now = time.monotonic()
-        found = []
-        for job in pending:
-            if job.started is None or now - job.started < self.deadline + _GRACE_SECONDS:
+        stuck = []
+        for queued in pending:
+            if queued.started is None or now - queued.started < self.deadline + _GRACE_SECONDS:
                 continue
-            job.abandoned = True
-            if job.thread in self._threads:
-                self._threads.remove(job.thread)
+            queued.abandoned = True
+            if queued.thread in self._threads:
+                self._threads.remove(queued.thread)
             self._start_worker()
-            found.append((job, Stuck(now - job.started, thread_stack(job.thread) if job.thread else ())))
-        return found
+            stack = thread_stack(queued.thread) if queued.thread else ()
+            stuck.append((queued, StuckJob(now - queued.started, stack)))
+        return stuck
+
+
+@dataclass(frozen=True)
+class InlinePool(Generic[T]):
+    """Runs jobs one after another on an event loop in the caller's thread, so that a breakpoint stops the whole run.
+
+    Only Ctrl-C ends a job that blocks.
+    """
+
+    def run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, T]]:
+        """Yield `(index, result)`, in order.
+
+        Raises:
+            BaseException: an error of a job.
+        """
+        with asyncio.Runner() as runner:
+            for index, job in enumerate(jobs):
+                with _signals_end_run():
+                    result = runner.run(_run_and_cancel_tasks(job()))
+                yield index, result
+
+    def close(self) -> None:
+        """Do nothing: there are no threads to end."""
+
+
+@contextlib.contextmanager
+def _signals_end_run() -> Iterator[None]:
+    """Make a signal end the run, even if it arrives inside a workflow, whose exceptions only fail the episode."""
+    received: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    with signal_handlers(_SIGNALS, interrupt):
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not received:
+                raise
+    if received:
+        signal.raise_signal(received[0])
+
+
+async def _run_and_cancel_tasks(coroutine: Coroutine[object, object, T]) -> T:
+    """Await an episode, then cancel the other tasks of the event loop, like `asyncio.run`.
+
+    The loop continues with the next episode. Tasks that the episode did not await would run during that episode, or be
+    destroyed while pending, which asyncio reports. A task that ignores its cancellation for 0.1 s keeps running.
+    """
+    try:
+        return await coroutine
+    finally:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, running = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+            logger.debug("cancelled {} tasks that an episode did not await; {} keep running", len(tasks), len(running))

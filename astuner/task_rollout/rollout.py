@@ -1,38 +1,37 @@
-"""A batch of episodes: tasks × repeats, isolated from one another."""
+"""Runs batches of episodes: tasks × repeats, isolated from each other."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from loguru import logger
 
+from astuner.debugging.tracebacks import format_stack
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
-from astuner.stacks import shown
-from astuner.task_rollout.main_thread import MainThread
-from astuner.task_rollout.pool import EpisodePool, Stuck
-from astuner.task_rollout.running import RunningEpisodes
-from astuner.task_runner import TaskRunner, last_call, own_frame
+from astuner.task_rollout.active_episodes import ActiveEpisodes
+from astuner.task_rollout.pool import EpisodePool, InlinePool, Job, StuckJob
+from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame
 
 OnEpisode = Callable[[Episode], None]
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """Which episodes to run.
+    """A batch of episodes to run.
 
     Attributes:
-        tasks: the problems, each once.
+        tasks: the tasks, without duplicates.
         repeats: episodes per task.
-        split: train or val.
-        step: the training step, for ids and seeds.
-        seed: the run's seed.
-        settings: sampling and lengths.
-        only: the episodes to run, by task id and repeat; None for all.
+        split: `train` or `val`.
+        step: the training step; part of ids and seeds.
+        seed: the seed of the run.
+        settings: sampling parameters and lengths.
+        only: the (task id, repeat) pairs to run; None for all.
     """
 
     tasks: Sequence[Task]
@@ -44,7 +43,7 @@ class BatchRequest:
     only: frozenset[tuple[str, int]] | None = None
 
     def episodes(self) -> list[tuple[Task, int]]:
-        """Return task and repeat of each episode, in order."""
+        """Return the task and the repeat index of each episode, in order."""
         pairs = [(task, repeat) for task in self.tasks for repeat in range(self.repeats)]
         return pairs if self.only is None else [pair for pair in pairs if (pair[0].task_id, pair[1]) in self.only]
 
@@ -55,23 +54,23 @@ class TaskRollout:
 
     Attributes:
         runner: runs one episode.
-        workers: episodes at the same time.
-        max_retries: how often a failed episode is run again.
-        in_main_thread: run them one after another in the caller's thread, for debuggers.
-        running: knows the episodes that run.
+        workers: the maximum number of concurrent episodes.
+        max_retries: how often a failed episode is retried.
+        in_main_thread: run episodes one after another in the caller's thread, for debuggers.
+        running: the running episodes.
     """
 
     runner: TaskRunner
     workers: int = 128
     max_retries: int = 0
     in_main_thread: bool = False
-    running: RunningEpisodes = field(default_factory=RunningEpisodes)
-    _pool: EpisodePool[Episode] | MainThread[Episode] = field(init=False)
+    running: ActiveEpisodes = field(default_factory=ActiveEpisodes)
+    _pool: EpisodePool[Episode] | InlinePool[Episode] = field(init=False)
 
     def __post_init__(self) -> None:
-        # The runner bounds workflow and judge itself; the pool only catches what blocks its thread.
+        # The runner applies the timeouts of workflow and judge; the pool handles only episodes that block their thread.
         deadline = self.runner.episode_timeout + self.runner.judge_timeout
-        self._pool = MainThread() if self.in_main_thread else EpisodePool(self.workers, deadline)
+        self._pool = InlinePool() if self.in_main_thread else EpisodePool(self.workers, deadline)
 
     def run(
         self,
@@ -79,63 +78,62 @@ class TaskRollout:
         on_episode: OnEpisode = lambda _: None,
         on_attempt: OnEpisode = lambda _: None,
     ) -> list[Episode]:
-        """Return the episodes, by task and then repeat; failed ones are among them, with their reason.
+        """Run a batch and return its episodes, by task and then by repeat.
 
-        An episode that was run again is preceded by its failed attempts.
+        Failed episodes are included. A retried episode is preceded by its failed attempts.
 
         Args:
-            request: which episodes to run.
+            request: the episodes to run.
             on_episode: called in this thread with each finished episode, in order of completion.
-            on_attempt: called here before it, and with each failed attempt that is run again.
+            on_attempt: called in this thread with each attempt, including those that are retried; before `on_episode`.
         """
-        planned = [_episode_task(request, task, repeat) for task, repeat in request.episodes()]
-        attempts: list[list[Episode]] = [[] for _ in planned]
-        to_run = list(range(len(planned)))
+        tasks = [_episode_task(request, task, repeat) for task, repeat in request.episodes()]
+        attempts: list[list[Episode]] = [[] for _ in tasks]
+        to_run = list(range(len(tasks)))
         for attempt in range(self.max_retries + 1):
-            last = attempt == self.max_retries
-            for place, episode in self._attempt([_again(planned[i], attempt) for i in to_run], request.settings):
-                attempts[to_run[place]].append(episode)
+            is_last = attempt == self.max_retries
+            for index, episode in self._run_once([_retry(tasks[i], attempt) for i in to_run], request.settings):
+                attempts[to_run[index]].append(episode)
                 on_attempt(episode)
-                if last or episode.status != "failed":
+                if is_last or episode.status != "failed":
                     on_episode(episode)
             to_run = [i for i in to_run if attempts[i][-1].status == "failed"]
             if not to_run:
                 break
-            if not last:
-                why = attempts[to_run[0]][-1].error
+            if not is_last:
+                error = attempts[to_run[0]][-1].error
                 logger.warning(
-                    "running {} failed episodes again (attempt {}); the first: {}", len(to_run), attempt + 2, why
+                    "retrying {} failed episodes (attempt {}); the first: {}", len(to_run), attempt + 2, error
                 )
-        report_failures([tried[-1] for tried in attempts], request)
-        return [episode for tried in attempts for episode in tried]
+        report_failures([episode_attempts[-1] for episode_attempts in attempts], request)
+        return [episode for episode_attempts in attempts for episode in episode_attempts]
 
     def close(self) -> None:
         """End the worker threads."""
         self._pool.close()
 
-    def _attempt(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
+    def _run_once(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
         tuners = [self.runner.tuner(task, settings) for task in tasks]
 
-        def maker(task: WorkflowTask, tuner: ModelTuner) -> Callable[[], Coroutine[object, object, Episode]]:
-            return lambda: self._run(task, tuner)
+        def job(task: WorkflowTask, tuner: ModelTuner) -> Job[Episode]:
+            async def run() -> Episode:
+                with self.running.track(task.episode_id, tuner):
+                    return await self.runner.run(task, tuner)
 
-        for index, result in self._pool.run(list(map(maker, tasks, tuners))):
-            if isinstance(result, Stuck):
+            return run
+
+        for index, result in self._pool.run(list(map(job, tasks, tuners))):
+            if isinstance(result, StuckJob):
                 task, tuner = tasks[index], tuners[index]
-                logger.debug(
-                    "{}, {}, blocked its thread at\n{}", task.episode_id, last_call(tuner), shown(result.stack)
-                )
+                stack = format_stack(result.stack)
+                logger.debug("{}, {}, blocked its thread at\n{}", task.episode_id, describe_calls(tuner), stack)
                 yield index, _stuck_episode(task, tuner.calls, result)
             else:
                 yield index, result
 
-    async def _run(self, task: WorkflowTask, tuner: ModelTuner) -> Episode:
-        with self.running.entered(task.episode_id, tuner):
-            return await self.runner.run(task, tuner)
-
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:
-    """Return a 63-bit seed that depends on all of these and on nothing else."""
+    """Return a 63-bit seed that is a function of the arguments only."""
     text = f"{seed}|{split}|{step}|{task_id}|{repeat}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
@@ -150,8 +148,8 @@ def _episode_task(request: BatchRequest, task: Task, repeat: int) -> WorkflowTas
     )
 
 
-def lost_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]:
-    """Return failed episodes for all of `request`, of which nothing is known but why they were lost."""
+def failed_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]:
+    """Return a failed episode without calls for each episode of `request`, for example after a worker died."""
     now = time.time()
     return [
         Episode(
@@ -170,15 +168,19 @@ def lost_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]
     ]
 
 
-def _again(task: WorkflowTask, attempt: int) -> WorkflowTask:
-    """Return the task for its 0-based `attempt`: beyond the first, an episode with id and draws of its own."""
+def _retry(task: WorkflowTask, attempt: int) -> WorkflowTask:
+    """Return the task for the 0-based `attempt`; retries have another episode id and seed."""
     if attempt == 0:
         return task
     return replace(task, episode_id=f"{task.episode_id}#{attempt + 1}", seed=task.seed + attempt)
 
 
-def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: Stuck) -> Episode:
+def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: StuckJob) -> Episode:
     now = time.time()
+    error = f"the episode blocked its thread for {stuck.seconds:.0f} s and was abandoned"
+    if stuck.stack:
+        frame = innermost_user_frame(stuck.stack) or stuck.stack[-1]
+        error += f"; it was at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
     return Episode(
         episode_id=task.episode_id,
         task=task.task,
@@ -188,31 +190,24 @@ def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: Stuck)
         is_success=None,
         calls=calls,
         error_kind="timeout",
-        error=f"the episode blocked its thread for {stuck.seconds:.0f} s and was given up{_place(stuck)}",
+        error=error,
         start_time=now - stuck.seconds,
         end_time=now,
     )
 
 
-def _place(stuck: Stuck) -> str:
-    if not stuck.stack:
-        return ""
-    place = own_frame(stuck.stack) or stuck.stack[-1]
-    return f"; it stood at {place.filename}:{place.lineno}, in {place.name}: {place.line}"
-
-
 def report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
-    """Warn of episodes that are left out, with their reasons."""
-    lost = [episode for episode in episodes if episode.status != "ok"]
-    if not lost:
+    """Log a warning if episodes failed or were dropped, with the reasons."""
+    unusable = [episode for episode in episodes if episode.status != "ok"]
+    if not unusable:
         return
-    kinds = Counter(episode.error_kind for episode in lost)
+    kinds = Counter(episode.error_kind for episode in unusable)
     logger.warning(
         "{} step {}: {} of {} episodes are left out ({}); the first: {}",
         request.split,
         request.step,
-        len(lost),
+        len(unusable),
         len(episodes),
         ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
-        lost[0].error,
+        unusable[0].error,
     )

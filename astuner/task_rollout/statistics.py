@@ -1,4 +1,4 @@
-"""Numbers about batches of episodes, the same for all backbones."""
+"""Metrics of batches of episodes, used by all backbones."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from astuner.schema import Episode, ForkCause, TokenCounts
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """What a validation measured, over the episodes that have a reward.
+    """The result of a validation, over the episodes that have a reward.
 
     Attributes:
-        success_rate: share of successful episodes; NaN without episodes.
+        success_rate: fraction of successful episodes; NaN without episodes.
         reward: mean reward; NaN without episodes.
-        episodes: how many have a reward.
-        lost: how many have none, whatever attempts were made, and are in no other number.
-        pass_at_k: k to the unbiased estimate that one of k episodes of a task succeeds.
+        episodes: the number of episodes with a reward.
+        lost: the number of episodes that have no reward after all attempts; not included in the other numbers.
+        pass_at_k: for each k, the unbiased estimate of the probability that one of k episodes of a task succeeds.
     """
 
     success_rate: float
@@ -41,18 +41,18 @@ class RunTotals:
     dropped: int = 0
 
     def add(self, episodes: Sequence[Episode]) -> None:
-        """Count more episodes."""
+        """Add episodes to the totals."""
         self.tokens += tokens_of(episodes)
         for episode in episodes:
             setattr(self, episode.status, getattr(self, episode.status) + 1)
 
 
 def tokens_of(episodes: Sequence[Episode]) -> TokenCounts:
-    """Return the tokens of episodes; those that are not trained on count as raw and distinct only."""
+    """Return the token counts of episodes; `trained` counts only tokens in samples."""
     total = TokenCounts()
     for episode in episodes:
         counts = count_tokens(episode.calls)
-        trained = sum(sum(sample.loss_mask) for sample in episode.samples)
+        trained = sum(sum(sample.train_counts) for sample in episode.samples)
         total += TokenCounts(counts.raw, counts.distinct, trained)
     return total
 
@@ -62,20 +62,21 @@ def scored(episodes: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.reward is not None]
 
 
-def validate(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
+def validation_result(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
     """Summarise validation episodes.
 
     Args:
-        episodes: all of them, failed ones included.
-        largest_k: pass@k is estimated for 1, 2, 4, … and this k, where every task has k scored episodes.
+        episodes: all episodes, including failed ones.
+        largest_k: pass@k is estimated for k = 1, 2, 4, … and `largest_k`, as far as every task has k scored episodes.
     """
     with_reward = scored(episodes)
-    unscored = {_place(episode) for episode in episodes} - {_place(episode) for episode in with_reward}
+    unscored = {(e.task.task_id, e.repeat_index) for e in episodes}
+    unscored -= {(e.task.task_id, e.repeat_index) for e in with_reward}
     successes: dict[str, list[bool]] = defaultdict(list)
     for episode in with_reward:
         successes[episode.task.task_id].append(bool(episode.is_success))
-    most = min((len(outcomes) for outcomes in successes.values()), default=0)
-    ks = {k for k in (1, 2, 4, 8, 16, 32, 64, largest_k) if k <= min(largest_k, most)}
+    max_k = min((len(outcomes) for outcomes in successes.values()), default=0)
+    ks = {k for k in (1, 2, 4, 8, 16, 32, 64, largest_k) if k <= min(largest_k, max_k)}
     return ValidationResult(
         success_rate=_mean([float(bool(episode.is_success)) for episode in with_reward]),
         reward=_mean([float(episode.reward or 0.0) for episode in with_reward]),
@@ -85,12 +86,8 @@ def validate(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
     )
 
 
-def _place(episode: Episode) -> tuple[str, int]:
-    return episode.task.task_id, episode.repeat_index
-
-
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Estimate without bias the chance that one of k attempts succeeds, from `correct` successes in n.
+    """Return the unbiased estimate of the probability that one of k attempts succeeds, given `correct` of n successes.
 
     1 - C(n - c, k) / C(n, k): Chen et al., "Evaluating large language models trained on code",
     arXiv:2107.03374, eq. 1.
@@ -104,7 +101,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the metrics of a training batch: rewards, success, lengths, counts, and the workflow's own."""
+    """Return the metrics of a training batch: rewards, success, lengths, counts, and the workflow's `log_metrics`."""
     rewarded = scored(episodes)
     tokens = tokens_of(episodes)
     metrics = {
@@ -129,23 +126,23 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     metrics.update(_lengths(episodes))
     forks = Counter(call.fork.cause for episode in episodes for call in episode.calls if call.fork is not None)
     metrics["episodes/forks"] = forks.total()
-    # All of them in every step, so that curves have their zeros.
+    # Every cause is logged in every step, so that the curves include zeros.
     metrics.update({f"forks/{cause}": forks[cause] for cause in get_args(ForkCause)})
     agents: dict[str, list[float]] = defaultdict(list)
     for episode in rewarded:
         for agent, reward in episode.agent_rewards.items():
             agents[agent].append(reward)
     metrics.update({f"reward/agent/{agent}": _mean(rewards) for agent, rewards in sorted(agents.items())})
-    own: dict[str, list[float]] = defaultdict(list)
+    workflow: dict[str, list[float]] = defaultdict(list)
     for episode in rewarded:
         for name, value in episode.log_metrics.items():
-            own[name].append(float(value))
-    metrics.update({f"workflow/{name}": _mean(values) for name, values in own.items()})
+            workflow[name].append(float(value))
+    metrics.update({f"workflow/{name}": _mean(values) for name, values in workflow.items()})
     return metrics
 
 
 def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return lengths in tokens: of a call's prompt and answer, and of a sample."""
+    """Return the mean lengths in tokens of prompts, completions and samples."""
     calls = [call for episode in episodes for call in episode.calls]
     answers = [len(call.completion_ids) for call in calls]
     return {

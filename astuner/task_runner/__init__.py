@@ -1,6 +1,5 @@
-"""Running one episode: workflow, then judge."""
+"""Runs one episode: workflow, then judge."""
 
-from astuner.task_runner.last_call import last_call
-from astuner.task_runner.runner import TaskRunner, own_frame
+from astuner.task_runner.runner import TaskRunner, describe_calls, innermost_user_frame
 
-__all__ = ["TaskRunner", "last_call", "own_frame"]
+__all__ = ["TaskRunner", "describe_calls", "innermost_user_frame"]

@@ -1,4 +1,4 @@
-"""One task, one workflow, one reward: whatever goes wrong becomes a failed episode, never a crash."""
+"""Runs one episode: workflow, then judge. Errors become failed episodes, never a crash."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from astuner.breakpoints import is_debugged
 from astuner.context_tracker import MergeMode, build_samples, limit_samples
-from astuner.deadlines import deadline
+from astuner.debugging.breakpoints import is_debugged
+from astuner.debugging.deadlines import deadline
 from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score, score_in_place
-from astuner.task_runner.last_call import last_call
-from astuner.task_runner.rewards import mean_reward, share_out
+from astuner.task_judge.scoring import score, score_inline
 from astuner.workflow import Workflow
+
+Reward = float | Mapping[str, float] | Sequence[float]
+"""The reward of an episode, of its agents by name, or of its LLM calls in order."""
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 
 
 @dataclass(frozen=True)
 class TaskRunner:
-    """Runs episodes of one workflow; holds no state between them.
+    """Runs episodes of one workflow; keeps no state between them.
 
     Attributes:
-        workflow: makes a fresh workflow for each episode.
-        judge: scores episodes whose workflow returned no reward; None where the workflow always does.
+        workflow: returns a new workflow for each episode.
+        judge: scores episodes whose workflow returned no reward; None if the workflow always returns one.
         engine, codec: the model.
-        episode_timeout, judge_timeout: seconds; they do not hold in a process that is debugged.
-        max_samples: the most timelines that are trained of one episode.
+        episode_timeout, judge_timeout: seconds; not applied while a debugger is attached.
+        max_samples: the maximum number of samples of an episode that are trained.
         merge: how calls become samples.
-        targets: which of the workflow's agents are trained.
-        madness_reward: the reward of an episode whose model lost control.
-        judges_in_place: ask the judge in the episode's own thread, where breakpoints stop as in the workflow.
+        targets: the agents of the workflow that are trained.
+        madness_reward: the reward of an episode with degenerate model output.
+        judge_inline: run the judge in the episode's thread, where breakpoints work as in the workflow.
     """
 
     workflow: Callable[[], Workflow]
@@ -53,10 +54,10 @@ class TaskRunner:
     merge: MergeMode = "leaf"
     targets: Targets = field(default_factory=Targets)
     madness_reward: float = -1.0
-    judges_in_place: bool = False
+    judge_inline: bool = False
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
-        """Return the model for one episode, which records its calls."""
+        """Return the model for one episode, which records the episode's calls."""
         return ModelTuner(
             self.engine,
             self.codec,
@@ -67,7 +68,7 @@ class TaskRunner:
         )
 
     async def run(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> Episode:
-        """Run one episode to its end; never raises for anything that the workflow or the judge does."""
+        """Run one episode. Errors of the workflow and of the judge are not raised; they make the episode `failed`."""
         started = time.time()
         episode = Episode(
             episode_id=workflow_task.episode_id,
@@ -79,9 +80,9 @@ class TaskRunner:
             start_time=started,
         )
         try:
-            output = await self._outcome(workflow_task, tuner)
+            output = await self._rewarded_output(workflow_task, tuner)
             assert output.reward is not None
-            calls = share_out(output.reward, tuner.calls)
+            calls = with_rewards(tuner.calls, output.reward)
         except EpisodeError as error:
             calls = tuner.calls
             episode = replace(episode, error_kind=error.kind, error=str(error))
@@ -97,18 +98,18 @@ class TaskRunner:
             )
         return self._with_samples(replace(episode, calls=calls, end_time=time.time()), workflow_task.seed)
 
-    async def _outcome(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
-        """Return an output whose reward and success are known."""
+    async def _rewarded_output(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+        """Return the workflow's output with `reward` and `is_success` set."""
         try:
             output = await self._execute(workflow_task, tuner)
         except AgentMadness:
             output = WorkflowOutput()
-        if tuner.madness is not None:
+        if tuner.degenerate_output is not None:
             return replace(
                 output,
                 reward=self.madness_reward,
                 is_success=False,
-                metadata={**output.metadata, "madness": tuner.madness},
+                metadata={**output.metadata, "madness": tuner.degenerate_output},
             )
         if output.reward is None:
             if self.judge is None:
@@ -116,79 +117,82 @@ class TaskRunner:
                     "the workflow returned no reward and no judge is configured: return "
                     "WorkflowOutput(reward=…) or set task_judge.judge_protocol"
                 )
-            ask = score_in_place if self.judges_in_place else score
+            compute_score = score_inline if self.judge_inline else score
             limit = None if is_debugged() else self.judge_timeout
-            reward, success = await ask(self.judge, workflow_task, output, limit, lambda: last_call(tuner))
+            reward, success = await compute_score(
+                self.judge, workflow_task, output, limit, lambda: describe_calls(tuner)
+            )
             return replace(output, reward=reward, is_success=success)
         if output.is_success is None:
             return replace(output, is_success=mean_reward(output.reward) > 0)
         return output
 
     async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
-        slow = f"episode {workflow_task.episode_id}: "
         limit = None if is_debugged() else self.episode_timeout
-        begun = time.monotonic()
-        timeout: asyncio.Timeout | None = None  # until an episode that is interrupted at once has got one
+        started = time.monotonic()
+
+        def late() -> str:
+            return (
+                f"the workflow took longer than rollout.episode_timeout ({self.episode_timeout:g} s); "
+                f"{describe_calls(tuner)}"
+            )
+
+        timeout: asyncio.Timeout | None = None  # stays None if the episode is interrupted before the block starts
         try:
-            async with deadline(limit, lambda: slow + _too_slow(self.episode_timeout, tuner)) as timeout:
-                output = _checked(await _awaitable(self.workflow().execute(workflow_task, tuner)))
-        # Of the thread's own loop nothing but the deadline cancels, so that whatever comes out of the workflow,
-        # a KeyboardInterrupt of its own included, ends this episode and no other.
+            async with deadline(limit, lambda: f"episode {workflow_task.episode_id}: {late()}") as timeout:
+                result: object = self.workflow().execute(workflow_task, tuner)
+                if not isinstance(result, Awaitable):
+                    raise WorkflowError(
+                        f"execute returned {type(result).__name__}, not an awaitable: write it as "
+                        "`async def execute(self, workflow_task, model_tuner)`"
+                    )
+                output = _checked_output(await result)
+        # The deadline is the only thing that cancels tasks of the thread's event loop. So whatever the workflow raises,
+        # including a KeyboardInterrupt, ends this episode only.
         except BaseException as error:
-            if isinstance(error, BdbQuit):  # whoever leaves the debugger means the run
+            if isinstance(error, BdbQuit):  # quitting the debugger ends the run
                 raise KeyboardInterrupt from error
             if timeout is not None and timeout.expired():
-                raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner)) from error
+                raise EpisodeTimeout(late()) from error
             if isinstance(error, EpisodeError):
                 raise
-            if tuner.madness is not None:
-                raise AgentMadness(tuner.madness) from error
-            raise WorkflowError(_describe(error)) from error
-        # The workflow took its cancellation for something else and went on, or held the thread, out of its reach.
-        if timeout.expired() or (limit is not None and time.monotonic() - begun > limit):
-            raise EpisodeTimeout(_too_slow(self.episode_timeout, tuner))
+            if tuner.degenerate_output is not None:
+                raise AgentMadness(tuner.degenerate_output) from error
+            frames = traceback.extract_tb(error.__traceback__)
+            frame = innermost_user_frame(frames) or frames[-1]
+            raise WorkflowError(
+                f"{type(error).__name__}: {error} (at {frame.filename}:{frame.lineno}, in {frame.name})"
+            ) from error
+        # The workflow suppressed its cancellation, or blocked the thread past the deadline.
+        if timeout.expired() or (limit is not None and time.monotonic() - started > limit):
+            raise EpisodeTimeout(late())
         return output
 
     def _with_samples(self, episode: Episode, seed: int) -> Episode:
         if episode.status != "ok":
             return episode
         samples, dropped = limit_samples(build_samples(episode.calls), self.max_samples, seed)
-        if self.merge != "leaf":  # of the same timelines, so that what is trained does not depend on how
-            kept = {span.call_id for sample in samples for span in sample.spans}
-            samples = build_samples([call for call in episode.calls if call.call_id in kept], self.merge)
+        if self.merge != "leaf":
+            # Use the calls of the same samples, so that the merge mode does not change what is trained.
+            call_ids = {span.call_id for sample in samples for span in sample.spans}
+            samples = build_samples([call for call in episode.calls if call.call_id in call_ids], self.merge)
         if samples:
             return replace(episode, samples=tuple(samples), dropped_samples=dropped)
-        return replace(
-            episode,
-            status="dropped",
-            error_kind="no_tokens",
-            error=_nothing_to_train(episode.calls),
-        )
+        error = "the workflow made no LLM call that returned a token, so there is nothing to train on"
+        if episode.calls and not any(call.trained for call in episode.calls):
+            targets = ", ".join(sorted({call.target_tag for call in episode.calls}))
+            error = (
+                "no LLM call of the episode has a target in rollout.trainable_targets, so there is nothing to train "
+                f"on; the targets of its calls are: {targets}"
+            )
+        return replace(episode, status="dropped", error_kind="no_tokens", error=error)
 
 
-def _nothing_to_train(calls: Sequence[LlmCall]) -> str:
-    if not calls or any(call.trained for call in calls):
-        return "the workflow made no LLM call that gave a token, so there is nothing to train on"
-    return (
-        "no LLM call of the episode was of a target in rollout.trainable_targets, so there is nothing to train on; it "
-        f"asked for: {', '.join(sorted({call.target_tag for call in calls}))}"
-    )
-
-
-def _awaitable(given: object) -> Awaitable[object]:
-    if not isinstance(given, Awaitable):
-        raise WorkflowError(
-            f"execute returned {type(given).__name__} at once: write it as `async def execute(self, workflow_task, "
-            "model_tuner)`"
-        )
-    return given
-
-
-def _checked(output: object) -> WorkflowOutput:
-    """Return a workflow's output with numbers for log_metrics.
+def _checked_output(output: object) -> WorkflowOutput:
+    """Return a workflow's output with the log metrics as floats.
 
     Raises:
-        WorkflowError: it is none, or has a log metric that is no number.
+        WorkflowError: it is not a `WorkflowOutput`, or a log metric is not a number.
     """
     if not isinstance(output, WorkflowOutput):
         raise WorkflowError(f"execute must return a WorkflowOutput, got {type(output).__name__}: {str(output)[:200]!r}")
@@ -196,19 +200,62 @@ def _checked(output: object) -> WorkflowOutput:
     return replace(output, log_metrics=numbers)
 
 
-def _describe(error: BaseException) -> str:
-    """Return the error and the innermost line of the workflow's own code, without a wall of text."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = own_frame(frames) or frames[-1]
-    return f"{type(error).__name__}: {error} (at {place.filename}:{place.lineno}, in {place.name})"
-
-
-def own_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """Return the innermost frame that is neither of astuner nor of an installed package, if there is one."""
+def innermost_user_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Return the innermost frame outside of astuner and of installed packages, or None."""
     foreign = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen")
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
-    return own[-1] if own else None
+    user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
+    return user_frames[-1] if user_frames else None
 
 
-def _too_slow(seconds: float, tuner: ModelTuner) -> str:
-    return f"the workflow took longer than rollout.episode_timeout ({seconds:g} s); {last_call(tuner)}"
+def mean_reward(reward: Reward) -> float:
+    """Return the reward of an episode: the mean of the rewards of its agents or calls."""
+    if isinstance(reward, float):
+        return reward
+    values = list(reward.values()) if isinstance(reward, Mapping) else list(reward)
+    return sum(values) / len(values)
+
+
+def with_rewards(calls: Sequence[LlmCall], reward: Reward) -> tuple[LlmCall, ...]:
+    """Return the calls with the rewards of their agents, or with their own rewards.
+
+    Raises:
+        WorkflowError: a trained agent has no reward, or the number of rewards differs from the number of calls.
+    """
+    if isinstance(reward, float):
+        return tuple(calls)
+    if isinstance(reward, Mapping):
+        agents = {call.agent_name for call in calls if call.trained}
+        if missing := sorted(agents - reward.keys()):
+            raise WorkflowError(
+                f"WorkflowOutput.reward rewards {', '.join(map(repr, sorted(reward)))}, but "
+                f"{', '.join(map(repr, missing))} made LLM calls that are trained: reward every trained agent under "
+                "the name that model_tuner.for_agent(name) gave it"
+            )
+        return tuple(replace(call, reward=reward[call.agent_name]) if call.trained else call for call in calls)
+    if len(reward) != len(calls):
+        raise WorkflowError(
+            f"WorkflowOutput.reward is a list of {len(reward)} rewards, but the episode made {len(calls)} LLM calls: "
+            "return one reward per call, in the order of model_tuner.calls"
+        )
+    return tuple(replace(call, reward=value) for call, value in zip(calls, reward, strict=True))
+
+
+def describe_calls(tuner: ModelTuner) -> str:
+    """Describe the last finished LLM call of an episode and its open calls: model, prompt tokens, seconds."""
+
+    def model(target_tag: str, agent_name: str) -> str:
+        return f"model {target_tag}" + (f" for {agent_name}" if agent_name else "")
+
+    now, calls = time.time(), tuner.calls
+    parts = ["no LLM call finished"]
+    if calls:
+        last = calls[-1]
+        parts = [
+            f"last finished LLM call {last.call_id} ({model(last.target_tag, last.agent_name)}, "
+            f"{len(last.prompt_ids)} prompt tokens, {now - last.end_time:.1f} s ago)"
+        ]
+    for call in tuner.open_calls:
+        tokens = "" if call.prompt_tokens is None else f"{call.prompt_tokens} prompt tokens, "
+        seconds = now - call.start_time
+        parts.append(f"open LLM call ({model(call.target_tag, call.agent_name)}, {tokens}started {seconds:.1f} s ago)")
+    return ", ".join(parts)

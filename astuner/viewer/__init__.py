@@ -1,1 +1,1 @@
-"""The web page that shows runs, episodes, timelines and tokens; it only reads, and never writes into a record."""
+"""Web page that shows runs, episodes, timelines and tokens. The viewer never writes to a record."""

@@ -1,4 +1,4 @@
-"""The index of a run as an SQLite file in the user's cache: the record itself is never written to."""
+"""The SQLite database of a run's index, in the user's cache. The record itself is never written to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-_VERSION = 5
+# Increased with each change of the schema.
+_VERSION = 6
 _SCHEMA = """
 create table if not exists episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text, query text,
@@ -28,30 +29,31 @@ create table if not exists labels (id integer primary key, kind text, value text
 create table if not exists episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
 create index if not exists labels_of_episode on episode_labels (episode);
 create table if not exists metrics (id integer primary key, step integer, time real, name text, value real);
-create table if not exists places (file text primary key, start integer, tail text, bad integer, generation text);
+create table if not exists positions (file text primary key, start integer, tail text, bad integer, generation text);
 """
 
 
 def open_database(folder: Path, cache: Path | None = None) -> sqlite3.Connection:
-    """Open the index of the run in `folder`, a new one where there is none.
+    """Open or create the database of the run in `folder`.
 
-    Where its file cannot be opened, locked or for want of space or files, one in memory serves.
+    If the file cannot be opened or locked, or there is no space, the database is created in memory.
 
     Args:
-        folder: the run's.
-        cache: where indexes lie; by default `astuner/viewer` in the user's cache, or a temporary folder where that
-            cannot be written.
+        folder: The run's folder.
+        cache: Folder of the databases; by default `astuner/viewer` in the user's cache, or a temporary folder if the
+            cache cannot be written.
     """
-    identity = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    # Viewers of several versions may run beside each other.
-    path = (cache or _cache_folder()) / f"{identity}.v{_VERSION}.sqlite3"
+    digest = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    # The name has the version, as viewers of several versions may run at the same time.
+    path = (cache or _cache_folder()) / f"{digest}.v{_VERSION}.sqlite3"
     for _ in range(2):
         try:
             return _open(path)
-        except sqlite3.OperationalError:  # nothing that says that the file is bad: others may have it open
+        except sqlite3.OperationalError:  # The file may be valid and in use by another process.
             break
-        except sqlite3.DatabaseError:
-            _remove(path)
+        except sqlite3.DatabaseError:  # The file is damaged. SQLite's journals would be applied to a new file.
+            for suffix in ("", "-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
     return _open(Path(":memory:"))
 
 
@@ -67,12 +69,6 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
-
-
-def _remove(path: Path) -> None:
-    # With what SQLite keeps beside it, which would be taken for the new one's.
-    for suffix in ("", "-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _cache_folder() -> Path:

@@ -1,41 +1,53 @@
-"""An episode as the page draws it: messages, calls, the trie in segments, and what each token was."""
+"""JSON content of an episode's page: messages, calls, the trie of tokens, advantages and transcripts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from astuner.errors import RecordError
-from astuner.run_record import RecordedEpisode, read_recorded_episode
+from astuner.run_record import RecordedEpisode, call_advantages, read_recorded_episode
 from astuner.schema import Episode, LlmCall
-from astuner.viewer.advantages import advantages_of_calls, by_agent
-from astuner.viewer.marks import sampled_runs, template_runs, trained_runs
+from astuner.viewer.token_kinds import sampled_runs, template_runs, trained_runs
 from astuner.viewer.token_texts import TokenTexts
 from astuner.viewer.trie import Trie
 
+_MAX_TRANSCRIPT_TEXT = 1500
+_MAX_TRANSCRIPT_MESSAGES = 60
+
 
 def read_episode_at(folder: Path, path: str) -> RecordedEpisode:
-    """Read an episode of the run in `folder`, given the path that the record's index has.
+    """Read an episode of the run in `folder`.
+
+    Args:
+        folder: The run's folder.
+        path: The episode's path in the record's index.
 
     Raises:
-        RecordError: it cannot be read, or lies outside the run's folder.
+        RecordError: If the file cannot be read or is outside the run's folder.
     """
     try:
         file = (folder / path).resolve()
     except (OSError, ValueError, RuntimeError) as error:
-        raise RecordError(f"the index names a file that cannot be: {path[:80]!r} ({error})") from error
+        raise RecordError(f"the index names an invalid file: {path[:80]!r} ({error})") from error
     if not file.is_relative_to(folder.resolve()):
-        raise RecordError("the index names a file outside of the run's folder, which is not opened")
+        raise RecordError("the index names a file outside the run's folder, which is not opened")
     return read_recorded_episode(file)
 
 
 def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[str, Any]:
-    """Return all that the episode's page shows; see `_segments` for the tokens."""
+    """Return the content of an episode's page.
+
+    Args:
+        recorded: The episode.
+        texts: Converts token ids to texts; None if the tokenizer is not available.
+    """
     episode, labels = recorded.episode, recorded.labels
     trie = Trie(episode.calls)
     vocabulary = texts.of(number for segment in trie.segments for number in segment.ids) if texts else {}
-    messages, uses = _messages(episode.calls)
+    messages, messages_of_call = _unique_messages(episode.calls)
     advantages = advantages_of_calls(recorded)
     return {
         "episode": _facts(episode),
@@ -50,7 +62,7 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
         "tokens": {
             "raw": sum(len(call.prompt_ids) + len(call.completion_ids) for call in episode.calls),
             "distinct": sum(len(segment.ids) for segment in trie.segments),
-            "trained": sum(sum(sample.loss_mask) for sample in episode.samples),
+            "trained": sum(sum(sample.train_counts) for sample in episode.samples),
         },
         "withheld": recorded.withheld,
         "has_texts": texts is not None,
@@ -58,12 +70,12 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
         "special": sorted(texts.special & vocabulary.keys()) if texts else [],
         "messages": messages,
         "calls": [
-            {**_call(call, uses[number], trie.path(number)), "advantage": advantages.get(call.call_id)}
+            {**_call(call, messages_of_call[number], trie.path(number)), "advantage": advantages.get(call.call_id)}
             for number, call in enumerate(episode.calls)
         ],
         "samples": [
             {
-                "tokens": len(sample.token_ids), "trained": sum(sample.loss_mask), "weight": sample.weight,
+                "tokens": len(sample.token_ids), "trained": sum(sample.train_counts), "weight": sample.weight,
                 "calls": [span.call_id for span in sample.spans], "is_tree": sample.parents is not None,
             }
             for sample in episode.samples
@@ -93,7 +105,7 @@ def _facts(episode: Episode) -> dict[str, Any]:
 
 
 def _segments(trie: Trie, recorded: RecordedEpisode, vocabulary: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return the trie: each distinct token once, so that the answer grows with them and not with the raw ones."""
+    """Return the trie. Each distinct token occurs once, so the size does not grow with repeated prompts."""
     episode = recorded.episode
     sampled = sampled_runs(trie, episode.calls)
     trained = trained_runs(trie, episode.calls, episode.samples, recorded.updates)
@@ -110,13 +122,13 @@ def _segments(trie: Trie, recorded: RecordedEpisode, vocabulary: Mapping[int, st
 
 def _timeline(trie: Trie, leaf: int, calls: Sequence[LlmCall], advantages: Mapping[str, float]) -> dict[str, Any]:
     path = trie.path_to(leaf)
-    passed = set(path)
-    on_it = [number for number in range(len(calls)) if trie.end(number) in passed]
+    segments = set(path)
+    on_path = [number for number in range(len(calls)) if trie.end(number) in segments]
     return {
         "segments": path,
-        "calls": on_it,
+        "calls": on_path,
         "tokens": trie.segments[leaf].start + len(trie.segments[leaf].ids),
-        "agents": by_agent((calls[number] for number in on_it), advantages),
+        "agents": by_agent((calls[number] for number in on_path), advantages),
     }
 
 
@@ -149,18 +161,80 @@ def _call(call: LlmCall, messages: Sequence[int], path: Sequence[int]) -> dict[s
     }
 
 
-def _messages(calls: Sequence[LlmCall]) -> tuple[list[Any], list[list[int]]]:
-    """Return every message once, and for each call which it has: calls repeat the conversation so far."""
+def _unique_messages(calls: Sequence[LlmCall]) -> tuple[list[Any], list[list[int]]]:
+    """Return the distinct messages, and their indices for each call. Calls repeat the conversation so far."""
     numbers: dict[int, int] = {}
     messages: list[Any] = []
-    uses = []
+    indices_of_call = []
     for call in calls:
-        used = []
+        indices = []
         for message in call.messages:
-            # The reader of a record gives calls that share a message the same object.
+            # The reader of a record returns one object for a message that calls share.
             if id(message) not in numbers:
                 numbers[id(message)] = len(messages)
                 messages.append(message)
-            used.append(numbers[id(message)])
-        uses.append(used)
-    return messages, uses
+            indices.append(numbers[id(message)])
+        indices_of_call.append(indices)
+    return messages, indices_of_call
+
+
+def advantages_of_calls(recorded: RecordedEpisode) -> dict[str, float]:
+    """Return the advantage of each trained call by id: its own, or the episode's if the record has no others."""
+    if recorded.updates:
+        return call_advantages(recorded.episode.samples, recorded.updates)
+    advantage = recorded.labels.advantage
+    if advantage is None:
+        return {}
+    return {span.call_id: advantage for sample in recorded.episode.samples for span in sample.spans}
+
+
+def by_agent(calls: Iterable[LlmCall], advantages: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return the number of calls and the range of their advantages for each agent.
+
+    The range is None for an agent without trained calls.
+    """
+    advantages_by_agent: dict[str, list[float | None]] = {}
+    for call in calls:
+        advantages_by_agent.setdefault(call.agent_name, []).append(advantages.get(call.call_id))
+    rows = []
+    for agent, values in sorted(advantages_by_agent.items()):
+        trained = [value for value in values if value is not None]
+        least, most = min(trained, default=None), max(trained, default=None)
+        rows.append({"agent": agent, "calls": len(values), "least": least, "most": most})
+    return rows
+
+
+def transcript(episode: Episode) -> list[dict[str, Any]]:
+    """Return the messages of the longest conversation in the format of the chat API, with long texts cut."""
+    if not episode.calls:
+        return []
+    messages = max(episode.calls, key=lambda call: (len(call.messages), call.end_time)).messages
+    if len(messages) > _MAX_TRANSCRIPT_MESSAGES:
+        half = _MAX_TRANSCRIPT_MESSAGES // 2
+        messages = (*messages[:half], *messages[-half:])
+    return [_shorten_message(message) for message in messages]
+
+
+def _shorten_message(message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        return {"role": "?", "content": _shorten(str(message))}
+    content, calls = message.get("content"), message.get("tool_calls")
+    return {
+        "role": str(message.get("role", "?"))[:40],
+        "name": str(message.get("name") or "")[:60],
+        "content": _shorten(content) if content else "",
+        "tool_calls": [_shorten_tool_call(call) for call in calls[:20]] if isinstance(calls, list) else [],
+    }
+
+
+def _shorten_tool_call(call: object) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return {"function": {"arguments": _shorten(call)}}
+    return {"function": {"name": str(function.get("name"))[:60], "arguments": _shorten(function.get("arguments"))}}
+
+
+def _shorten(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    length = len(text)
+    return text if length <= _MAX_TRANSCRIPT_TEXT else f"{text[:_MAX_TRANSCRIPT_TEXT]}… ({length:,} characters)"

@@ -1,89 +1,95 @@
-"""`astuner export`: a run's episodes as JSON lines, its samples as Parquet, an episode as one HTML file."""
+"""`astuner export`: a run's episodes as JSON lines, its samples as Parquet, or one episode as an HTML file."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError
 from astuner.run_record import EpisodeEntry, RecordedEpisode, by_token, find_episode, find_run, read_index
-from astuner.run_record.files import Damaged, dump_json
-from astuner.run_record.plain import to_plain
+from astuner.run_record.files import OnDamaged, dump_json
+from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer.episode_view import episode_view, read_episode_at
-from astuner.viewer.single_file import single_file
 from astuner.viewer.token_texts import find_token_texts
 
 Format = Literal["jsonl", "parquet", "html"]
-_ROWS_AT_ONCE = 256
+_ROWS_PER_BATCH = 256
+_STATIC = Path(__file__).parent / "static"
+# Each module comes after those that it imports.
+_PAGE_MODULES = ("dom", "address", "chat", "tree", "timeline", "tokens", "episode")
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+_PAGE_START = """
+const view = JSON.parse(document.getElementById("episode").textContent);
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = () => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
+dark.addEventListener("change", paint);
+paint();
+document.title = brief(view.episode.episode_id, 60);
+document.getElementById("main").append(...episodeContent(view, currentAddress().query));
+"""
 
 
 def export_run(
-    run: str, exp_dir: Path, to: Format, out: Path | None, episode: str | None, say: Callable[[str], None]
+    run: str, exp_dir: Path, to: Format, out: Path | None, episode: str | None, report: Callable[[str], None]
 ) -> Path:
-    """Write a run's episodes, or one of them, into a file and return its path.
+    """Write a run's episodes, or one episode, to a file and return its path.
 
     Args:
-        run: the run's folder, or its name under `exp_dir`.
-        exp_dir: where runs are.
-        to: `jsonl`, a whole episode a line; `parquet`, a training sample a row; `html`, one episode as a page that
-            needs nothing else.
-        out: the file; by default the run's or the episode's name in the present folder.
-        episode: an episode's id, or how it alone begins; `html` needs one.
-        say: told of each line of the index, and each episode, that is damaged and left out.
+        run: The run's folder, or its name under `exp_dir`.
+        exp_dir: Folder of the runs.
+        to: `jsonl`: one episode per line. `parquet`: one training sample per row. `html`: one episode as a
+            self-contained page.
+        out: The file; by default a file in the working directory that is named after the run or the episode.
+        episode: Id of an episode, or an unambiguous prefix; required for `html`.
+        report: Receives a message for each damaged line of the index and each damaged episode, which are skipped.
 
     Raises:
-        RecordError: there is no such run or episode, the file is there already or cannot be written, or all that
-            should be in it is damaged.
+        RecordError: If there is no such run or episode, the file exists or cannot be written, or all episodes are
+            damaged.
     """
     folder = find_run(run, exp_dir)
-    left_out = 0
+    skipped = 0
 
     def skip(error: RecordError) -> None:
-        nonlocal left_out
-        left_out += 1
-        say(f"left out: {error}")
+        nonlocal skipped
+        skipped += 1
+        report(f"skipped: {error}")
 
     entries = read_index(folder, skip)
     if episode is not None:
         entries = [find_episode(episode, entries)]
     elif to == "html":
-        raise RecordError("an HTML file shows one episode: name it with --episode (astuner view lists them)")
+        raise RecordError("an HTML file shows one episode; name it with --episode (`astuner view` lists the episodes)")
     path = out or Path(f"{folder.resolve().name if episode is None else Path(entries[0].path).stem}.{to}")
     if path.is_dir():
-        raise RecordError(f"{path} is a folder: give --out the file to write, such as {path / f'episodes.{to}'}")
+        raise RecordError(f"{path} is a folder; give a file with --out, such as {path / f'episodes.{to}'}")
     if path.exists():
-        raise RecordError(f"{path} is there already, and is not written over; remove it, or give another --out")
+        raise RecordError(f"{path} already exists and is not overwritten; remove it, or give another --out")
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _writing(path):
-        try:
-            written = _WRITERS[to](folder, entries, partial, skip)
-            if left_out and not written:
-                raise RecordError(f"{folder}: nothing could be exported; see above for what is damaged")
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    write = {"jsonl": _write_lines, "parquet": _write_samples, "html": _write_page}[to]
+    try:
+        if not write(folder, entries, partial, skip) and skipped:
+            raise RecordError(f"{folder}: nothing could be exported; the messages above name the damaged episodes")
+        os.replace(partial, path)
+    except OSError as error:
+        reason = error.strerror or error
+        raise RecordError(f"cannot write {path}: {reason}; create its folder, or give another --out") from error
+    finally:
+        partial.unlink(missing_ok=True)
     return path
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or error
-        raise RecordError(
-            f"cannot write the export {path}: {reason}; make its folder, or give another --out"
-        ) from error
-
-
-def _readable(
-    folder: Path, entries: Iterable[EpisodeEntry], skip: Damaged
+def _read_episodes(
+    folder: Path, entries: Iterable[EpisodeEntry], skip: OnDamaged
 ) -> Iterator[tuple[EpisodeEntry, RecordedEpisode]]:
-    """Yield the episodes; leave out what is no episode, or lies elsewhere."""
+    """Yield the episodes; skip damaged ones and files outside the run's folder."""
     for entry in entries:
         try:
             recorded = read_episode_at(folder, entry.path)
@@ -93,16 +99,16 @@ def _readable(
             yield entry, recorded
 
 
-def _write_lines(folder: Path, entries: list[EpisodeEntry], path: Path, skip: Damaged) -> int:
+def _write_lines(folder: Path, entries: list[EpisodeEntry], path: Path, skip: OnDamaged) -> int:
     written = 0
     with path.open("xb") as file:
-        for entry, _ in _readable(folder, entries, skip):
+        for entry, _ in _read_episodes(folder, entries, skip):
             file.write((folder / entry.path).read_bytes().strip() + b"\n")
             written += 1
     return written
 
 
-def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path, skip: Damaged) -> int:
+def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path, skip: OnDamaged) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -114,10 +120,10 @@ def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path, skip: 
         ("advantages", pa.list_(pa.float64())), ("current_logprobs", pa.list_(pa.float64())),
         ("position_ids", pa.list_(pa.int64())), ("parents", pa.list_(pa.int64())), ("calls", pa.list_(pa.string())),
     ])  # fmt: skip
-    rows = _sample_rows(_readable(folder, (entry for entry in entries if entry.samples), skip))
+    rows = _sample_rows(_read_episodes(folder, (entry for entry in entries if entry.samples), skip))
     written = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        while batch := list(islice(rows, _ROWS_AT_ONCE)):
+        while batch := list(islice(rows, _ROWS_PER_BATCH)):
             writer.write_table(pa.Table.from_pylist(batch, schema))
             written += len(batch)
     return written
@@ -126,7 +132,7 @@ def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path, skip: 
 def _sample_rows(episodes: Iterable[tuple[EpisodeEntry, RecordedEpisode]]) -> Iterator[dict[str, Any]]:
     for entry, recorded in episodes:
         for number, sample in enumerate(recorded.episode.samples):
-            # Null for context; the whole list where the record does not have it.
+            # Null for untrained tokens; the whole list is null if the record does not have the values.
             update = recorded.updates[number] if number < len(recorded.updates) else None
             advantages, current = by_token(sample, update) if update else (None, None)
             yield {
@@ -140,7 +146,7 @@ def _sample_rows(episodes: Iterable[tuple[EpisodeEntry, RecordedEpisode]]) -> It
                 "sample": number,
                 "weight": sample.weight,
                 "token_ids": sample.token_ids,
-                "loss_mask": sample.loss_mask,
+                "loss_mask": sample.train_counts,
                 "logprobs": sample.logprobs,
                 "advantages": advantages,
                 "current_logprobs": None if update is None or update.logprobs is None else current,
@@ -150,19 +156,36 @@ def _sample_rows(episodes: Iterable[tuple[EpisodeEntry, RecordedEpisode]]) -> It
             }
 
 
-def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path, _skip: Damaged) -> int:
-    (entry,) = entries
-    view = to_plain(episode_view(read_episode_at(folder, entry.path), find_token_texts(folder)), lambda text: text)
-    path.write_bytes(single_file(dump_json(view)))
-    return 1
-
-
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-_WRITERS: dict[Format, Callable[[Path, list[EpisodeEntry], Path, Damaged], int]] = {
-    "jsonl": _write_lines,
-    "parquet": _write_samples,
-    "html": _write_page,
-}
+def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path, _skip: OnDamaged) -> int:
+    """Write an episode's page with its modules, style and data.
+
+    Its content security policy allows the page's own script only, by hash.
+    """
+    view = episode_view(read_episode_at(folder, entries[0].path), find_token_texts(folder))
+    # In JSON `<` occurs in strings only. With the escape, the browser sees no tag in the data.
+    data = dump_json(to_jsonable(view, lambda text: text)).replace(b"<", b"\\u003c")
+    sources = [(_STATIC / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _PAGE_MODULES]
+    modules = "".join(_EXPORT.sub("", _IMPORT.sub("", source)) for source in sources)
+    script = (modules + _PAGE_START).encode()
+    style = (_STATIC / "app.css").read_bytes()
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    parts = (
+        b'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'.encode(),
+        b'<meta name="viewport" content="width=device-width, initial-scale=1"><title>astuner</title><style>',
+        style, b'</style></head><body><main id="main"></main><script type="application/json" id="episode">',
+        data, b'</script><script type="module">', script, b"</script></body></html>\n",
+    )  # fmt: skip
+    path.write_bytes(b"".join(parts))
+    return 1
+
+
+def _hash(content: bytes) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}"

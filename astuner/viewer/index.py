@@ -1,4 +1,4 @@
-"""Keeps the SQLite index of a run up to date with its record, reading only what is new."""
+"""The SQLite index of a run: updated from the lines that were added to the record since the last update."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from astuner.run_record import Place, read_lines_after
+from astuner.run_record import ReadPosition, read_new_lines
 from astuner.viewer import queries
 from astuner.viewer.database import open_database
 
-_LONGEST_TEXT = 200
+_MAX_TEXT = 200
 _EPISODES = "episodes/index.jsonl"
 _COLUMNS = (
     "id", "path", "key", "step", "split", "task_key", "task", "query", "episode", "repeat_index", "status", "reward",
@@ -29,13 +29,13 @@ _COUNTS = (
     "tokens_trained",
 )  # fmt: skip
 _REALS = ("reward", "advantage", "seconds")
-# SQLite fails where a sum leaves 64 bits: those of a million episodes stay within.
-_LARGEST_COUNT = 2**40
-_LARGEST_REAL = 1e300
+# SQLite fails if a sum exceeds 64 bits. Sums over a million episodes do not.
+_MAX_COUNT = 2**40
+_MAX_REAL = 1e300
 
 
 class RunIndex:
-    """The episodes and metrics of one run in SQLite; safe to use from several threads and processes."""
+    """The episodes and metrics of one run in SQLite. Safe for use by several threads and processes."""
 
     def __init__(self, folder: Path, cache: Path | None = None) -> None:
         self.folder = folder
@@ -47,93 +47,93 @@ class RunIndex:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Give the database, as new as the record is now.
+        """Update the database from the record and yield it.
 
         Raises:
-            RecordError: the record cannot be read.
+            RecordError: If the record cannot be read.
         """
         with self._lock:
             db = self._connection = self._connection or open_database(self.folder, self._cache)
             try:
-                self._follow(db, _EPISODES, _Episodes)
-                self._follow(db, "metrics.jsonl", _Metrics)
+                self._update(db, _EPISODES, _EpisodeRows)
+                self._update(db, "metrics.jsonl", _MetricRows)
                 yield db
             finally:
-                # One who had the index before it was closed may still read it.
+                # A caller that obtained the index before it was closed may still use it.
                 if self._closed:
-                    self._let_go()
+                    self._disconnect()
 
     def steps(self, db: sqlite3.Connection) -> list[dict[str, Any]]:
-        """Return `queries.steps`, summed anew only where episodes came: a page that follows a run asks often."""
-        place = db.execute("select start, tail from places where file = ?", (_EPISODES,)).fetchone()
-        version = tuple(place) if place else None
+        """Return `queries.steps`, cached until episodes are added, because pages poll an active run."""
+        position = db.execute("select start, tail from positions where file = ?", (_EPISODES,)).fetchone()
+        version = tuple(position) if position else None
         if version is None or self._steps[0] != version:
             self._steps = (version, queries.steps(db))
         return self._steps[1]
 
     def close(self) -> None:
-        """Close the database, also after each later `reading`."""
+        """Close the database. A later `reading` opens it for its block only."""
         with self._lock:
             self._closed = True
-            self._let_go()
+            self._disconnect()
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _follow(self, db: sqlite3.Connection, file: str, make: type[_Episodes] | type[_Metrics]) -> None:
-        # One transaction, with the place in it: two viewers of one run cannot read a line twice.
+    def _update(self, db: sqlite3.Connection, file: str, row_writer: type[_EpisodeRows] | type[_MetricRows]) -> None:
+        # The position is updated in the same transaction, so that two viewers of one run do not read a line twice.
         db.execute("begin immediate")
         try:
-            row = db.execute("select * from places where file = ?", (file,)).fetchone()
-            place, bad = (Place(row["start"], row["tail"]), row["bad"]) if row else (Place(), 0)
-            lines, new, anew = read_lines_after(self.folder / file, place)
-            generation = row["generation"] if row and not anew else secrets.token_hex(8)
-            if anew:
+            row = db.execute("select * from positions where file = ?", (file,)).fetchone()
+            position, bad = (ReadPosition(row["start"], row["tail"]), row["bad"]) if row else (ReadPosition(), 0)
+            lines, new, restarted = read_new_lines(self.folder / file, position)
+            generation = row["generation"] if row and not restarted else secrets.token_hex(8)
+            if restarted:
                 bad = 0
-                for table in make.tables:
+                for table in row_writer.tables:
                     db.execute(f"delete from {table}")
             if lines:
-                rows = make(db)
+                rows = row_writer(db)
                 for line in lines:
                     try:
                         rows.add(json.loads(line))
-                    # A line that is none of ours, or was damaged, is counted and shown as missing.
+                    # Damaged lines are skipped; the page shows their number.
                     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
                         bad += 1
                 rows.write()
-            if new != place or anew:
+            if new != position or restarted:
                 db.execute(
-                    "insert or replace into places values (?, ?, ?, ?, ?)",
+                    "insert or replace into positions values (?, ?, ?, ?, ?)",
                     (file, new.offset, new.tail, bad, generation),
                 )
             db.execute("commit")
         except BaseException:
-            # An error of the disk has ended it already.
+            # An error of the disk has already ended the transaction.
             if db.in_transaction:
                 db.execute("rollback")
             raise
 
 
 def key_of(text: str) -> str:
-    """Return a short name for any text, fit for addresses."""
+    """Return a hash of a text that is safe in URLs."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def shown(text: object) -> str:
-    """Return a text short enough for a list, and such as UTF-8 can hold."""
+def shorten(text: object) -> str:
+    """Return a text cut to the length for lists, and valid in UTF-8."""
     full = text if isinstance(text, str) else str(text)
-    clean = _utf8(full[: _LONGEST_TEXT + 1])
-    return clean if len(full) <= _LONGEST_TEXT else clean[:_LONGEST_TEXT] + "…"
+    clean = _utf8(full[: _MAX_TEXT + 1])
+    return clean if len(full) <= _MAX_TEXT else clean[:_MAX_TEXT] + "…"
 
 
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class _Episodes:
-    """Lines of the record's index on their way into the database, all at once."""
+class _EpisodeRows:
+    """Collects lines of the record's index and writes them to the database in one batch."""
 
     tables = ("episodes", "labels", "episode_labels")
 
@@ -142,19 +142,19 @@ class _Episodes:
         self._rows: list[list[Any]] = []
         self._labels: list[tuple[int, int]] = []
         self._label_ids = {(row["kind"], row["value"]): row["id"] for row in db.execute("select * from labels")}
-        # Numbers are never given again: those of an episode that was replaced may still have labels.
+        # Ids are never reused: the labels of a replaced episode remain in the table.
         highest = (
             "select max(coalesce((select max(id) from episodes), 0), coalesce(max(episode), 0)) from episode_labels"
         )
         self._last: int = db.execute(highest).fetchone()[0]
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take a line."""
+        """Add a line of the record's episode index. `write` writes the added lines to the database."""
         forks: Mapping[str, int] = row.get("forks") or {}
-        labels = {("fork", shown(cause)) for cause in forks}
+        labels = {("fork", shorten(cause)) for cause in forks}
         for kind, field in (("agent", "agents"), ("tag", "tags"), ("finish", "finish_reasons")):
-            labels |= {(kind, shown(value)) for value in row.get(field) or ()}
-        values = _values(row) | {"id": self._last + 1, "forks": _whole(sum(forks.values()))}
+            labels |= {(kind, shorten(value)) for value in row.get(field) or ()}
+        values = _values(row) | {"id": self._last + 1, "forks": _integer(sum(forks.values()))}
         self._rows.append([values[name] for name in _COLUMNS])
         self._last += 1
         for label in labels:
@@ -162,61 +162,63 @@ class _Episodes:
             self._labels.append((number, self._last))
 
     def write(self) -> None:
-        """Write what was taken."""
+        """Write the added lines to the database."""
         names = [(number, *label) for label, number in self._label_ids.items()]
         self._db.executemany("insert or ignore into labels (id, kind, value) values (?, ?, ?)", names)
-        marks = ", ".join("?" * len(_COLUMNS))
-        # An episode that was written again has two lines; the later one holds.
-        self._db.executemany(f"insert or replace into episodes ({', '.join(_COLUMNS)}) values ({marks})", self._rows)
+        placeholders = ", ".join("?" * len(_COLUMNS))
+        # An episode that was written twice has two lines; the later line is valid.
+        self._db.executemany(
+            f"insert or replace into episodes ({', '.join(_COLUMNS)}) values ({placeholders})", self._rows
+        )
         self._db.executemany("insert or ignore into episode_labels values (?, ?)", sorted(self._labels))
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     task, episode = str(row["task_id"]), str(row["episode_id"])
-    error = None if row.get("error_kind") is None else shown(row["error_kind"])
-    query = shown(row.get("query") or "")
+    error = None if row.get("error_kind") is None else shorten(row["error_kind"])
+    query = shorten(row.get("query") or "")
     values: dict[str, Any] = {name: _count(row.get(name)) for name in _COUNTS}
     values |= {name: _real(row.get(name)) for name in _REALS}
     return values | {
         "path": _utf8(str(row["path"])),
         "key": key_of(episode),
-        "step": _whole(row["step"]),
+        "step": _integer(row["step"]),
         "split": "val" if row["split"] == "val" else "train",
         "task_key": key_of(task),
-        "task": shown(task),
+        "task": shorten(task),
         "query": query,
-        "episode": shown(episode),
-        "status": shown(row["status"]),
+        "episode": shorten(episode),
+        "status": shorten(row["status"]),
         "error_kind": error,
         "words": "\n".join(
-            (shown(task), query, shown(episode), error or "", _utf8(str(row.get("error") or "")[:500]))
+            (shorten(task), query, shorten(episode), error or "", _utf8(str(row.get("error") or "")[:500]))
         ).lower(),
     }
 
 
-def _whole(value: Any) -> int:
-    """Return a number without which its line means nothing.
+def _integer(value: Any) -> int:
+    """Return a required integer.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none, or larger than any of a run.
+        ValueError, TypeError, OverflowError: If the value is not an integer or too large.
     """
     number = int(value)
-    if abs(number) > _LARGEST_COUNT:
-        raise ValueError(f"{number:.3g} is no number of a run")
+    if abs(number) > _MAX_COUNT:
+        raise ValueError(f"{number:.3g} is too large")
     return number
 
 
 def _count(value: object) -> float | int | None:
-    """Return a number as it is, None for what is none: texts in the place of numbers must not reach the page."""
-    return value if isinstance(value, int | float) and abs(value) <= _LARGEST_COUNT else None
+    """Return a number unchanged, and None for any other value, so that the viewer's page gets only numbers."""
+    return value if isinstance(value, int | float) and abs(value) <= _MAX_COUNT else None
 
 
 def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < _LARGEST_REAL else None
+    return float(value) if isinstance(value, int | float) and abs(value) < _MAX_REAL else None
 
 
-class _Metrics:
-    """Lines of `metrics.jsonl` on their way into the database."""
+class _MetricRows:
+    """Collects lines of `metrics.jsonl` and writes them to the database in one batch."""
 
     tables = ("metrics",)
 
@@ -225,12 +227,12 @@ class _Metrics:
         self._rows: list[tuple[int, float, str, float | None]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take a line."""
-        step, time = _whole(row["step"]), float(row["time"])
-        if not abs(time) < _LARGEST_REAL:
-            raise ValueError("the time is no number")
-        self._rows += [(step, time, shown(name), _real(value)) for name, value in row["metrics"].items()]
+        """Add a line of `metrics.jsonl`. `write` writes the added lines to the database."""
+        step, time = _integer(row["step"]), float(row["time"])
+        if not abs(time) < _MAX_REAL:
+            raise ValueError("the time is not a finite number")
+        self._rows += [(step, time, shorten(name), _real(value)) for name, value in row["metrics"].items()]
 
     def write(self) -> None:
-        """Write what was taken."""
+        """Write the added lines to the database."""
         self._db.executemany("insert into metrics (step, time, name, value) values (?, ?, ?, ?)", self._rows)

@@ -1,4 +1,4 @@
-"""What the pages ask of a run's index."""
+"""SQL queries of the pages on a run's index."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _ORDERS: dict[str, str] = {
     "forks": "forks desc, id desc",
     "seconds": "seconds desc, id desc",
 }
-_MOST_LABELS = 200
+_MAX_LABELS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFilter:
-    """Which episodes of a run; None does not ask.
+    """Conditions on the episodes of a run. None means no condition.
 
     Attributes:
-        split, step, status: as in the record's index.
-        task: a task's key.
-        agent, tag, finish, fork: episodes that have a call with it.
-        error: the kind of the error; `any` for every kind.
-        least, most: bounds of the reward, both inclusive.
-        text: part of the task's id, the episode's id, the error's kind, the first 200 characters of the task's query,
-            or the first 500 of the error.
+        split, step, status: As in the record's index.
+        task: Key of a task.
+        agent, tag, finish, fork: Value that at least one call of the episode has.
+        error: Kind of the error; `any` matches all kinds.
+        least, most: Inclusive bounds of the reward.
+        text: Part of the task id, the episode id, the kind of the error, the first 200 characters of the task's query,
+            or the first 500 characters of the error.
     """
 
     split: str | None = None
@@ -50,14 +50,14 @@ class EpisodeFilter:
         """Return an SQL condition and its values."""
         parts: list[str] = ["1"]
         values: list[Any] = []
-        plain: dict[str, Any] = {
+        conditions: dict[str, Any] = {
             "split = ?": self.split, "step = ?": self.step, "status = ?": self.status, "task_key = ?": self.task,
             "reward >= ?": self.least, "reward <= ?": self.most,
         }  # fmt: skip
         for kind in ("agent", "tag", "finish", "fork"):
             of_label = "select id from labels where kind = '" + kind + "' and value = ?"
-            plain[f"id in (select episode from episode_labels where label = ({of_label}))"] = getattr(self, kind)
-        for part, value in plain.items():
+            conditions[f"id in (select episode from episode_labels where label = ({of_label}))"] = getattr(self, kind)
+        for part, value in conditions.items():
             if value is not None:
                 parts.append(part)
                 values.append(value)
@@ -72,9 +72,9 @@ class EpisodeFilter:
         return " and ".join(parts), values
 
 
-def episodes(db: sqlite3.Connection, wanted: EpisodeFilter, order: Order, offset: int, limit: int) -> dict[str, Any]:
-    """Return a page of a run's episodes, and how many there are in all."""
-    condition, values = wanted.condition()
+def episodes(db: sqlite3.Connection, matching: EpisodeFilter, order: Order, offset: int, limit: int) -> dict[str, Any]:
+    """Return a page of the matching episodes, and the number of all matching episodes."""
+    condition, values = matching.condition()
     total = db.execute(f"select count(*) from episodes where {condition}", values).fetchone()[0]
     rows = db.execute(
         f"select * from episodes where {condition} order by {_ORDERS[order]} limit ? offset ?",
@@ -84,7 +84,7 @@ def episodes(db: sqlite3.Connection, wanted: EpisodeFilter, order: Order, offset
 
 
 def episode_by_key(db: sqlite3.Connection, key: str) -> dict[str, Any] | None:
-    """Return the latest episode with this key, or with this id."""
+    """Return the latest episode with this key or id."""
     for column in ("key", "episode"):
         row = db.execute(f"select * from episodes where {column} = ? order by id desc limit 1", (key,)).fetchone()
         if row:
@@ -93,16 +93,14 @@ def episode_by_key(db: sqlite3.Connection, key: str) -> dict[str, Any] | None:
 
 
 def labels(db: sqlite3.Connection) -> dict[str, list[str]]:
-    """Return what can be filtered by: agents, tags, finish reasons, causes of forks and errors."""
-    found: dict[str, list[str]] = {"agent": [], "tag": [], "finish": [], "fork": [], "error": []}
+    """Return the values of the filters: agents, tags, finish reasons, causes of forks, and kinds of errors."""
+    values: dict[str, list[str]] = {"agent": [], "tag": [], "finish": [], "fork": [], "error": []}
     for row in db.execute("select kind, value from labels order by kind, value"):
-        if len(found[row["kind"]]) < _MOST_LABELS:
-            found[row["kind"]].append(row["value"])
-    errors = db.execute(
-        "select distinct error_kind from episodes where error_kind is not null limit ?", (_MOST_LABELS,)
-    )
-    found["error"] = sorted(row["error_kind"] for row in errors)
-    return found
+        if len(values[row["kind"]]) < _MAX_LABELS:
+            values[row["kind"]].append(row["value"])
+    errors = db.execute("select distinct error_kind from episodes where error_kind is not null limit ?", (_MAX_LABELS,))
+    values["error"] = sorted(row["error_kind"] for row in errors)
+    return values
 
 
 _SUMS = """count(*) as episodes, avg(reward) as reward, min(reward) as least, max(reward) as most,
@@ -112,52 +110,61 @@ _SUMS = """count(*) as episodes, avg(reward) as reward, min(reward) as least, ma
 
 
 def steps(db: sqlite3.Connection) -> list[dict[str, Any]]:
-    """Return what the episodes of each step and split came to, the latest first."""
+    """Return sums and means over the episodes of each step and split, the latest step first."""
     sql = f"select step, split, count(distinct task_key) as groups, {_SUMS} from episodes group by split, step"
     return [dict(row) for row in db.execute(f"{sql} order by step desc, split")]
 
 
 def groups(db: sqlite3.Connection, step: int, split: str) -> list[dict[str, Any]]:
-    """Return the groups of a step: the episodes of each task."""
+    """Return sums and means over each group of a step, that is, over the episodes of a task."""
     sql = f"select task_key, min(task) as task, min(query) as query, {_SUMS} from episodes where step = ? and split = ?"
     return [dict(row) for row in db.execute(f"{sql} group by task_key order by min(id)", (step, split))]
 
 
 def metrics(db: sqlite3.Connection, after: int, generation: str | None) -> dict[str, Any]:
-    """Return the metrics logged after row `after`: step, time and value by name, and the last row's number.
+    """Return the metrics logged after row `after`.
 
-    Rows are numbered anew when the run is resumed at an earlier step, or started again: where `generation`, that of the
-    answer that `after` is from, is no longer the present one, all rows are returned, and `anew` is true.
+    The file is rewritten when a run is resumed from an earlier step or restarted. If this has happened since the
+    response from which `after` is taken, all rows are returned.
+
+    Args:
+        db: The run's database.
+        after: `last` of an earlier response, or 0.
+        generation: `generation` of that response.
+
+    Returns:
+        `series`, a list of [step, time, value] by name; `last`, the number of the last row; `generation` of the file;
+        and `restarted`, True if all rows are returned because the file was rewritten.
     """
-    place = db.execute("select generation from places where file = 'metrics.jsonl'").fetchone()
-    present = place["generation"] if place else None
-    anew = after > 0 and generation != present
-    if anew:
+    position = db.execute("select generation from positions where file = 'metrics.jsonl'").fetchone()
+    present = position["generation"] if position else None
+    restarted = after > 0 and generation != present
+    if restarted:
         after = 0
     series: dict[str, list[list[float | None]]] = {}
     last = after
     for row in db.execute("select * from metrics where id > ? order by id", (after,)):
         series.setdefault(row["name"], []).append([row["step"], row["time"], row["value"]])
         last = row["id"]
-    return {"last": last, "generation": present, "anew": anew, "series": series}
+    return {"last": last, "generation": present, "restarted": restarted, "series": series}
 
 
 def counts(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return how much the index holds, and how many lines of the record could not be read."""
+    """Return the number of episodes, the last step, and the number of damaged lines of the record."""
     row = db.execute("select count(*) as episodes, max(step) as step from episodes").fetchone()
     last = db.execute("select max(step) from metrics").fetchone()[0]
-    bad = db.execute("select sum(bad) from places").fetchone()[0]
+    bad = db.execute("select sum(bad) from positions").fetchone()[0]
     return {"episodes": row["episodes"], "step": max(row["step"] or 0, last or 0), "bad_lines": bad or 0}
 
 
-def latest(db: sqlite3.Connection, name: str) -> list[float]:
-    """Return the values of a metric, in order, for a small chart."""
+def metric_values(db: sqlite3.Connection, name: str) -> list[float]:
+    """Return the values of a metric in the order of logging."""
     rows = db.execute("select value from metrics where name = ? and value is not null order by id", (name,))
     return [row["value"] for row in rows]
 
 
 def _row(row: sqlite3.Row) -> dict[str, Any]:
-    found = dict(row)
-    del found["words"]
-    found["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
-    return found
+    values = dict(row)
+    del values["words"]
+    values["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
+    return values

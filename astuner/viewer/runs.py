@@ -1,7 +1,8 @@
-"""The runs of a folder."""
+"""The runs of a folder: their folders, their files, their indexes, and the list of them."""
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,62 +12,161 @@ import yaml
 
 from astuner.errors import RecordError
 from astuner.run_record import is_being_written, is_record, read_summary
+from astuner.viewer import queries
+from astuner.viewer.index import RunIndex
+
+# Files whose changes make a row of the list of runs outdated.
+_LISTED_FILES = ("environment.json", "config.yaml", "summary.json", "metrics.jsonl", "episodes/index.jsonl")
+# Each open index needs three file descriptors, of which a process has few hundred.
+_MAX_OPEN_INDEXES = 32
+
+FileVersion = tuple[int, int, int]
+"""Modification time, size and inode of a file."""
+
+
+def _file_version(file: Path) -> FileVersion | None:
+    """Return a value that changes with the content of a file; None if there is no file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class Runs:
-    """The runs under one folder, looked up anew each time, as new ones come while the page is open."""
+    """The runs in one folder. The folder is scanned on each call, because new runs may appear."""
 
     def __init__(self, folder: Path) -> None:
-        """Look at `folder`: a run's own, or one that holds those of runs, or may get some yet.
+        """Open `folder`: the folder of a run, or a folder of runs, which may still be empty.
 
         Raises:
-            RecordError: there is no such folder.
+            RecordError: If there is no such folder.
         """
         self._folder = folder
-        self._known: dict[Path, object] = {}
+        self._checked: dict[Path, FileVersion] = {}
         self._lock = threading.Lock()
         if not folder.is_dir():
             raise RecordError(
-                f"{str(folder)!r} is no folder: expected a run's folder, or a folder of runs such as launcher_record; "
-                "give another one (astuner view DIR), or start a run first"
+                f"{str(folder)!r} is not a folder; give the folder of a run or a folder of runs such as "
+                "launcher_record (astuner view DIR), or start a run first"
             )
 
     def all(self) -> dict[str, Path]:
-        """Return the folders of the runs by name, the latest first."""
+        """Return the folders of the runs by name, the latest run first."""
         with self._lock:
-            if self._started(self._folder) is not None:
+            if self._start_time(self._folder) is not None:
                 return {self._folder.resolve().name: self._folder}
             try:
-                started = {folder: self._started(folder) for folder in self._folder.iterdir()}
+                times = {folder: self._start_time(folder) for folder in self._folder.iterdir()}
             except OSError:
                 return {}
-            self._known = {folder: known for folder, known in self._known.items() if folder in started}
-        found = sorted(((since, folder) for folder, since in started.items() if since is not None), reverse=True)
-        return {folder.name: folder for _, folder in found}
+            self._checked = {folder: version for folder, version in self._checked.items() if folder in times}
+        latest_first = sorted(((time, folder) for folder, time in times.items() if time is not None), reverse=True)
+        return {folder.name: folder for _, folder in latest_first}
 
     def folder(self, name: str) -> Path:
         """Return the folder of run `name`.
 
         Raises:
-            RecordError: there is none.
+            RecordError: If there is no such run.
         """
         runs = self.all()
         if name not in runs:
-            raise RecordError(f"there is no run {name[:80]!r}; there are: {', '.join(list(runs)[:10])}")
+            raise RecordError(f"there is no run {name[:80]!r}; existing runs: {', '.join(list(runs)[:10])}")
         return runs[name]
 
-    def _started(self, folder: Path) -> float | None:
-        """Return when the run in `folder` began, None where it holds none; reads its environment only where changed."""
-        try:
-            status = (folder / "environment.json").stat()
-        except OSError:
+    def _start_time(self, folder: Path) -> float | None:
+        """Return the start time of the run in `folder`; None if it holds no run. Unchanged files are not read again."""
+        version = _file_version(folder / "environment.json")
+        if version is None:
             return None
-        version = status.st_mtime_ns, status.st_size, status.st_ino
-        if self._known.get(folder) != version:
+        if self._checked.get(folder) != version:
             if not is_record(folder):
                 return None
-            self._known[folder] = version
-        return status.st_mtime
+            self._checked[folder] = version
+        return version[0] / 1e9
+
+
+class IndexCache:
+    """The indexes of runs; the most recently used ones stay open. Thread-safe."""
+
+    def __init__(self, runs: Runs, cache: Path | None = None) -> None:
+        self.runs = runs
+        self._cache = cache
+        self._open: dict[Path, RunIndex] = {}
+        self._lock = threading.Lock()
+
+    def of(self, name: str) -> RunIndex:
+        """Return the index of a run.
+
+        Raises:
+            RecordError: If there is no such run.
+        """
+        folder = self.runs.folder(name)
+        with self._lock:
+            # Removed and inserted again, so that the least recently used index is the first.
+            index = self._open.pop(folder, None) or RunIndex(folder, self._cache)
+            self._open[folder] = index
+            surplus = [self._open.pop(oldest) for oldest in list(self._open)[:-_MAX_OPEN_INDEXES]]
+        for other in surplus:
+            other.close()
+        return index
+
+    def close_all_but(self, folders: set[Path]) -> None:
+        """Close the indexes of folders that are not in `folders`."""
+        with self._lock:
+            removed = [self._open.pop(folder) for folder in self._open.keys() - folders]
+        for index in removed:
+            index.close()
+
+    def close(self) -> None:
+        """Close all indexes."""
+        self.close_all_but(set())
+
+
+class RunList:
+    """The rows of the list of runs. Runs with unchanged files are not read again: the page polls every two seconds."""
+
+    def __init__(self, indexes: IndexCache) -> None:
+        self._indexes = indexes
+        self._cached: dict[Path, tuple[tuple[FileVersion | None, ...], dict[str, Any]]] = {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows, the latest run first. An unreadable run has the state `unreadable` and an `error`."""
+        runs = self._indexes.runs.all()
+        self._indexes.close_all_but(set(runs.values()))
+        cached, rows = {}, []
+        for name, folder in runs.items():
+            versions = tuple(_file_version(folder / file) for file in _LISTED_FILES)
+            earlier = self._cached.get(folder)
+            try:
+                row = earlier[1] if earlier and earlier[0] == versions else self._read(name, folder)
+            except (RecordError, sqlite3.Error, OSError) as error:
+                counts = {"episodes": 0, "step": 0, "bad_lines": 0}
+                row = {"name": name, **_run_facts(folder), "counts": counts, "rewards": []}
+                rows.append({**row, "state": "unreadable", "error": str(error)})
+            else:
+                cached[folder] = versions, row
+                rows.append({**row, "state": run_state(folder)})
+        self._cached = cached
+        return rows
+
+    def _read(self, name: str, folder: Path) -> dict[str, Any]:
+        with self._indexes.of(name).reading() as db:
+            content = {"counts": queries.counts(db), "rewards": queries.metric_values(db, "reward/mean")}
+        return {"name": name, **_run_facts(folder), **content}
+
+
+def _run_facts(folder: Path) -> dict[str, Any]:
+    summary, config = summary_of(folder) or {}, config_of(folder)
+    version = _file_version(folder / "environment.json")
+    return {
+        "started": version[0] / 1e9 if version else 0,
+        "algorithm": config.get("astuner.trainer_common.algorithm.adv_estimator"),
+        "model": config.get("astuner.model.path"),
+        "validation": summary.get("validation"),
+        "seconds": summary.get("seconds"),
+    }
 
 
 def run_state(folder: Path) -> str:
@@ -77,7 +177,7 @@ def run_state(folder: Path) -> str:
 
 
 def summary_of(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a run, None where there is none to read."""
+    """Return the summary of a run; None if it cannot be read."""
     try:
         return read_summary(folder).model_dump()
     except RecordError:
@@ -85,33 +185,33 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
 
 
 def config_of(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a run as `section.key` to value; empty where it cannot be read."""
+    """Return the configuration of a run as dotted keys and values; empty if it cannot be read."""
     try:
         tree = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
-        return dict(_flat(tree, "")) if isinstance(tree, Mapping) else {}
-    # What it raises for a date that is none has no type of its own.
+        return dict(_flatten(tree, "")) if isinstance(tree, Mapping) else {}
+    # AttributeError: PyYAML raises it for an invalid date.
     except (OSError, yaml.YAMLError, ValueError, AttributeError, RecursionError):
         return {}
 
 
 def config_difference(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Return the keys whose values differ between runs, with the value that each run has; None where it has none."""
+    """Return the keys whose values differ between runs, with the value of each run; None for a missing key."""
     configs = {name: config_of(folder) for name, folder in folders.items()}
     rows = []
     for key in sorted({key for config in configs.values() for key in config}):
         values = [config.get(key) for config in configs.values()]
-        # As text: 1, 1.0 and true are equal in Python, and NaN is not equal to itself.
+        # Compared as text: 1, 1.0 and true are equal in Python, and NaN is not equal to itself.
         if len(set(map(repr, values))) > 1:
             rows.append({"key": key, "values": values})
     return rows
 
 
-def _flat(tree: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
-    found = []
+def _flatten(tree: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
+    items = []
     for key, value in tree.items():
-        # An empty one is a value: that it is there may be what differs.
+        # An empty mapping is a value: its presence may be the difference between two runs.
         if isinstance(value, Mapping) and value:
-            found += _flat(value, f"{prefix}{key}.")
+            items += _flatten(value, f"{prefix}{key}.")
         else:
-            found.append((f"{prefix}{key}", value))
-    return found
+            items.append((f"{prefix}{key}", value))
+    return items

@@ -1,37 +1,208 @@
-"""Serves the page on this machine until it is interrupted."""
+"""The viewer's server: static files of the page and the JSON API. Read-only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Collection
+from os import PathLike, stat_result
 from pathlib import Path
+from typing import Annotated, Any
 
 import uvicorn
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import HTMLResponse
+from fastapi.staticfiles import StaticFiles
+from starlette.types import Scope
 
-from astuner.loopback import ADDRESS, listening, own_hosts
-from astuner.viewer.app import create_app
-from astuner.viewer.indexes import Indexes
-from astuner.viewer.runs import Runs
+from astuner.errors import RecordError
+from astuner.localhost import ADDRESS, listen, local_hosts
+from astuner.run_record.files import dump_json
+from astuner.run_record.jsonable import to_jsonable
+from astuner.viewer import queries
+from astuner.viewer.episode_view import advantages_of_calls, by_agent, episode_view, read_episode_at, transcript
+from astuner.viewer.queries import EpisodeFilter, Order
+from astuner.viewer.runs import IndexCache, RunList, Runs, config_difference, config_of, run_state, summary_of
+from astuner.viewer.security import RequestGuard
+from astuner.viewer.token_texts import find_token_texts
+
+_STATIC = Path(__file__).parent / "static"
+# Largest number of episodes of a group that are shown side by side.
+_MAX_GROUP = 64
+# Integers that both SQLite and JavaScript represent exactly.
+ExactInt = Annotated[int, Query(ge=-(2**53), le=2**53)]
 
 
-def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
-    """Show the runs of `folder` on 127.0.0.1 until Ctrl-C.
+def serve(folder: Path, port: int, on_ready: Callable[[str], None]) -> None:
+    """Serve the runs of `folder` on 127.0.0.1 until Ctrl-C.
 
     Args:
-        folder: a run's, or one that holds runs.
-        port: the port; 0 takes a free one.
-        ready: told the page's address once it can be asked.
+        folder: The folder of a run, or a folder of runs.
+        port: The port; 0 selects a free port.
+        on_ready: Receives the URL of the page when the server accepts requests.
 
     Raises:
-        RecordError: there is no such folder.
-        ServiceError: the port is taken.
+        RecordError: If there is no such folder.
+        ServiceError: If the port is taken.
     """
-    indexes = Indexes(Runs(folder))
-    with listening(port) as listener:
-        taken = listener.getsockname()[1]
-        app = create_app(indexes, own_hosts(taken))
+    indexes = IndexCache(Runs(folder))
+    with listen(port) as listener:
+        bound_port = listener.getsockname()[1]
+        app = create_app(indexes, local_hosts(bound_port))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, server_header=False))
-        ready(f"http://{ADDRESS}:{taken}/")
+        on_ready(f"http://{ADDRESS}:{bound_port}/")
         try:
             server.run([listener])
         finally:
             indexes.close()
+
+
+def create_app(indexes: IndexCache, hosts: Collection[str]) -> FastAPI:
+    """Return the server's application.
+
+    Args:
+        indexes: Indexes of the runs to show.
+        hosts: Accepted values of the `Host` header.
+    """
+    # FastAPI's documentation pages are disabled, as they load scripts from other sites.
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(RequestGuard, hosts=hosts)
+
+    @app.exception_handler(RecordError)
+    def record_error(_request: Request, error: RecordError) -> Response:
+        return _json_response({"error": str(error)}, 404)
+
+    _add_run_routes(app, indexes)
+    _add_episode_routes(app, indexes)
+    _add_static_files(app)
+    return app
+
+
+def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
+    run_list = RunList(indexes)
+
+    @app.get("/api/runs")
+    def runs() -> Response:
+        return _json_response(run_list.rows())
+
+    @app.get("/api/run")
+    def run(run: str) -> Response:
+        index = indexes.of(run)
+        with index.reading() as db:
+            content = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
+        state, summary = run_state(index.folder), summary_of(index.folder)
+        return _json_response({"name": run, "state": state, "summary": summary, **content})
+
+    @app.get("/api/metrics")
+    def metrics(run: str, after: ExactInt = 0, generation: str | None = None) -> Response:
+        with indexes.of(run).reading() as db:
+            return _json_response(queries.metrics(db, after, generation or None))
+
+    @app.get("/api/config")
+    def config(run: Annotated[list[str], Query()]) -> Response:
+        folders = {name: indexes.runs.folder(name) for name in run}
+        configs = [config_of(folder) for folder in folders.values()]
+        return _json_response({"configs": configs, "differs": config_difference(folders)})
+
+
+def _add_episode_routes(app: FastAPI, indexes: IndexCache) -> None:
+    @app.get("/api/groups")
+    def groups(run: str, step: ExactInt, split: str = "train") -> Response:
+        with indexes.of(run).reading() as db:
+            return _json_response(queries.groups(db, step, split))
+
+    @app.get("/api/episodes")
+    def episodes(
+        request: Request,
+        run: str,
+        order: Order = "latest",
+        offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
+        limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    ) -> Response:
+        with indexes.of(run).reading() as db:
+            return _json_response(queries.episodes(db, _episode_filter(request), order, offset, limit))
+
+    @app.get("/api/group")
+    def group(run: str, step: ExactInt, task: str, split: str = "train") -> Response:
+        index = indexes.of(run)
+        with index.reading() as db:
+            page = queries.episodes(db, EpisodeFilter(split=split, step=step, task=task), "reward", 0, _MAX_GROUP)
+        for row in page["rows"]:
+            row.update(_group_details(index.folder, row["path"]))
+        return _json_response(page)
+
+    @app.get("/api/episode")
+    def episode(run: str, episode: str) -> Response:
+        index = indexes.of(run)
+        with index.reading() as db:
+            row = queries.episode_by_key(db, episode)
+        if row is None:
+            raise RecordError(f"the run has no episode {episode[:80]!r}; a resume of the run may have removed it")
+        recorded = read_episode_at(index.folder, row["path"])
+        return _json_response({"row": row, **episode_view(recorded, find_token_texts(index.folder))})
+
+
+def _group_details(folder: Path, path: str) -> dict[str, Any]:
+    """Return the transcript and the agents' advantages of an episode, for the page of its group."""
+    try:
+        recorded = read_episode_at(folder, path)
+        agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))
+        return {"transcript": transcript(recorded.episode), "agents": agents}
+    except (RecordError, RecursionError) as error:  # RecursionError: a message is nested too deeply for JSON.
+        return {"transcript": [], "agents": [], "unreadable": str(error)}
+
+
+def _episode_filter(request: Request) -> EpisodeFilter:
+    query = request.query_params
+
+    def number(name: str) -> float | None:
+        """Return a number that a user typed; None, which does not filter, for anything else."""
+        try:
+            value = float(query.get(name) or "")
+        except ValueError:
+            return None
+        return value if abs(value) < 1e18 else None
+
+    names = ("split", "status", "task", "agent", "tag", "finish", "fork", "error", "text")
+    texts = {name: query[name] for name in names if query.get(name)}
+    step = number("step")
+    return EpisodeFilter(**texts, step=None if step is None else int(step), least=number("least"), most=number("most"))
+
+
+def _json_response(value: object, status: int = 200) -> Response:
+    try:
+        data = dump_json(value)
+    except (TypeError, ValueError, RecursionError):
+        # The record holds values that JSON cannot represent, such as NaN or a date of a YAML file.
+        data = dump_json(to_jsonable(value, lambda text: text))
+    return Response(data, status, media_type="application/json")
+
+
+def _add_static_files(app: FastAPI) -> None:
+    """Serve the page at `/`, and its files under a path that contains a hash of their content.
+
+    Browsers may therefore cache the files forever and fetch them again only for another version of astuner.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(_STATIC.rglob("*")):
+        if path.is_file():
+            digest.update(path.relative_to(_STATIC).as_posix().encode() + b"\0" + path.read_bytes())
+    version = digest.hexdigest()[:16]
+    page = (_STATIC / "index.html").read_text(encoding="utf-8").replace("{files}", version)
+
+    @app.get("/")
+    def index() -> HTMLResponse:
+        return HTMLResponse(page)
+
+    app.mount(f"/{version}", _ImmutableFiles(directory=_STATIC))
+
+
+class _ImmutableFiles(StaticFiles):
+    """Static files that browsers may cache forever: the path contains a version that changes with the content."""
+
+    def file_response(
+        self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        """Return a file with a header that lets browsers cache it forever."""
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
+        return response

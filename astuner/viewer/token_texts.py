@@ -1,9 +1,10 @@
-"""What token ids say, by the tokenizer of the model that the run tuned."""
+"""Texts of token ids, from the tokenizer of the tuned model."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ _REPLACED = "\ufffd"
 
 
 class TokenTexts:
-    """Texts of token ids."""
+    """Converts token ids to texts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -26,11 +27,11 @@ class TokenTexts:
         self.special = frozenset(number for number, token in added.items() if token.special)
 
     def of(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return the text of each id; a piece of a character is written as its bytes, `\\xe2\\x82`."""
+        """Return the text of each id. A token with a part of a UTF-8 character is shown as bytes: `\\xe2\\x82`."""
         return {number: self._text(number) for number in set(ids)}
 
     def _text(self, number: int) -> str:
-        # What the tokenizer takes for an id; an unsigned number of 32 bits.
+        # The tokenizer accepts unsigned 32-bit ids only.
         piece = self._tokenizer.id_to_token(number) if 0 <= number < 2**32 else None
         if piece is None:
             return ""
@@ -41,7 +42,7 @@ class TokenTexts:
 
 
 def find_token_texts(folder: Path) -> TokenTexts | None:
-    """Return the texts of the tokens of the run in `folder`; None where its tokenizer is not on this machine."""
+    """Return the token texts of the run in `folder`; None if its tokenizer is not on this machine."""
     summary, config = summary_of(folder) or {}, config_of(folder)
     names = [str(folder / "model"), summary.get("model"), config.get("astuner.model.path")]
     for name in names:
@@ -55,44 +56,32 @@ def find_token_texts(folder: Path) -> TokenTexts | None:
 def _load(path: Path, _changed: int) -> TokenTexts | None:
     try:
         return TokenTexts(Tokenizer.from_file(str(path)))
-    except Exception:  # what `tokenizers` raises has no type of its own
+    except Exception:  # `tokenizers` raises plain exceptions.
         return None
 
 
 def _candidates(folder: Path, name: Any) -> list[Path]:
     if not isinstance(name, str) or not name:
         return []
-    found = [Path(name) / _FILE]
+    candidates = [Path(name) / _FILE]
     if not Path(name).is_absolute():
-        # The run named it from where it was started.
-        started = _working_directory(folder)
-        found = [*([started / name / _FILE] if started else []), *found, *_hub_cache(name)]
-    return found
+        # The name is relative to the working directory of the run, or that of a repository of the hub.
+        with suppress(OSError, ValueError, AttributeError, TypeError):
+            environment = json.loads((folder / "environment.json").read_bytes())
+            candidates.insert(0, Path(environment.get("working_directory")) / name / _FILE)
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
 
-
-def _working_directory(folder: Path) -> Path | None:
-    try:
-        given = json.loads((folder / "environment.json").read_bytes()).get("working_directory")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return Path(given) if isinstance(given, str) else None
-
-
-def _hub_cache(name: str) -> list[Path]:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        cached = try_to_load_from_cache(name, _FILE)
-    except HFValidationError:  # a path, no repository's name
-        return []
-    return [Path(cached)] if isinstance(cached, str) else []
+        with suppress(HFValidationError):  # The name is a path.
+            cached = try_to_load_from_cache(name, _FILE)
+            candidates += [Path(cached)] if isinstance(cached, str) else []
+    return candidates
 
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte that each character of a byte-level vocabulary stands for (as GPT-2 maps them)."""
+    """Return the byte of each character of a byte-level vocabulary, in the mapping of GPT-2."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
-    return alphabet | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}

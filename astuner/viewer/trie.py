@@ -1,23 +1,23 @@
-"""The trie of an episode's calls as segments: stretches of tokens without a fork inside."""
+"""The trie of an episode's calls. Its nodes are segments: runs of tokens without a branch inside."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from astuner.run_record import shared_ids
+from astuner.run_record import common_prefix_len
 from astuner.schema import LlmCall
 
 
 @dataclass
 class Segment:
-    """A stretch of the trie.
+    """A run of tokens without a branch.
 
     Attributes:
-        parent: index of the segment before it, -1 at a root.
-        start: how many tokens precede it.
-        ids: its tokens.
-        children: segments that go on from its end.
+        parent: Index of the preceding segment; -1 for a root.
+        start: Number of tokens before the segment.
+        ids: Token ids of the segment.
+        children: Indices of the segments that continue it.
     """
 
     parent: int
@@ -27,7 +27,7 @@ class Segment:
 
 
 class Trie:
-    """Segments in which every call is a path from a root; each distinct prefix of tokens is held once."""
+    """Tree of segments in which every call is a path from a root. Each distinct token prefix is stored once."""
 
     def __init__(self, calls: Sequence[LlmCall]) -> None:
         self.segments: list[Segment] = []
@@ -35,56 +35,50 @@ class Trie:
         self._ends = [self._insert(call.prompt_ids + call.completion_ids) for call in calls]
 
     def end(self, call: int) -> int:
-        """Return the segment at whose end a call ends; -1 where it has no token."""
+        """Return the index of the segment with which a call ends; -1 for a call without tokens."""
         return self._ends[call]
 
     def path(self, call: int) -> list[int]:
-        """Return the segments of a call's prompt and completion, from the root."""
+        """Return the indices of the segments of a call's prompt and completion, from the root."""
         return self.path_to(self._ends[call])
 
     def path_to(self, segment: int) -> list[int]:
-        """Return the segments from the root to `segment`."""
-        found = []
+        """Return the indices of the segments from the root to `segment`."""
+        path = []
         while segment >= 0:
-            found.append(segment)
+            path.append(segment)
             segment = self.segments[segment].parent
-        return found[::-1]
+        return path[::-1]
 
     def leaves(self) -> list[int]:
-        """Return the last segment of each timeline, neighbours in the tree beside each other."""
-        found, left = [], self._roots[::-1]
-        while left:
-            number = left.pop()
+        """Return the index of the last segment of each timeline, in depth-first order."""
+        leaves, stack = [], self._roots[::-1]
+        while stack:
+            number = stack.pop()
             children = self.segments[number].children
-            left += children[::-1]
+            stack += children[::-1]
             if not children:
-                found.append(number)
-        return found
+                leaves.append(number)
+        return leaves
 
     def _insert(self, ids: tuple[int, ...]) -> int:
-        parent, place = -1, 0
-        while place < len(ids):
-            child = self._child(parent, ids[place])
+        parent, position = -1, 0
+        while position < len(ids):
+            siblings = self._roots if parent < 0 else self.segments[parent].children
+            child = next((each for each in siblings if self.segments[each].ids[0] == ids[position]), None)
             if child is None:
-                return self._add(parent, place, ids[place:])
+                self.segments.append(Segment(parent, position, ids[position:]))
+                siblings.append(len(self.segments) - 1)
+                return len(self.segments) - 1
             segment = self.segments[child]
-            shared = shared_ids(segment.ids, ids[place : place + len(segment.ids)])
+            shared = common_prefix_len(segment.ids, ids[position : position + len(segment.ids)])
             if shared < len(segment.ids):
                 child = self._split(child, shared)
-            parent, place = child, place + shared
+            parent, position = child, position + shared
         return parent
 
-    def _child(self, parent: int, token: int) -> int | None:
-        children = self._roots if parent < 0 else self.segments[parent].children
-        return next((child for child in children if self.segments[child].ids[0] == token), None)
-
-    def _add(self, parent: int, start: int, ids: tuple[int, ...]) -> int:
-        self.segments.append(Segment(parent, start, ids))
-        (self._roots if parent < 0 else self.segments[parent].children).append(len(self.segments) - 1)
-        return len(self.segments) - 1
-
     def _split(self, number: int, at: int) -> int:
-        """Split a segment in two and return the first half, which is new: ends of calls stay what they were."""
+        """Split a segment and return the index of its first part. The second part keeps its index, which calls use."""
         second = self.segments[number]
         first = Segment(second.parent, second.start, second.ids[:at], [number])
         self.segments.append(first)

@@ -8,19 +8,19 @@ from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 
 class Scripted(Workflow):
-    """Two to five calls that go on, begin anew, drop a turn, or rewrite one: merging, bridging and forks all occur."""
+    """Make two to five calls that continue, restart, drop a turn or rewrite a turn, for merging, bridging and forks."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         task = workflow_task.task
         script = random.Random(f"{task.main_query}/{workflow_task.repeat_index}")
         messages = [{"role": "user", "content": task.main_query}]
-        said = ""
+        answers = ""
         for turn in range(script.randrange(2, 6)):
             answer = await model_tuner.chat(messages)
-            said += answer.parsed.content
-            move = script.choice(["go on", "go on", "anew", "drop", "rewrite"])
+            answers += answer.parsed.content
+            move = script.choice(["continue", "continue", "restart", "drop", "rewrite"])
             messages.append({"role": "assistant", "content": answer.parsed.content})
-            if move == "anew":
+            if move == "restart":
                 messages = [{"role": "user", "content": f"{task.main_query} {turn}"}]
                 continue
             if move == "drop" and len(messages) > 2:
@@ -28,4 +28,6 @@ class Scripted(Workflow):
             if move == "rewrite":
                 messages[-1] = {"role": "assistant", "content": f"summary {turn}"}
             messages.append({"role": script.choice(["user", "tool"]), "content": f"more {script.randrange(100)}"})
-        return WorkflowOutput(reward=script.random(), is_success=bool(said), log_metrics={"characters": len(said)})
+        return WorkflowOutput(
+            reward=script.random(), is_success=bool(answers), log_metrics={"characters": len(answers)}
+        )

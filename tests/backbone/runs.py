@@ -1,4 +1,4 @@
-"""Runs in processes of their own, and what may happen to them."""
+"""Runs in separate processes, and the failures that are injected into them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PATIENCE = 400.0
 
 
 class Run:
-    """A run in a process of its own, all of whose descendants can be found."""
+    """A run in a separate process; its descendants can be listed."""
 
     def __init__(self, job: AstunerJob, folder: Path, *words: str, **environment: str) -> None:
         self.mark = uuid4().hex
         self.record = folder / "records" / "run"
-        (folder / "accidents").mkdir(exist_ok=True)
+        (folder / "shared").mkdir(exist_ok=True)
         yaml = job.dump_job_as_yaml(folder / "run.yaml")
         command = [
             sys.executable,
@@ -35,7 +35,7 @@ class Run:
             str(folder / "records"),
             *words,
         ]
-        marked = {"ACCIDENTS": str(folder / "accidents"), "ASTUNER_TEST_MARK": self.mark}
+        marked = {"SHARED_FOLDER": str(folder / "shared"), "ASTUNER_TEST_MARK": self.mark}
         self.log = folder / f"{self.mark}.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -63,7 +63,7 @@ class Run:
             assert time.monotonic() < until, self.log.read_text()
             time.sleep(0.1)
 
-    def wait_until_said(self, text: str) -> None:
+    def wait_for_output(self, text: str) -> None:
         """Wait until the run prints it."""
         until = time.monotonic() + PATIENCE
         while text not in self.log.read_text():
@@ -74,16 +74,16 @@ class Run:
     def leftovers(self) -> list[str]:
         """The run's processes that are there, after some patience."""
         for _ in range(300):
-            found = [process for process in psutil.process_iter() if self._is_mine(process)]
-            if not found:
+            matches = [process for process in psutil.process_iter() if self._is_mine(process)]
+            if not matches:
                 return []
             time.sleep(0.1)
-        return [str(process) for process in found]
+        return [str(process) for process in matches]
 
     def actor(self, name: str) -> psutil.Process:
         """The process of a Ray actor of the run."""
-        (found,) = self._titled(f"ray::{name}")
-        return found
+        (match,) = self._titled(f"ray::{name}")
+        return match
 
     def wait_until_actor(self, name: str) -> None:
         """Wait until the run has a process for a Ray actor of that name."""
@@ -95,11 +95,19 @@ class Run:
 
     def command(self, word: str) -> psutil.Process:
         """The process of the run that has a word in its command line."""
-        (found,) = [one for one in psutil.process_iter() if self._is_mine(one) and word in _title(one).split()]
-        return found
+        (match,) = [
+            candidate
+            for candidate in psutil.process_iter()
+            if self._is_mine(candidate) and word in _title(candidate).split()
+        ]
+        return match
 
     def _titled(self, title: str) -> list[psutil.Process]:
-        return [one for one in psutil.process_iter() if self._is_mine(one) and _title(one).startswith(title)]
+        return [
+            candidate
+            for candidate in psutil.process_iter()
+            if self._is_mine(candidate) and _title(candidate).startswith(title)
+        ]
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
@@ -109,13 +117,13 @@ class Run:
 
 
 def refused_beside_a_record(job: AstunerJob, folder: Path, *words: str) -> str:
-    """Run where an earlier record is; check that the run is refused and the record stays; return what was printed."""
+    """Start a run over an earlier record, check that it is rejected and the record unchanged, and return its output."""
     earlier = folder / "records" / "run" / "config.yaml"
     earlier.parent.mkdir(parents=True)
     earlier.write_text("of an earlier run")
     code, printed = Run(job, folder, *words).ended()
     assert code == 1, printed
-    assert {one.name for one in (folder / "records").iterdir()} == {"run", ".run.lock"}
+    assert {candidate.name for candidate in (folder / "records").iterdir()} == {"run", ".run.lock"}
     assert earlier.read_text() == "of an earlier run"
     return printed
 

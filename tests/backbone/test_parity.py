@@ -60,21 +60,21 @@ def rolled_out(backbone: str, model: Path, folder: Path) -> list[Episode]:
 
 
 def printed(episodes: list[Episode]) -> str:
-    """What is trained of the episodes, in one order and form, logprobs apart."""
-    found: list[dict[str, Any]] = []
-    for episode in sorted(episodes, key=lambda one: (one.task.main_query, one.repeat_index)):
+    """Return the training data of the episodes, without logprobs, in a canonical order and form."""
+    lines: list[dict[str, Any]] = []
+    for episode in sorted(episodes, key=lambda item: (item.task.main_query, item.repeat_index)):
         numbers = {call.call_id: number for number, call in enumerate(episode.calls)}
         samples = [
             {
                 "token_ids": sample.token_ids,
-                "loss_mask": sample.loss_mask,
+                "train_counts": sample.train_counts,
                 "position_ids": sample.position_ids,
                 "weight": round(sample.weight, 9),
                 "spans": [(numbers[span.call_id], span.start, span.end) for span in sample.spans],
             }
             for sample in episode.samples
         ]
-        found.append(
+        lines.append(
             {
                 "task": episode.task.main_query,
                 "repeat": episode.repeat_index,
@@ -84,12 +84,12 @@ def printed(episodes: list[Episode]) -> str:
                 "samples": samples,
             }
         )
-    return "\n".join(json.dumps(one) for one in found)
+    return "\n".join(json.dumps(item) for item in lines)
 
 
 def logprobs(episodes: list[Episode]) -> list[float]:
     """Of all samples, in that order."""
-    ordered = sorted(episodes, key=lambda one: (one.task.main_query, one.repeat_index))
+    ordered = sorted(episodes, key=lambda item: (item.task.main_query, item.repeat_index))
     return [value for episode in ordered for sample in episode.samples for value in sample.logprobs]
 
 

@@ -1,9 +1,9 @@
-"""The time from the start of a process to the first judged episode, with `--backbone=debug` on the tiny math agent.
+"""Measure the time from process start to the first judged episode, with `--backbone=debug` on the tiny math agent.
 
-The starting model is made before, if it is not in the cache. Imports are part of the time; compiled bytecode and the
-system's file cache are warm after the first, uncounted run. The end is the earliest end of an episode with a reward in
-the run's record, judge included. (The `first_reward_seconds` of summary.json begins with the process too, but some
-systems tell its start to a second only.)
+The starting model is created first if it is not in the cache. The time includes imports. A first, uncounted run warms
+the bytecode cache and the file cache of the operating system. The measurement ends with the earliest end of an episode
+that has a reward, judge included. (`first_reward_seconds` of summary.json also starts with the process, but some
+systems report the start of a process with a resolution of one second.)
 
 Prints one line of JSON: the median over all runs, in seconds.
 
@@ -30,7 +30,7 @@ RECORD = "math_agent_tiny-debug"
 
 
 def seconds_to_first_reward() -> float:
-    """Start the command in a process of its own; return when its first episode had a reward."""
+    """Run the command in a new process and return the seconds until its first episode had a reward."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "astuner", "--conf", CONF, "--backbone=debug", "--exp-dir", folder]

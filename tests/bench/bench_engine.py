@@ -1,7 +1,7 @@
-"""Sampling speed of the embedded engine beside transformers' `generate`, on a random model of 1 M parameters.
+"""Compare the sampling speed of the embedded engine with transformers' `generate`, on a random model of 1 M parameters.
 
-Both run in this process, in turns; prints one line of JSON with medians, in sampled tokens per second. `generate` runs
-with one thread and with all, and its better median counts.
+Both run alternately in this process. Prints one line of JSON with medians, in sampled tokens per second. `generate`
+runs with one thread and with all threads; its better median is reported.
 
     python tests/bench/bench_engine.py [--requests 64] [--tokens 64] [--rounds 5]
 """
@@ -80,28 +80,30 @@ def main() -> None:
     logging.set_verbosity_error()
     model = make_model()
     engine = EmbeddedEngine(model, max_model_len=MAX_MODEL_LEN)
-    ours: list[float] = []
-    peer: dict[int, list[float]] = {threads: [] for threads in {1, torch.get_num_threads()}}
+    rates: list[float] = []
+    peer_rates: dict[int, list[float]] = {threads: [] for threads in {1, torch.get_num_threads()}}
     for round_ in range(args.rounds + 1):
         prompts = make_prompts(args.requests, seed=round_)
-        ours.append(engine_rate(engine, prompts, args.tokens))
-        for threads, rates in peer.items():
+        rates.append(engine_rate(engine, prompts, args.tokens))
+        for threads, results in peer_rates.items():
             torch.set_num_threads(threads)
-            rates.append(transformers_rate(model, prompts, args.tokens))
+            results.append(transformers_rate(model, prompts, args.tokens))
     engine.close()
-    # The first round of each warms up.
-    ours_median = statistics.median(ours[1:])
-    peer_median, peer_threads = max((statistics.median(rates[1:]), threads) for threads, rates in peer.items())
+    # The first round is a warm-up.
+    engine_median = statistics.median(rates[1:])
+    peer_median, peer_threads = max(
+        (statistics.median(results[1:]), threads) for threads, results in peer_rates.items()
+    )
     result = {
         "requests": args.requests,
         "tokens_per_request": args.tokens,
-        "tokens_per_second": round(ours_median),
+        "tokens_per_second": round(engine_median),
         "peer": {
             "name": "transformers generate",
             "threads": peer_threads,
             "tokens_per_second": round(peer_median),
         },
-        "ratio": round(ours_median / peer_median, 2),
+        "ratio": round(engine_median / peer_median, 2),
     }
     print(json.dumps(result))
 

@@ -1,8 +1,9 @@
-"""Computing an update of a workload's calls: one row a call, one a timeline, every distinct prefix once.
+"""Measure the update of a workload's calls: one row per call, one row per timeline, every distinct prefix once.
 
-Trains every sampled token of the workload by its logprob, on a random Qwen2-shaped model of 3.5 M parameters, by the
-code that the local backbone trains with. Prints one JSON object a line for each workload: CPU seconds of one update
-(median; the ways take turns), and how far the gradients are from those of one row a call, in relation to their norm.
+The update maximises the logprob of every sampled token of the workload, on a random Qwen2-shaped model of 3.5 M
+parameters, with the training code of the local backbone. Prints one line of JSON per workload: the CPU seconds of one
+update in each mode (median; the modes alternate), and the norm of the difference between the gradients of each mode and
+those of one row per call, relative to the norm of the latter.
 
     python tests/bench/bench_update.py [--workload FILE.json] [--repeats 5] [--device cpu]
 """
@@ -20,21 +21,21 @@ from typing import Any
 import torch
 from workloads import BUILT_IN, VOCABULARY, Workload, calls_of, load
 
+from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.rows import Row
 from astuner.config.rollout import ModelConfig
 from astuner.config.trainer import PackMode
 from astuner.context_tracker import build_samples, count_tokens
 
-# Forked workloads are for merging: one row a call takes minutes there.
+# The forked workloads benchmark merging; with one row per call, an update of them takes minutes.
 WORKLOADS = [name for name in BUILT_IN if not name.startswith("forked")]
 MODES: tuple[PackMode, ...] = ("none", "leaf", "tree", "auto")
 TOKEN_BUDGET = 16384
 
 
 def save_model(folder: Path, vocabulary: int, longest: int, big: bool) -> None:
-    """Write a random model."""
+    """Write a random model to `folder`."""
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -52,43 +53,43 @@ def save_model(folder: Path, vocabulary: int, longest: int, big: bool) -> None:
 
 
 class Update:
-    """One way to compute the gradient of a workload."""
+    """The gradient computation of a workload in one mode."""
 
     def __init__(self, policy: Policy, workload: Workload, mode: PackMode) -> None:
         self.policy = policy
         merge = "none" if mode == "none" else "leaf"
         samples = [sample for calls in calls_of(workload).values() for sample in build_samples(calls, merge)]
-        self.rows = [Row.of_sample(sample, 0) for sample in samples]
+        self.rows = [TrainingRow.from_sample(sample, 0) for sample in samples]
         self.seconds: list[float] = []
         self.wall_seconds: list[float] = []
 
     def run(self) -> torch.Tensor:
-        """Compute the gradient once, and note how long it took; return it."""
+        """Compute and return the gradient, and record the time taken."""
         model = self.policy.model
         model.zero_grad()
-        _wait()
-        began, began_wall = time.process_time(), time.perf_counter()
+        _synchronize()
+        start, start_wall = time.process_time(), time.perf_counter()
         for batch in self.policy.micro_batches(self.rows, TOKEN_BUDGET):
             with self.policy.autocast():
-                logprobs, _ = token_logprobs(model, batch.token_ids, batch.loss_mask, 1.0, batch.packing)
-            (logprobs * batch.loss_mask).sum().neg().backward()
-        _wait()
-        self.seconds.append(time.process_time() - began)
-        self.wall_seconds.append(time.perf_counter() - began_wall)
+                logprobs, _ = token_logprobs(model, batch.token_ids, batch.train_counts, 1.0, batch.packing)
+            (logprobs * batch.train_counts).sum().neg().backward()
+        _synchronize()
+        self.seconds.append(time.process_time() - start)
+        self.wall_seconds.append(time.perf_counter() - start_wall)
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def _wait() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def measure(name: str, workload: Workload, policies: dict[PackMode, Policy], repeats: int) -> dict[str, Any]:
-    """Time every way to compute a workload's update, and compare their gradients."""
+    """Time the update of a workload in every mode, and compare the gradients."""
     updates = {mode: Update(policies[mode], workload, mode) for mode in MODES}
     gradients = {mode: update.run() for mode, update in updates.items()}
-    truth = gradients["none"]
-    differences = {mode: float((gradients[mode] - truth).norm() / truth.norm()) for mode in MODES[1:]}
+    reference = gradients["none"]
+    differences = {mode: float((gradients[mode] - reference).norm() / reference.norm()) for mode in MODES[1:]}
     for update in updates.values():
         update.seconds.clear()
         update.wall_seconds.clear()
@@ -109,21 +110,21 @@ def measure(name: str, workload: Workload, policies: dict[PackMode, Policy], rep
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--workload", type=Path, help="a JSON list of calls in the place of the built-in workloads")
+    parser.add_argument("--workload", type=Path, help="a JSON list of calls to use instead of the built-in workloads")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
-    given = {args.workload.stem: load(args.workload)} if args.workload else {n: BUILT_IN[n]() for n in WORKLOADS}
-    ids = [token for workload in given.values() for call in workload for token in _ids(call)]
-    longest = max(len(_ids(call)) for workload in given.values() for call in workload)
+    workloads = {args.workload.stem: load(args.workload)} if args.workload else {n: BUILT_IN[n]() for n in WORKLOADS}
+    ids = [token for workload in workloads.values() for call in workload for token in _ids(call)]
+    longest = max(len(_ids(call)) for workload in workloads.values() for call in workload)
     on_gpu = args.device == "cuda"
-    # CPU seconds of several threads count waiting for one another.
+    # With several threads, CPU seconds would include the time that threads wait for each other.
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder), max(VOCABULARY, max(ids) + 1), longest, big=on_gpu)
         device = torch.device(args.device)
         policies = {mode: Policy(ModelConfig(), folder, device, mode) for mode in MODES}
-        for name, workload in given.items():
+        for name, workload in workloads.items():
             print(json.dumps(measure(name, workload, policies, args.repeats)), flush=True)
 
 

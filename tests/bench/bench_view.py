@@ -1,7 +1,7 @@
-"""How fast the viewer is: one line of JSON. Run it alone on the machine.
+"""Measure the speed of the viewer and print one line of JSON. Run it on an otherwise idle machine.
 
-The times are those of a request to the application, without a network; with `--browser`, also those until a page is
-drawn in a headless Chromium.
+The times are those of requests to the application, without a network. With `--browser`, they include the time until a
+page is drawn in a headless Chromium.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ FILTERS = (
 REPEATS = 7
 
 
-def milliseconds(act: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The median time of an act."""
-    taken = []
+def milliseconds(function: Callable[[], object], repeats: int = REPEATS) -> float:
+    """Return the median duration of calls of `function`."""
+    times = []
     for _ in range(repeats):
-        began = time.perf_counter()
-        act()
-        taken.append(1000 * (time.perf_counter() - began))
-    return round(statistics.median(taken), 1)
+        start = time.perf_counter()
+        function()
+        times.append(1000 * (time.perf_counter() - start))
+    return round(statistics.median(times), 1)
 
 
 def measure(folder: Path, browser: bool) -> dict[str, object]:
     many_episodes(folder / "episodes", 100_000)
     key = key_of(many_tokens(folder / "tokens", 100_000, 500))
     (folder / "cache").mkdir()
-    with client(folder, folder / "cache") as asked:
-        found: dict[str, object] = {
-            "first_index_ms": milliseconds(lambda: asked.get("/api/episodes?run=episodes"), 1),
+    with client(folder, folder / "cache") as http:
+        result: dict[str, object] = {
+            "first_index_ms": milliseconds(lambda: http.get("/api/episodes?run=episodes"), 1),
             "list_ms": {
-                f or "all": milliseconds(lambda f=f: asked.get(f"/api/episodes?run=episodes{f}")) for f in FILTERS
+                f or "all": milliseconds(lambda f=f: http.get(f"/api/episodes?run=episodes{f}")) for f in FILTERS
             },
-            "run_ms": milliseconds(lambda: asked.get("/api/run?run=episodes")),
-            "episode_ms": milliseconds(lambda: asked.get(f"/api/episode?run=tokens&episode={key}")),
+            "run_ms": milliseconds(lambda: http.get("/api/run?run=episodes")),
+            "episode_ms": milliseconds(lambda: http.get(f"/api/episode?run=tokens&episode={key}")),
         }
         with (folder / "episodes/episodes/index.jsonl").open("a") as index:
             index.write(json.dumps(index_row(100_000)) + "\n")
-        found["one_new_line_ms"] = milliseconds(lambda: asked.get("/api/episodes?run=episodes"), 1)
+        result["one_new_line_ms"] = milliseconds(lambda: http.get("/api/episodes?run=episodes"), 1)
     if browser:
-        found |= in_browser(folder, key)
-    return found
+        result |= in_browser(folder, key)
+    return result
 
 
 def in_browser(folder: Path, key: str) -> dict[str, object]:
     with served(folder, folder / "cache") as address, chromium() as driver:
         page = Page(driver, address)
 
-        def drawn(place: str, selector: str) -> Callable[[], object]:
-            return lambda: (page.open(place), page.one(selector))
+        def draw(path: str, selector: str) -> Callable[[], object]:
+            return lambda: (page.open(path), page.element(selector))
 
         frames = """
             const done = arguments[0], box = document.querySelector('.tokens'), times = [];
@@ -79,8 +79,8 @@ def in_browser(folder: Path, key: str) -> dict[str, object]:
             requestAnimationFrame(frame);
         """
         return {
-            "page_of_list_ms": milliseconds(drawn("episodes?run=episodes", ".list td"), 3),
-            "page_of_episode_ms": milliseconds(drawn(f"episode?run=tokens&episode={key}", ".tokens .t"), 3),
+            "page_of_list_ms": milliseconds(draw("episodes?run=episodes", ".list td"), 3),
+            "page_of_episode_ms": milliseconds(draw(f"episode?run=tokens&episode={key}", ".tokens .t"), 3),
             "scroll_frame_p95_ms": round(driver.execute_async_script(frames), 1),
         }
 
@@ -88,5 +88,5 @@ def in_browser(folder: Path, key: str) -> dict[str, object]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--browser", action="store_true")
-    with tempfile.TemporaryDirectory() as place:
-        print(json.dumps({"benchmark": "view", **measure(Path(place), parser.parse_args().browser)}))
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps({"benchmark": "view", **measure(Path(folder), parser.parse_args().browser)}))

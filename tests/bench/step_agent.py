@@ -1,4 +1,4 @@
-"""The agent that astuner's side of bench_step.py tunes."""
+"""The agent that astuner trains in bench_step.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
 
 class OneAnswer(Workflow):
-    """Asks once and scores the answer."""
+    """Ask the model once and score its answer."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         answer = await model_tuner.chat(step_task.messages(workflow_task.task.main_query))

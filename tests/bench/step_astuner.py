@@ -1,4 +1,4 @@
-"""One side of bench_step.py: astuner's local backbone, as `astuner --conf` runs it, stopped between steps."""
+"""The astuner process of bench_step.py: the local backbone, as `astuner --conf` runs it, paused between steps."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from pathlib import Path
 from rich.console import Console
 from step_task import LEARNING_RATE, Gate, Sizes, questions
 
-from astuner.backbone.progress import Phase, RunProgress
+from astuner.backbone.training.progress import ProgressBar, RunProgress
 from astuner.config.loading import load_config
 from astuner.launcher import launch
 
 
-class GatedPhase(Phase):
-    """A bar that waits at the gate whenever it has moved on."""
+class GatedBar(ProgressBar):
+    """A progress bar that waits at the gate after each advance."""
 
-    def __init__(self, phase: Phase, gate: Gate) -> None:
-        self._phase = phase
+    def __init__(self, bar: ProgressBar, gate: Gate) -> None:
+        self._bar = bar
         self._gate = gate
 
     def advance(self, note: str | None = None) -> None:
-        self._phase.advance(note)
+        self._bar.advance(note)
         self._gate.wait()
 
 
 class GatedProgress(RunProgress):
-    """The bars of a run; that of the training steps waits at the gate before the first step and after each."""
+    """The progress bars of a run. The bar of the training steps waits before the first and after each step."""
 
     def __init__(self, console: Console, gate: Gate, **more: bool) -> None:
         super().__init__(console, **more)
         self._gate = gate
 
     @contextlib.contextmanager
-    def phase(self, name: str, total: int, done: int = 0) -> Iterator[Phase]:
-        with super().phase(name, total, done) as phase:
-            if name != "training":
-                yield phase
+    def bar(self, title: str, total: int, done: int = 0) -> Iterator[ProgressBar]:
+        with super().bar(title, total, done) as bar:
+            if title != "training":
+                yield bar
                 return
             self._gate.wait()
-            yield GatedPhase(phase, self._gate)
+            yield GatedBar(bar, self._gate)
 
 
 def configuration(folder: Path, sizes: Sizes) -> Path:
-    """Write the YAML and the tasks; return the YAML."""
+    """Write the YAML file and the tasks, and return the path of the YAML file."""
     rows = [json.dumps({"question": question, "answer": ""}) for question in questions(sizes)]
     (folder / "tasks.jsonl").write_text("\n".join(rows) + "\n")
     agent = Path(__file__).with_name("step_agent.py")
@@ -79,10 +79,10 @@ def configuration(folder: Path, sizes: Sizes) -> Path:
 def main(folder: Path) -> None:
     sizes = Sizes.load(folder)
     gate = Gate()
-    # The one thing that is not as in `astuner --conf`: its progress bars are ours.
+    # The progress bars are the only difference from `astuner --conf`.
     launch.RunProgress = partial(GatedProgress, gate=gate)
     loaded = load_config(configuration(folder, sizes))
-    summary = launch.Launch.of_loaded(loaded, exp_dir=str(folder / "records")).train()
+    summary = launch.Launcher.from_loaded(loaded, exp_dir=str(folder / "records")).train()
     gate.finish(tokens=summary.tokens.raw, completion_tokens=summary.tokens.trained)
 
 

@@ -1,6 +1,6 @@
-"""What both sides of bench_step.py share: model, prompts, reward, sizes, and the gate between steps.
+"""The model, prompts, reward, sizes and gate that both processes of bench_step.py share.
 
-Nothing heavy is imported here, so that each side pays for its own imports only.
+This module imports nothing heavy, so that each process pays only for its own imports.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-# About 100 tokens, as the tokenizer never saw it: like an agent's, prompts begin alike and are longer than answers.
+# About 100 tokens, because the tokenizer was not trained on it. As with agents, prompts share a prefix and are longer
+# than answers.
 SYSTEM = "You add numbers for people in a hurry. Say the sum alone, in digits, and nothing else before or after."
 LEARNING_RATE = 1e-4
 VOCABULARY = 1024
@@ -23,13 +24,13 @@ VOCABULARY = 1024
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is done.
+    """Workload of the benchmark.
 
     Attributes:
-        prompts: tasks a step.
-        group: completions a task.
-        tokens: of every completion, exactly.
-        steps: training steps.
+        prompts: Tasks per step.
+        group: Completions per task.
+        tokens: Exact length of every completion, in tokens.
+        steps: Training steps.
     """
 
     prompts: int
@@ -46,7 +47,7 @@ class Sizes:
 
 
 def questions(sizes: Sizes) -> list[str]:
-    """Return the questions of the whole run, in order; their prompts are equally long."""
+    """Return the questions of the run, in order. Their prompts have the same length."""
     return [f"What is {10 + index % 90} + {10 + index // 90}?" for index in range(sizes.prompts * sizes.steps)]
 
 
@@ -56,13 +57,13 @@ def messages(question: str) -> list[dict[str, str]]:
 
 
 class FirstReward:
-    """When the first reward of this process was computed, seconds since the epoch."""
+    """Time at which this process computed its first reward, in seconds since the epoch."""
 
     at: float | None = None
 
 
 def reward(text: str) -> float:
-    """Return the share of digits: it varies within every group of a random model, and can be learned."""
+    """Return the share of digits in `text`, which varies within every group of a random model and can be learned."""
     share = sum(char.isdigit() for char in text) / max(len(text), 1)
     if FirstReward.at is None:
         FirstReward.at = time.time()
@@ -70,9 +71,10 @@ def reward(text: str) -> float:
 
 
 class Gate:
-    """Lets the parent decide when a step begins: a line on stdin opens it, a line on stdout says that it is reached.
+    """Lets the parent process decide when a step begins.
 
-    Whatever else this process prints goes to stderr.
+    The process writes a line to stdout when it reaches the gate and waits for a line on stdin. All other output of the
+    process goes to stderr.
     """
 
     def __init__(self) -> None:
@@ -80,20 +82,20 @@ class Gate:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def wait(self) -> None:
-        """Say that no step is running, and wait until one may begin."""
+        """Report that no step is running, and wait until the next one may begin."""
         print("ready", file=self._out)
         if not sys.stdin.readline():
             sys.exit("bench_step.py has ended")
 
     def finish(self, **result: Any) -> None:
-        """Say that the last step is done, and leave the results."""
+        """Report that the last step is done, and print the results."""
         print(json.dumps({"first_reward_at": FirstReward.at, **result}), file=self._out)
 
 
 def prepare(folder: Path, sizes: Sizes) -> None:
-    """Write model, tokenizer and sizes.
+    """Write the model, the tokenizer and the sizes to `folder`.
 
-    The tokenizer's end token lies outside the model's vocabulary, so that every completion has its full length.
+    The end-of-sequence token is outside the model's vocabulary, so that every completion has its full length.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

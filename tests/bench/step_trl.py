@@ -1,4 +1,4 @@
-"""One side of bench_step.py: TRL's `GRPOTrainer`, stopped between steps."""
+"""The TRL process of bench_step.py: `GRPOTrainer`, paused between steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-class Gated(TrainerCallback):
-    """Waits at the gate before each step and after the last."""
+class GateCallback(TrainerCallback):
+    """Wait at the gate before each step and after the last one."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
@@ -25,8 +25,8 @@ class Gated(TrainerCallback):
         self._gate.wait()
 
 
-class Scoring:
-    """The reward function, which also counts the tokens that were sampled."""
+class RewardFunction:
+    """The reward function. It also counts the sampled tokens."""
 
     __name__ = "share_of_digits"
 
@@ -41,7 +41,7 @@ class Scoring:
 
 
 def arguments(folder: Path, sizes: Sizes) -> GRPOConfig:
-    """Return the settings that make it do what astuner's side does."""
+    """Return the settings that match those of astuner's run."""
     return GRPOConfig(
         output_dir=str(folder / "trl"),
         per_device_train_batch_size=sizes.prompts * sizes.group,
@@ -68,17 +68,17 @@ def arguments(folder: Path, sizes: Sizes) -> GRPOConfig:
 def main(folder: Path) -> None:
     sizes = Sizes.load(folder)
     gate = Gate()
-    scoring = Scoring()
+    reward_function = RewardFunction()
     trainer = GRPOTrainer(
         model=str(folder / "model"),
-        reward_funcs=scoring,
+        reward_funcs=reward_function,
         args=arguments(folder, sizes),
         train_dataset=Dataset.from_list([{"prompt": messages(question)} for question in questions(sizes)]),
-        callbacks=[Gated(gate)],
+        callbacks=[GateCallback(gate)],
     )
     trainer.train()
     assert FirstReward.at is not None
-    gate.finish(tokens=trainer.state.num_input_tokens_seen, completion_tokens=scoring.completion_tokens)
+    gate.finish(tokens=trainer.state.num_input_tokens_seen, completion_tokens=reward_function.completion_tokens)
 
 
 if __name__ == "__main__":

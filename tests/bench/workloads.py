@@ -1,7 +1,7 @@
-"""Calls of agents, as the benchmarks of merging and updating take them.
+"""Workloads of the merge and update benchmarks.
 
-A workload is a list of calls, each `{"agent", "prompt_ids", "completion_ids"}`; those of a group are several episodes,
-told apart by `"episode"`.
+A workload is a list of calls, each `{"agent", "prompt_ids", "completion_ids"}`. The calls of a group have a fourth key,
+`"episode"`, because they belong to several episodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Workload = list[dict[str, Any]]
 
 
 class Agent:
-    """Makes the calls of one agent: a prompt, then turns of an answer and an observation."""
+    """Generates the calls of one agent: a prompt, followed by turns of an answer and an observation."""
 
     def __init__(self, name: str, rng: random.Random, prompt: int = 300, turn: int = 50) -> None:
         self.name = name
@@ -33,21 +33,21 @@ class Agent:
     def ids(self, count: int) -> list[int]:
         return [self.rng.randrange(VOCABULARY) for _ in range(count)]
 
-    def call(self, *, goes_on: bool = True) -> dict[str, Any]:
-        """Answer; the answer and an observation join the context if the agent goes on from it."""
+    def call(self, *, extend: bool = True) -> dict[str, Any]:
+        """Return the next call. With `extend`, append its answer and an observation to the context."""
         call = {"agent": self.name, "prompt_ids": list(self.context), "completion_ids": self.ids(self.turn)}
-        if goes_on:
+        if extend:
             self.context += call["completion_ids"] + self.ids(self.turn)
         return call
 
     def summarise(self) -> None:
-        """Put a summary in the place of the history."""
+        """Replace the history by a summary."""
         self.context = self.prompt + self.ids(2 * self.turn)
 
     def drift(self) -> None:
-        """Let the framework change one token of the history."""
-        place = self.rng.randrange(len(self.prompt), len(self.context))
-        self.context[place] = (self.context[place] + 1) % VOCABULARY
+        """Change one token of the history, as an agent framework might."""
+        position = self.rng.randrange(len(self.prompt), len(self.context))
+        self.context[position] = (self.context[position] + 1) % VOCABULARY
 
 
 def linear(calls: int = 30) -> Workload:
@@ -62,53 +62,53 @@ def three_agents(calls: int = 20) -> Workload:
 
 def retry(calls: int = 20) -> Workload:
     agent = Agent("a", random.Random(0))
-    made = []
+    workload = []
     for number in range(calls):
         if number % 5 == 4:
-            made.append(agent.call(goes_on=False))
-        made.append(agent.call())
-    return made
+            workload.append(agent.call(extend=False))
+        workload.append(agent.call())
+    return workload
 
 
 def summary(calls: int = 20) -> Workload:
     agent = Agent("a", random.Random(0))
-    made = []
+    workload = []
     for number in range(calls):
         if number and number % 10 == 0:
             agent.summarise()
-        made.append(agent.call())
-    return made
+        workload.append(agent.call())
+    return workload
 
 
 def drift(calls: int = 20) -> Workload:
     agent = Agent("a", random.Random(0))
-    made = []
+    workload = []
     for number in range(calls):
         if number % 10 == 9:
             agent.drift()
-        made.append(agent.call())
-    return made
+        workload.append(agent.call())
+    return workload
 
 
 def group(episodes: int = 8, prompt: int = 1000, answer: int = 200) -> Workload:
     shared = Agent("a", random.Random(0), prompt, answer)
-    return [shared.call(goes_on=False) | {"episode": f"e{number}"} for number in range(episodes)]
+    return [shared.call(extend=False) | {"episode": f"e{number}"} for number in range(episodes)]
 
 
 def forked(calls: int) -> Workload:
-    """Calls that each go on from where an earlier one began or ended, three turns deep at most."""
+    """Return calls that each start from the beginning or the end of an earlier call, at most three turns deep."""
     rng = random.Random(0)
     root = Agent("a", rng, 1000)
-    made: Workload = []
+    workload: Workload = []
     depths: list[int] = []
     for _ in range(calls):
-        base = rng.randrange(len(made)) if made else None
+        base = rng.randrange(len(workload)) if workload else None
         agent = copy(root)
         if base is not None and depths[base] < 3:
-            agent.context = made[base]["prompt_ids"] + made[base]["completion_ids"] + root.ids(root.turn)
+            agent.context = workload[base]["prompt_ids"] + workload[base]["completion_ids"] + root.ids(root.turn)
         depths.append(depths[base] + 1 if agent.context is not root.context and base is not None else 1)
-        made.append(agent.call(goes_on=False))
-    return made
+        workload.append(agent.call(extend=False))
+    return workload
 
 
 BUILT_IN: dict[str, Callable[[], Workload]] = {
@@ -124,14 +124,14 @@ BUILT_IN: dict[str, Callable[[], Workload]] = {
 
 
 def load(path: Path) -> Workload:
-    """Read a workload from a JSON file; end the program where it is none."""
+    """Read a workload from a JSON file. Exit with a message if the file is not a workload."""
     expected = 'a JSON list of calls, each {"agent": text, "prompt_ids": [ids], "completion_ids": [ids]}'
     try:
         workload: Any = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         sys.exit(f"{path} cannot be read: {error}; expected {expected}")
     if not isinstance(workload, list) or not workload:
-        sys.exit(f"{path} holds {str(workload)[:60]}; expected {expected}")
+        sys.exit(f"{path} contains {str(workload)[:60]}; expected {expected}")
     for number, call in enumerate(workload):
         lists = [call.get(name) for name in ("prompt_ids", "completion_ids")] if isinstance(call, dict) else [None]
         if not all(isinstance(ids, list) and all(type(item) is int and item >= 0 for item in ids) for ids in lists):
@@ -140,7 +140,7 @@ def load(path: Path) -> Workload:
 
 
 def calls_of(workload: Iterable[dict[str, Any]]) -> dict[str, list[LlmCall]]:
-    """Return the calls by episode."""
+    """Return the calls of a workload, grouped by episode id."""
     episodes: dict[str, list[LlmCall]] = {}
     for number, row in enumerate(workload):
         episode = str(row.get("episode", "e"))

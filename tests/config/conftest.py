@@ -1,4 +1,4 @@
-"""What the tests of the configuration share: writing small YAML files, and the start that every one needs."""
+"""Fixtures of the configuration tests: a minimal YAML file, and a function that writes YAML files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ astuner:
 
 @pytest.fixture
 def minimal() -> str:
-    """Four lines that load; a test appends what it is about, from line 5 on."""
+    """Four lines that load; tests append lines from line 5 on."""
     return MINIMAL
 
 

@@ -72,7 +72,7 @@ def test_alias_is_read_as_its_canonical_name(write: Write, alias: Alias) -> None
     loaded = load_config(write(text), backbone="trinity")
     assert value_at(loaded.config, parts(key)) == value
     if alias.kind in ("section", "key", "value", "module"):
-        (notice,) = (said for said in loaded.notices if " is read as " in said)
+        (notice,) = (message for message in loaded.notices if " is read as " in message)
         assert alias.old in notice
         assert alias.new in notice
         assert "run.yaml:" in notice
@@ -106,7 +106,7 @@ def test_aliases_inside_an_aliased_section(write: Write) -> None:
 def test_key_aliases_on_the_command_line(write: Write, written: str, canonical: str) -> None:
     loaded = load_config(write(START), [written], backbone="trinity")
     assert value_at(loaded.config, parts(canonical)) in (9, {"trainer": {"x": 9}})
-    assert len([said for said in loaded.notices if not said.startswith("no effect")]) == 1
+    assert len([message for message in loaded.notices if not message.startswith("no effect")]) == 1
 
 
 def test_value_aliases_on_the_command_line(write: Write) -> None:
@@ -155,7 +155,7 @@ def test_keys_without_effect_are_accepted_with_a_notice(write: Write, key: str) 
     value = {"execute_test": "True", "execute_testing_lambda": "abc"}[key.split(".")[1]]
     loaded = load_config(write(f"{START}  {key.split('.')[1]}: {value}\n"))
     assert [notice.split(": ", 1)[1] for notice in loaded.notices] == [
-        f"{key} is accepted for older files and does nothing"
+        f"{key} is accepted for older files and has no effect"
     ]
 
 

@@ -1,4 +1,4 @@
-"""`defaults` lists: what is found, what is not, and what is said then."""
+"""`defaults` lists: how files are found and merged, and the errors."""
 
 from __future__ import annotations
 
@@ -55,29 +55,29 @@ def test_an_unknown_key_in_a_packaged_file_has_its_full_name(write: Write, minim
 
 
 @pytest.mark.parametrize(
-    ("defaults", "said"),
+    ("defaults", "message"),
     [
         ("[bas, _self_]", r"run\.yaml:5: defaults: there is no bas\.yaml in \S+; did you mean 'base'\?"),
         ("\n  - base\n  - size: large\n", r"run\.yaml:7: defaults: there is no size/large\.yaml in"),
         ("base", r"run\.yaml:5: defaults is 'base'; expected a list"),
-        ("[3]", r"run\.yaml:5: defaults entry 3; expected a file's name"),
+        ("[3]", r"run\.yaml:5: defaults entry 3; expected a file name"),
         ("\n  - override size: small\n", r"run\.yaml: In 'run\.yaml': Could not override 'size'"),
         ("[circle]", r"run\.yaml: the files of its defaults lists name each other in a circle"),
         ("[own/astuner_default]", r"run\.yaml:5: defaults: there is no own/astuner_default\.yaml"),
     ],
 )
-def test_a_wrong_defaults_list_is_said(write: Write, minimal: str, defaults: str, said: str) -> None:
+def test_a_wrong_defaults_list_is_reported(write: Write, minimal: str, defaults: str, message: str) -> None:
     files = {
         "base": "astuner: {}",
         "size/small": "",
         "circle": "defaults: [circle_back]",
         "circle_back": "defaults: [circle]",
     }
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load_config(write(minimal + f"defaults: {defaults}\n", files))
 
 
-def test_a_group_option_that_is_not_there_is_said(write: Write, minimal: str) -> None:
+def test_a_group_option_that_is_not_there_is_reported(write: Write, minimal: str) -> None:
     path = write(minimal + "defaults: [size: small, _self_]\n", {"size/small": ""})
     with pytest.raises(ConfigError, match=r"there is no size/large\.yaml"):
         load_config(path, ["size=large"])
@@ -89,7 +89,7 @@ def test_a_syntax_error_in_an_included_file_names_that_file(write: Write, minima
         load_config(path)
 
 
-def test_a_users_file_with_the_name_of_a_shipped_default_is_refused(write: Write, minimal: str) -> None:
+def test_a_users_file_with_the_name_of_a_shipped_default_is_rejected(write: Write, minimal: str) -> None:
     path = write(minimal + "defaults: [astuner_default, _self_]\n", {"astuner_default": ""})
     with pytest.raises(ConfigError, match=r"astuner_default\.yaml has the name of a default that astuner ships"):
         load_config(path)
@@ -100,7 +100,7 @@ def test_a_key_that_is_a_number_is_unknown_like_any_other(write: Write, minimal:
         load_config(write(minimal + "  1: ${nowhere}\n"))
 
 
-def test_every_reference_that_leads_nowhere_is_said(write: Write, minimal: str) -> None:
+def test_every_reference_that_leads_nowhere_is_reported(write: Write, minimal: str) -> None:
     path = write(
         minimal + "  project_name: ${oc.env:ASTUNER_NOT_SET}\n  data:\n    train_batch_size: ${astuner.nope}\n"
     )
@@ -110,3 +110,27 @@ def test_every_reference_that_leads_nowhere_is_said(write: Write, minimal: str) 
         f"  {path}:5: astuner.project_name: Environment variable 'ASTUNER_NOT_SET' not found",
         f"  {path}:7: astuner.data.train_batch_size: Interpolation key 'astuner.nope' not found",
     ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("  rollout: []", r"run\.yaml:2: astuner\.rollout is \[\]; expected a section with keys below it$"),
+        ("  trainer_common: {logger: {}}", r"run\.yaml:2: astuner\.trainer_common\.logger is \{\}; expected a list$"),
+        ("  services: [a]", r"run\.yaml:2: astuner\.services is \['a'\]; expected a mapping$"),
+        ("trinity: [1]", r"run\.yaml:2: trinity is \[1\]; expected a mapping$"),
+    ],
+)
+def test_a_list_in_place_of_a_mapping_has_its_line(write: Write, line: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        load_config(write(f"astuner:\n{line}\n"))
+
+
+def test_a_list_in_place_of_a_mapping_in_a_packaged_file_has_its_line(write: Write, minimal: str) -> None:
+    path = write(
+        minimal + "defaults: [size/four, _self_]\n", {"size/four": "# @package astuner.rollout\nval_kwargs: [1]\n"}
+    )
+    with pytest.raises(
+        ConfigError, match=r"size/four\.yaml:2: astuner\.rollout\.val_kwargs is \[1\]; expected a section"
+    ):
+        load_config(path)

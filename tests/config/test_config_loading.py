@@ -77,14 +77,14 @@ def test_the_appendix_of_spec_3_loads() -> None:
     assert run.task_judge.judge_protocol == "astuner.task_judge.env_service_as_judge->EnvServiceJudge"
     assert run.trainer_common.logger == ["console", "wandb"]
     assert run.trainer_common.optim.lr == 1e-6
-    said = [notice.split(": ", 1)[1] for notice in loaded.notices]
-    assert said == [
+    message = [notice.split(": ", 1)[1] for notice in loaded.notices]
+    assert message == [
         "astuner.rollout.agentscope_learn_protocol is read as astuner.rollout.agentscope_workflow; "
         "write astuner.rollout.agentscope_workflow",
         "astuner.task_judge.judge_type: 'customized_protocal' is read as 'customized_protocol'; "
         "write 'customized_protocol'",
-        "astuner.execute_test is accepted for older files and does nothing",
-        "astuner.execute_testing_lambda is accepted for older files and does nothing",
+        "astuner.execute_test is accepted for older files and has no effect",
+        "astuner.execute_testing_lambda is accepted for older files and has no effect",
         "astuner.task_judge.rubrics_auto_grader.dataset_file.training.file_path",
         "astuner.trainer_common.n_gpus_per_node, astuner.trainer_common.logger",
     ]
@@ -97,8 +97,8 @@ def test_the_appendix_of_spec_3_loads() -> None:
          "astuner.rollout.max_num_seqs"),
         ("local", "not used by local: trinity"),
         ("verl", "not used by verl: trinity"),
-        ("debug", "not used by debug: trinity, astuner.rollout.max_env_worker, astuner.trainer_common.save_freq, "
-         "astuner.trainer_common.test_freq, astuner.trainer_common.total_epochs"),
+        ("debug", "not used by debug: astuner.rollout.max_env_worker, astuner.trainer_common.save_freq, "
+         "astuner.trainer_common.test_freq, astuner.trainer_common.total_epochs, trinity"),
     ],
 )  # fmt: skip
 def test_the_yaml_of_spec_2_serves_every_backbone(backbone: str, set_aside: str) -> None:
@@ -183,7 +183,7 @@ def test_all_problems_are_reported_at_once_with_file_and_line(write: Write, mini
         f"  {path}:6: astuner.rollout.temperature is -1; expected a number of at least 0",
         "  command line: astuner.rollout.top_k is 0; expected -1 (all) or a number of at least 1",
         f"  {path}:10: astuner.trainer_common.optim.lr is 'fast'; expected a number",
-        f"  {path}:7: astuner.rollout.name is 'vllm', which --backbone=local cannot honour: this backbone has its "
+        f"  {path}:7: astuner.rollout.name is 'vllm', which --backbone=local does not support: this backbone runs its "
         "engine in process; write auto or embedded",
     ]
 

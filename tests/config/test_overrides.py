@@ -1,4 +1,4 @@
-"""Command-line overrides: Hydra's forms, and what is wrong with the others."""
+"""Command-line overrides: the forms of Hydra's grammar, and the errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_overrides_resolve_references(write: Write, minimal: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("astuner.rollout.num_repeat", r"'astuner.rollout.num_repeat' is not key=value \(missing EQUAL"),
         ("astuner.rollout.num_repeat=4,8", r"gives several values; write a list as key=\[a,b\]"),
@@ -76,14 +76,25 @@ def test_overrides_resolve_references(write: Write, minimal: str) -> None:
         ("astuner.rollout.num_repeat.x=4", "astuner.rollout.num_repeat is a single value; there is no key 'x' under"),
         ("astuner.rollout.num_repeat=four", "astuner.rollout.num_repeat is 'four'; expected a whole number"),
         ("astuner.rollout=4", "astuner.rollout is 4; expected a section"),
+        ("trinity=abc", "trinity is 'abc'; expected a section with keys below it: write trinity.KEY=VALUE"),
+        ("verl=[abc]", r"verl is \['abc'\]; expected a section with keys below it: write verl.KEY=VALUE"),
+        ("astuner=abc", "astuner is 'abc'; expected a section with keys below it: write astuner.KEY=VALUE"),
+        ("astuner.rollout=[]", r"astuner.rollout is \[\]; expected a section with keys below it$"),
+        (
+            "astuner.rollout={multi_turn: [1]}",
+            r"astuner.rollout.multi_turn is \[1\]; expected a section with keys",
+        ),
+        ("astuner.trainer_common.logger={}", r"astuner.trainer_common.logger is \{\}; expected a list$"),
+        ("astuner.services=[a]", r"astuner.services is \['a'\]; expected a mapping$"),
+        ("astuner.trainer_common.optim.betas=[]", r"optim.betas is \[\]; expected a list of 2 items$"),
         ("+astuner.rollout.num_repeat=4", "An item is already at 'astuner.rollout.num_repeat'.*Either remove"),
         ("~verl.trainer", "Could not delete from config. 'verl.trainer' does not exist."),
-        ("hydra.run.dir=x", "hydra.run.dir has no effect here; remove it"),
+        ("hydra.run.dir=x", "hydra.run.dir has no effect; remove it"),
         ("astuner.model.path=${oc.env:ASTUNER_NOT_SET}", "Environment variable 'ASTUNER_NOT_SET' not found"),
     ],
 )
-def test_a_wrong_override_is_said(write: Write, minimal: str, override: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as raised:
+def test_a_wrong_override_is_reported(write: Write, minimal: str, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
         load_config(write(minimal), [override])
     assert "command line: " in str(raised.value)
     assert "\n  /" not in str(raised.value)

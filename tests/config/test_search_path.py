@@ -1,4 +1,4 @@
-"""Where the files of `defaults` lists are found."""
+"""The folders in which the files of `defaults` lists are looked up."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def test_yml_files_are_found_too(tmp_path: Path, minimal: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hydra", "said"),
+    ("hydra", "message"),
     [
         (
             "{searchpath: [file://nowhere]}",
-            r":5: hydra.searchpath entry 'file://nowhere' leads to no folder: not .*nowhere",
+            r":5: hydra.searchpath entry 'file://nowhere' is not a folder: there is no .*nowhere",
         ),
-        ("{searchpath: ['pkg://some.package']}", ":5: .*'pkg://some.package': only file:// folders are offered"),
+        ("{searchpath: ['pkg://some.package']}", ":5: .*'pkg://some.package': only file:// folders are supported"),
         ("{searchpath: file://parts}", ":5: hydra.searchpath is 'file://parts'; expected a list"),
         ("{searchpath: ['${oc.env:ASTUNER_NOT_SET}']}", ":5: hydra.searchpath: Environment variable"),
-        ("{run: {dir: x}}", ":5: hydra.run has no effect here; remove it"),
+        ("{run: {dir: x}}", ":5: hydra.run has no effect; remove it"),
     ],
 )
-def test_a_wrong_hydra_section_is_said(write: Write, minimal: str, hydra: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_wrong_hydra_section_is_reported(write: Write, minimal: str, hydra: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load_config(write(minimal + f"hydra: {hydra}\n", SIZES))
 
 
@@ -75,5 +75,5 @@ def test_an_included_file_may_repeat_the_boilerplate_but_no_folder_of_its_own(wr
     shipped = "hydra: {searchpath: [file://astuner/default_config]}\n"
     assert load_config(write(text, {"base": shipped})).config.astuner.model.path == "some/model"
     path = write(text, {"base": "astuner: {}\nhydra: {searchpath: [file://parts]}\n"})
-    with pytest.raises(ConfigError, match=r"base\.yaml:2: hydra.searchpath belongs into .* \(run\.yaml\)"):
+    with pytest.raises(ConfigError, match=r"base\.yaml:2: hydra.searchpath has an effect only in .* \(run\.yaml\)"):
         load_config(path)

@@ -1,4 +1,4 @@
-"""Section `services`: what may stand in it, and what is said of the rest."""
+"""Section `services`: valid entries, and the errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config.dumping import to_yaml
 from astuner.config.loading import load_config
 from astuner.config.services import HealthConfig, ServiceConfig
+from astuner.config.to_yaml import to_yaml
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]
@@ -41,10 +41,10 @@ def test_the_command_line_changes_a_service(write: Write, minimal: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("services", "said"),
+    ("services", "message"),
     [
         ("{a: {command: x, timeout: 0}}", "astuner.services.a.timeout is 0; expected a number greater than 0"),
-        ("{a: {cwd: x}}", "astuner.services.a has no command, which it needs"),
+        ("{a: {cwd: x}}", "astuner.services.a has no command, which is required"),
         ("{a: {command: x, comand: y}}", "unknown key 'astuner.services.a.comand'; did you mean '.*a.command'"),
         ("{a: {command: x, health: {url: y}}}", "unknown key 'astuner.services.a.health.url'; there are http, port"),
         ("{a: {command: 'x \"'}}", r"a.command is .*; expected a command line \(No closing quotation\)"),
@@ -53,11 +53,11 @@ def test_the_command_line_changes_a_service(write: Write, minimal: str) -> None:
         ("{a: {command: x, health: {http: 'http://y', port: 1}}}", "health is .*; expected http or port, not both"),
         ("{a: {command: x, ports: [0]}}", "an item of astuner.services.a.ports is 0; expected a number of at least 1"),
         ("{a: {command: x, restart: -1}}", "a.restart is -1; expected true or false or a number of at least 0"),
-        ("{a: {command: x, env: {B: true}}}", r"a.env.B is True; expected text \(put it in quotes"),
+        ("{a: {command: x, env: {B: true}}}", r"a.env.B is True; expected text \(in quotes"),
         ("{ray: {command: x}}", "a name in astuner.services is 'ray'; expected another name: --with-ray is built in"),
         ("{a b: {command: x}}", "a name in astuner.services is 'a b'; expected a name of letters, digits"),
     ],
 )
-def test_mistakes_are_named_with_their_line(write: Write, minimal: str, services: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=f"run.yaml:6: .*{said}"):
+def test_mistakes_are_named_with_their_line(write: Write, minimal: str, services: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"run.yaml:6: .*{message}"):
         load_config(write(minimal + f"  services:\n    {services}\n"))

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
-from astuner.config.dumping import to_yaml
-from astuner.config.keys import KeyPath, parts
+from astuner.config.keys import KeyPath, schema
 from astuner.config.loading import load_config
 from astuner.config.root import RunConfig
 from astuner.config.section import Section
-from astuner.config.support import REFUSALS
+from astuner.config.to_yaml import to_yaml
 from astuner.errors import ConfigError
 
-# Surrogates cannot be written as UTF-8; `???` is Hydra's "still to be given" (its own test below).
+# Surrogates cannot be written as UTF-8; `???` means a missing value in Hydra (tested below).
 texts = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
     st.sampled_from(
@@ -112,7 +111,7 @@ def section_values(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def made_valid(tree: dict[str, Any]) -> RunConfig:
-    """Take out the few contradictions and refused values that random choices bring."""
+    """Remove the contradictions and unsupported values of random choices."""
     run = tree.setdefault("astuner", {})
     rollout, trainer = run.setdefault("rollout", {}), run.setdefault("trainer_common", {})
     model = run.setdefault("model", {})
@@ -136,9 +135,9 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     rollout["max_model_len"] = max(
         rollout.get("max_model_len", 1), rollout.get("max_response_length_in_one_turn", 4096)
     )
-    for refusal in REFUSALS:
-        if run.get("backbone", "local") in refusal.backbones:
-            remove(tree, parts(refusal.key))
+    for path, rule in schema().declarations.items():
+        if any(run.get("backbone", "local") in declared.by for declared in rule.unsupported):
+            remove(tree, path)
     return RunConfig.model_validate(tree)
 
 
@@ -178,6 +177,6 @@ def test_every_key_is_written() -> None:
     assert "  debug:\n" in text
 
 
-def test_the_text_that_stands_for_a_missing_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'\?\?\?' stands for a value still to be given"):
+def test_the_text_that_stands_for_a_missing_value_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"a value is '\?\?\?', which means a missing value in YAML"):
         to_yaml(RunConfig.model_validate({"verl": {"a": ["???"]}}))

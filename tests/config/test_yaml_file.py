@@ -49,23 +49,23 @@ def test_an_empty_file_is_an_empty_mapping(write: Write, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: [1\nb: 2\n", r":2, column 2: not valid YAML: while parsing a flow sequence, expected ',' or '\]'"),
         ("a:\n\tb: 1\n", r":2, column 1: not valid YAML: .*cannot start any token"),
         ("a: 1\na: 2\n", r":2, column 1: not valid YAML: .*found duplicate key a"),
         ("a: 'x\n", r":2, column 1: not valid YAML: .*unexpected end of stream"),
         ("a: 1\n---\nb: 2\n", r":2, column 1: not valid YAML: expected a single document"),
-        ("- a\n", r":1: expected `key: value` lines, beginning with `astuner:`"),
+        ("- a\n", r":1: expected `key: value` lines, starting with `astuner:`"),
         ("a: '${x'\n", r":1: a is not a valid \$\{…\} reference"),
         ("a:\n  b: [1, '${x']\n", r":2: a.b\[1\] is not a valid \$\{…\} reference"),
         ("a: &x {b: *x}\n", "contains itself"),
         ("a: \x01\n", "run.yaml: unacceptable character"),
     ],
 )
-def test_what_is_no_configuration_is_said_with_its_place(write: Write, text: str, said: str) -> None:
+def test_an_invalid_file_is_an_error_with_its_place(write: Write, text: str, message: str) -> None:
     path = write(text)
-    with pytest.raises(ConfigError, match=said) as raised:
+    with pytest.raises(ConfigError, match=message) as raised:
         read_yaml(path)
     assert str(raised.value).startswith(str(path))
 
@@ -73,19 +73,19 @@ def test_what_is_no_configuration_is_said_with_its_place(write: Write, text: str
 def test_missing_file_names_the_nearest_beside_it(write: Write, tmp_path: Path) -> None:
     write("", {"math_agent": ""})
     (tmp_path / "notes.txt").touch()
-    for asked in ("math_agnt.yaml", "math_agent.yml", "math_agent"):
-        with pytest.raises(ConfigError, match=rf"^no file .*{asked}; did you mean .*math_agent\.yaml\?$"):
-            read_yaml(tmp_path / asked)
+    for name in ("math_agnt.yaml", "math_agent.yml", "math_agent"):
+        with pytest.raises(ConfigError, match=rf"^no file .*{name}; did you mean .*math_agent\.yaml\?$"):
+            read_yaml(tmp_path / name)
     with pytest.raises(ConfigError, match=r"^no file \S+qqqqqq\.toml$"):
         read_yaml(tmp_path / "qqqqqq.toml")
 
 
-def test_missing_folder_is_said(tmp_path: Path) -> None:
+def test_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no folder .*nowhere$"):
         read_yaml(tmp_path / "nowhere" / "run.yaml")
 
 
-def test_folder_and_binary_file_are_said(tmp_path: Path) -> None:
+def test_folder_and_binary_file_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a folder; expected a YAML file"):
         read_yaml(tmp_path)
     (tmp_path / "model.yaml").write_bytes(b"abc\xff\xfe")

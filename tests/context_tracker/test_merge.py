@@ -1,7 +1,8 @@
-"""Merging: exact, order-independent, and never more or less than what was sampled."""
+"""Merging is exact, independent of order, and trains every token as often as it was sampled."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -36,8 +37,8 @@ def forests(draw: st.DrawFn) -> list[LlmCall]:
         base: tuple[int, ...] = ()
         if calls and draw(st.booleans()):
             parent = draw(st.sampled_from(calls))
-            whole = parent.prompt_ids + parent.completion_ids
-            base = whole[: draw(st.integers(0, len(whole)))]
+            path = parent.prompt_ids + parent.completion_ids
+            base = path[: draw(st.integers(0, len(path)))]
             if base and draw(st.integers(0, 9)) == 0:
                 place = draw(st.integers(0, len(base) - 1))
                 base = (*base[:place], base[place] ^ 1, *base[place + 1 :])
@@ -65,7 +66,7 @@ def trained(calls: list[LlmCall]) -> list[LlmCall]:
 def test_every_sampled_token_is_trained_once_with_its_logprob(calls, merge, rng: random.Random):
     samples = build_samples(calls, merge)
     assert certificate(calls, samples) == 1.0
-    assert sum(sum(s.loss_mask) for s in samples) == sum(len(c.completion_ids) for c in trained(calls))
+    assert sum(sum(s.train_counts) for s in samples) == sum(len(c.completion_ids) for c in trained(calls))
     if samples:
         assert sum(s.weight for s in samples) == pytest.approx(1.0)
     shuffled = list(calls)
@@ -81,12 +82,12 @@ def test_a_token_is_never_trained_for_two_rewards_at_once(calls, merge):
         for span in sample.spans:
             for place in span.nodes or range(span.start, span.end):
                 rewards.setdefault(place, set()).add(by_id[span.call_id].reward)
-        assert all(len(found) == 1 for found in rewards.values())
+        assert all(len(distinct) == 1 for distinct in rewards.values())
 
 
 @given(forests())
-def test_merging_what_was_merged_changes_nothing(calls):
-    """Each row, taken as the calls that it holds, is that row again."""
+def test_merging_is_idempotent(calls):
+    """Merging the calls of a row gives the same row."""
     by_id = {c.call_id: c for c in calls}
     for sample in build_samples(calls):
         (again,) = build_samples([by_id[span.call_id] for span in sample.spans])
@@ -94,29 +95,29 @@ def test_merging_what_was_merged_changes_nothing(calls):
 
 
 @given(forests())
-def test_leaf_rows_are_needed(calls):
-    """A row is a prefix of another only where a token was sampled twice with different logprobs, or rewards."""
-    by_id = {c.call_id: c for c in calls}
+def test_no_leaf_row_is_superfluous(calls):
+    """A row is a prefix of another only if they differ in a token's logprobs, or in the agent and reward of a call."""
+    credits = {c.call_id: None if c.reward is None else (c.agent_name, c.reward) for c in calls}
     samples = build_samples(calls)
-    for one in samples:
-        for other in samples:
-            if one is not other and other.token_ids[: len(one.token_ids)] == one.token_ids:
-                differ = {by_id[span.call_id].reward for sample in (one, other) for span in sample.spans}
-                assert len(differ) > 1 or any(
-                    a and b and x != y
-                    for a, b, x, y in zip(one.loss_mask, other.loss_mask, one.logprobs, other.logprobs, strict=False)
-                )
+    for row, other in itertools.permutations(samples, 2):
+        if other.token_ids[: len(row.token_ids)] == row.token_ids:
+            differing = {credits[span.call_id] for sample in (row, other) for span in sample.spans}
+            assert len(differing) > 1 or any(
+                a and b and x != y
+                for a, b, x, y in zip(row.train_counts, other.train_counts, row.logprobs, other.logprobs, strict=False)
+            )
 
 
 @given(forests())
-def test_a_tree_holds_each_prefix_once(calls):
+def test_tree_has_each_prefix_once(calls):
     samples = build_samples(calls, "tree")
     distinct = count_tokens(trained(calls)).distinct
     assert len(samples) == (distinct > 0)
     for sample in samples:
         assert sample.parents is not None
         assert all(parent < node for node, parent in enumerate(sample.parents))
-        # Behind the trie stand copies of tokens that were sampled in more than one way; nothing follows them.
+        # After the trie come copies of tokens that were sampled with several logprobs or rewards; they have no
+        # children.
         assert max(sample.parents) < distinct
         kinds = {(parent, token) for parent, token in zip(sample.parents, sample.token_ids, strict=True)}
         assert len(kinds) == distinct
@@ -130,8 +131,8 @@ def test_a_tree_holds_each_prefix_once(calls):
 def test_distinct_tokens_are_trie_nodes(calls):
     nodes = set()
     for c in calls:
-        whole = c.prompt_ids + c.completion_ids
-        nodes.update(whole[:n] for n in range(1, len(whole) + 1))
+        tokens = c.prompt_ids + c.completion_ids
+        nodes.update(tokens[:n] for n in range(1, len(tokens) + 1))
     assert count_tokens(calls).distinct == len(nodes)
 
 
@@ -140,11 +141,11 @@ def test_a_growing_conversation_is_one_row():
     second = call("b", [1, 2, 3, 4, 5], [6])
     (sample,) = build_samples([second, first])
     assert sample.token_ids == (1, 2, 3, 4, 5, 6)
-    assert sample.loss_mask == (0, 0, 1, 1, 0, 1)
+    assert sample.train_counts == (0, 0, 1, 1, 0, 1)
     assert [span.call_id for span in sample.spans] == ["a", "b"]
 
 
-def test_a_tree_keeps_both_ways_in_which_a_token_was_sampled():
+def test_tree_keeps_a_token_that_was_sampled_with_two_logprobs():
     calls = [call("a", [1], [2, 3], [-1.0, -2.0]), call("b", [1], [2, 4], [-1.5, -2.5])]
     (tree,) = build_samples(calls, "tree")
     assert tree.token_ids == (1, 2, 3, 4, 2)
@@ -153,45 +154,45 @@ def test_a_tree_keeps_both_ways_in_which_a_token_was_sampled():
     assert [span.nodes for span in tree.spans] == [(1, 2), (4, 3)]
 
 
-def test_a_target_that_is_not_trained_is_context():
+def test_calls_of_frozen_targets_are_context():
     first = replace(call("a", [1, 2], [3, 4]), trained=False)
     (sample,) = build_samples([first, call("b", [1, 2, 3, 4, 5], [6])])
-    assert sample.loss_mask == (0, 0, 0, 0, 0, 1)
+    assert sample.train_counts == (0, 0, 0, 0, 0, 1)
     assert build_samples([first]) == []
 
 
-def test_identical_calls_weigh_as_often_as_they_were_sampled():
+def test_identical_calls_are_counted_as_often_as_sampled():
     calls = [call(f"c{i}", [1], [2, 3]) for i in range(4)]
     (sample,) = build_samples(calls)
-    assert sample.loss_mask == (0, 4, 4)
+    assert sample.train_counts == (0, 4, 4)
 
 
-def test_a_certificate_sees_a_changed_token():
+def test_certificate_detects_a_changed_token():
     calls = [call("a", [1, 2], [3])]
     (sample,) = build_samples(calls)
     assert certificate(calls, [replace(sample, token_ids=(1, 9, 3))]) == 0.0
     assert certificate(calls, []) == 0.0
     twice = [*calls, replace(calls[0], call_id="b")]
     (row,) = build_samples(twice)
-    for spoilt in ({"loss_mask": (0, 0, 1)}, {"loss_mask": (0, 1, 2)}, {"position_ids": (0, 0, 0)}):
-        assert certificate(twice, [replace(row, **spoilt)]) == 0.0
+    for change in ({"train_counts": (0, 0, 1)}, {"train_counts": (0, 1, 2)}, {"position_ids": (0, 0, 0)}):
+        assert certificate(twice, [replace(row, **change)]) == 0.0
     assert certificate(twice, [row, replace(row, spans=())]) == 0.0
     (tree,) = build_samples(calls, "tree")
     assert certificate(calls, [tree]) == 1.0
-    for spoilt in ({"token_ids": (1, 9, 3)}, {"parents": (-1, 0, 0)}, {"loss_mask": (0, 0, 0)}):
-        assert certificate(calls, [replace(tree, **spoilt)]) == 0.0
+    for change in ({"token_ids": (1, 9, 3)}, {"parents": (-1, 0, 0)}, {"train_counts": (0, 0, 0)}):
+        assert certificate(calls, [replace(tree, **change)]) == 0.0
 
 
-def test_wrong_number_of_logprobs_is_refused():
+def test_wrong_number_of_logprobs_is_an_error():
     with pytest.raises(ValueError, match="2 completion tokens but 1 logprobs"):
         build_samples([call("a", [1], [2, 3], [-1.0])])
 
 
-def test_limit_drops_whole_timelines_and_keeps_the_episode_weight():
+def test_limit_drops_whole_samples_and_keeps_the_episode_weight():
     calls = [call(f"c{i}", [i], [10 + i]) for i in range(5)]
     samples = build_samples(calls)
-    kept, dropped = limit_samples(samples, 2, seed=1)
-    assert (len(kept), dropped) == (2, 3)
-    assert sum(s.weight for s in kept) == pytest.approx(1.0)
-    assert limit_samples(samples, 2, seed=1)[0] == kept
+    limited, dropped = limit_samples(samples, 2, seed=1)
+    assert (len(limited), dropped) == (2, 3)
+    assert sum(s.weight for s in limited) == pytest.approx(1.0)
+    assert limit_samples(samples, 2, seed=1)[0] == limited
     assert limit_samples(samples, 9, seed=1) == (samples, 0)

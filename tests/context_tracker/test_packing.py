@@ -1,4 +1,4 @@
-"""Packing: every distinct prefix once, every sequence rebuilt."""
+"""Packing stores every distinct prefix once, and every sequence can be reproduced."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_si
 
 
 @given(sequences)
-def test_every_prefix_stands_there_once(given_: list[list[int]]):
-    packing = pack(given_)
-    prefixes = {tuple(sequence[: end + 1]) for sequence in given_ for end in range(len(sequence))}
+def test_every_prefix_is_stored_once(sequences: list[list[int]]):
+    packing = pack(sequences)
+    prefixes = {tuple(sequence[: end + 1]) for sequence in sequences for end in range(len(sequence))}
     assert len(packing.token_ids) == len(prefixes)
     node_of: dict[tuple[int, ...], int] = {}
-    for sequence, places in zip(given_, packing.places, strict=True):
+    for sequence, places in zip(sequences, packing.places, strict=True):
         assert packing.token_ids[places].tolist() == sequence
         assert packing.positions[places].tolist() == list(range(len(sequence)))
         for end, node in enumerate(places.tolist()):
@@ -26,8 +26,8 @@ def test_every_prefix_stands_there_once(given_: list[list[int]]):
 
 
 @given(sequences)
-def test_ancestors_and_pieces_agree_with_the_parents(given_: list[list[int]]):
-    packing = pack(given_)
+def test_ancestors_and_pieces_agree_with_the_parents(sequences: list[list[int]]):
+    packing = pack(sequences)
     parents = packing.parents.tolist()
     paths = []
     for node in range(len(parents)):
@@ -45,7 +45,7 @@ def test_ancestors_and_pieces_agree_with_the_parents(given_: list[list[int]]):
         assert piece.depth == len(before)
 
 
-def test_the_longest_timeline_is_one_piece():
+def test_longest_sequence_is_one_piece():
     packing = pack([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 6, 6], [9]])
     assert packing.token_ids.tolist() == [1, 2, 5, 6, 6, 3, 4, 9]
     assert [(p.start, p.end, p.path) for p in packing.pieces] == [
@@ -58,13 +58,13 @@ def test_the_longest_timeline_is_one_piece():
     np.testing.assert_array_equal(packing.places[1], [0, 1, 2])
 
 
-def test_siblings_of_like_length_are_batched():
+def test_siblings_of_similar_length_are_batched():
     packing = pack([[1, 2, 3, 3, 3, 3], [1, 2, 4, 4, 4, 4], [1, 2, 5, 5, 5], [1, 2, 6], [7, 7]])
     sizes = [[packing.pieces[index].size for index in batch] for batch in packing.batches]
     assert sizes == [[6], [2], [4, 3], [1]]
     assert sorted(index for batch in packing.batches for index in batch) == list(range(len(packing.pieces)))
 
 
-def test_an_empty_sequence_is_refused():
+def test_empty_sequence_is_an_error():
     with pytest.raises(ValueError, match="at least one token"):
         pack([[1], []])

@@ -1,4 +1,4 @@
-"""A model and a data set so small that the commands of the documentation run on them in a second."""
+"""A model and a data set on which the commands of the documentation run within a second."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import asyncio
 import json
 import shutil
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def small(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """Keys of section `astuner` that make any run small: the random model, four tasks, one step of 2 × 2 episodes."""
+    """Return the keys that make a run small: a random model, four tasks, one step of 2 × 2 episodes."""
     folder = tmp_path_factory.mktemp("small")
     model, tasks = folder / "model", folder / "tasks"
     shutil.copytree(model_folder, model)
     config = json.loads((model / "config.json").read_text())
-    # Positions are rotary, so a longer context costs no weights; the agents' prompts need it.
+    # The agents' prompts need a longer context. Positions are rotary, so it needs no additional weights.
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
     tasks.mkdir()
-    for place, split in enumerate(("train", "validation", "test")):
-        numbers = range(10 * place, 10 * place + 4)
+    for index, split in enumerate(("train", "validation", "test")):
+        numbers = range(10 * index, 10 * index + 4)
         rows = [{"question": f"What is {n} + {n}?", "answer": f"Add. #### {2 * n}"} for n in numbers]
         (tasks / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {
@@ -39,21 +39,31 @@ def small(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.fixture
-def a_tinker_server(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """`astuner serve-tinker` with the random model, and the environment's variables that lead a client to it."""
+def tinker_server(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run `astuner serve-tinker` with the random model, and set the environment variables that its clients read."""
     tinker = pytest.importorskip("tinker", reason="the client of Tinker is not installed: pip install -e .[dev]")
     import httpx
 
-    from astuner.backbone.tinker_server.starting_model import StartingModel
-    from tests.backbone.tinker_server.served import serving
+    from astuner.tinker_server.base_model import BaseLanguageModel
+    from tests.tinker_server.served import serving
 
-    start = StartingModel(str(model_folder), (str(model_folder),), "cpu", "float32")
-    with serving(start, tmp_path / "tinker") as served:
+    base_model = BaseLanguageModel(str(model_folder), (str(model_folder),), "cpu", "float32")
+    with serving(base_model, tmp_path / "tinker") as served:
         monkeypatch.setenv("TINKER_BASE_URL", served.url)
         monkeypatch.setenv("TINKER_API_KEY", "tml-local")
         # The client never closes its own connections.
         http = httpx.AsyncClient(timeout=60)
-        monkeypatch.setattr(tinker, "ServiceClient", partial(tinker.ServiceClient, http_client=http))
+        clients: list[Any] = []
+
+        def service_client(**options: Any) -> Any:
+            clients.append(open_client(http_client=http, **options))
+            return clients[-1]
+
+        open_client = tinker.ServiceClient
+        monkeypatch.setattr(tinker, "ServiceClient", service_client)
         yield
+        # A client that outlives its server sends heartbeats to it for minutes.
+        for client in clients:
+            client.holder.close()
         loop = tinker.lib.internal_client_holder._internal_client_holder_thread_singleton.get_loop()
         asyncio.run_coroutine_threadsafe(http.aclose(), loop).result()

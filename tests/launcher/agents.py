@@ -122,7 +122,7 @@ class NeedsArguments(Agent):
 
 
 class StopsAtTags(Agent):
-    """Has two places to stop at, one of which is asked for."""
+    """Has two breakpoints, one of which the test enables."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         answer = 6 * 7 + workflow_task.repeat_index  # noqa: F841 for the debugger to read
@@ -268,7 +268,7 @@ class AlwaysWrong(BaseJudge):
 
 
 class StopsAtATag(BaseJudge):
-    """Plain, so that it would run in a thread of its own; it runs an event loop, as it may there."""
+    """A plain function, which is run in a thread and so may run an event loop."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
         repeat = workflow_output.metadata["repeat"]

@@ -16,7 +16,7 @@ import yaml
 from astuner.cli import main
 from tests.launcher.service_processes import Declare, free_port
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) 
     """A working directory with a model, data, agents and `run.yaml`: 2 steps of 2 tasks × 4 episodes."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(model_folder, tmp_path / "model")
-    shutil.copy(HERE / "agents.py", tmp_path / "agents.py")
+    shutil.copy(FOLDER / "agents.py", tmp_path / "agents.py")
     rows = [{"question": f"question {i}", "answer": "1"} for i in range(4)]
     write_rows(tmp_path / "train.jsonl", rows)
     write_rows(tmp_path / "val.jsonl", [{"question": "another", "answer": "1"}])
@@ -115,7 +115,7 @@ def port() -> int:
 @pytest.fixture
 def declare(folder: Path) -> Declare:
     """Declare services in run.yaml: `declare(name={"command": …})`."""
-    shutil.copy(HERE / "a_service.py", folder)
+    shutil.copy(FOLDER / "a_service.py", folder)
 
     def write(**services: dict[str, Any]) -> None:
         tree = yaml.safe_load((folder / "run.yaml").read_text())

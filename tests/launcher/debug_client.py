@@ -34,7 +34,7 @@ class DebugClient:
         self.event("initialized")
         places = [{"line": line} for line in lines]
         set_there = self.ask("setBreakpoints", source={"path": str(source)}, breakpoints=places)
-        assert [found["line"] for found in set_there["breakpoints"]] == list(lines)
+        assert [item["line"] for item in set_there["breakpoints"]] == list(lines)
         self.ask("configurationDone")
         self.answer(attaching)
 
@@ -89,7 +89,7 @@ class DebugClient:
 
 
 def stopped_at(client: DebugClient, name: str, *, main: bool = True) -> tuple[str, int, str]:
-    """Wait for a stop in the main thread or another, and go on: the function, the line and a variable's value."""
+    """Wait for a stop in any thread, continue, and return the function, the line and a variable's value."""
     stopped = client.event("stopped")
     threads = {thread["id"]: thread["name"] for thread in client.ask("threads")["threads"]}
     assert (threads[stopped["threadId"]] == "MainThread") == main

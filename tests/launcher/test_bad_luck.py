@@ -1,4 +1,4 @@
-"""What goes wrong in the middle of a run: episodes, disks, signals, and what nobody foresaw."""
+"""Failures during a run: episodes, disks, signals and unexpected errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def episodes(split: str = "train") -> list[EpisodeEntry]:
     [
         ("Raises", "workflow", "RuntimeError: the environment [/bold] broke down (at "),
         ("HangsAwaiting", "timeout", "longer than rollout.episode_timeout (0.5 s)"),
-        ("HangsBlocking", "timeout", "and was given up; it stood at"),
+        ("HangsBlocking", "timeout", "and was abandoned; it was at"),
         ("SwallowsItsCancellation", "timeout", "longer than rollout.episode_timeout (0.5 s)"),
         ("ReturnsRubbish", "workflow", "execute must return a WorkflowOutput, got float"),
         ("RewardIsNan", "workflow", "WorkflowOutput.reward must be a finite number, got nan"),
@@ -134,7 +134,7 @@ def test_no_signal_stops_with_the_reason_and_keeps_the_weights(train: Command, f
         "rollout.agentscope_workflow='agents->AlwaysEqual'",
         "trainer_common.no_signal_patience=1",
         "trainer_common.stop_on_no_signal=true",
-    ).says("1 steps in a row had no rewards that differ", "trainer_common.stop_on_no_signal")
+    ).says("1 consecutive steps had no learning signal", "trainer_common.stop_on_no_signal")
     assert read_summary(RUN).steps == 1
     assert (RUN / "model/config.json").exists()
 
@@ -166,7 +166,7 @@ def test_a_full_disk_ends_the_run_and_the_same_command_goes_on(train: Command, f
     (RUN / "summary.json").unlink()
     ended = train("trainer_common.save_freq=1")
     assert ended.code == 0
-    assert "going on from the checkpoint of step 2" in ended.out
+    assert "resuming from the checkpoint of step 2" in ended.out
 
 
 def test_two_runs_at_once_into_one_folder(train: Command, folder: Path):
@@ -193,20 +193,21 @@ def test_a_signal_saves_and_the_same_command_ends_as_if_nothing_had_been(
     train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, name: str, code: int
 ):
     settings = ("rollout.agentscope_workflow='agents->Signals'", "trainer_common.test_freq=1")
-    whole = train(*settings, "experiment_name=whole")
-    assert whole.code == 0, whole.out
+    uninterrupted = train(*settings, "experiment_name=whole")
+    assert uninterrupted.code == 0, uninterrupted.out
     monkeypatch.setenv("SIGNAL_AT", where)
     monkeypatch.setenv("SIGNAL", name)
     stopped = train(*settings)
     assert stopped.code == code, stopped.out
     step = 2 if where == "val-000002" else 1
-    assert f"interrupted: saving step {step}, from which the same command goes on" in stopped.out
+    assert f"interrupted: saving step {step}" in stopped.out
+    assert f"run the same command again to resume from the checkpoint of step {step}" in stopped.out
     assert "Traceback" not in stopped.out
     assert "interrupted" in (RUN / "run.log").read_text()
     monkeypatch.setenv("SIGNAL_AT", "never")
     resumed = train(*settings)
     assert resumed.code == 0, resumed.out
-    assert f"going on from the checkpoint of step {step}" in resumed.out
+    assert f"resuming from the checkpoint of step {step}" in resumed.out
     assert _course(RUN) == _course(RUN.with_name("whole"))
 
 
@@ -233,7 +234,7 @@ def test_ctrl_c_in_an_update_lets_the_step_end(train: Command, folder: Path):
     assert [row.step for row in read_metrics(RUN)] == [1, 2]
     assert "interrupted: saving step 2" in stopped.out
     resumed = train("trainer_common.total_training_steps=3")
-    assert "going on from the checkpoint of step 2" in resumed.out
+    assert "resuming from the checkpoint of step 2" in resumed.out
     assert read_summary(RUN).steps == 3
 
 
@@ -242,7 +243,7 @@ def test_ctrl_c_before_the_first_step(train: Command, folder: Path, monkeypatch:
     monkeypatch.setenv("SIGNAL", "SIGINT")
     stopped = train("rollout.agentscope_workflow='agents->Signals'")
     assert stopped.code == 130
-    assert "no step was done, so there is nothing to go on from" in stopped.out
+    assert "no step was finished, so there is nothing to resume" in stopped.out
 
 
 def test_what_nobody_foresaw_is_one_message_and_a_traceback_in_the_log(

@@ -1,4 +1,4 @@
-"""A breakpoint in a user's workflow, set and hit over the protocol that editors speak with debugpy."""
+"""A breakpoint in a user's workflow, set and hit with the protocol between editors and debugpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"
 
 @contextmanager
 def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
-    """Run the debug backbone on one task, twice, under debugpy with breakpoints in agents.py; it has to end well."""
+    """Run the debug backbone twice on one task, under debugpy with breakpoints in agents.py. It must succeed."""
     port = free_port()
     command = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}"]
     command += ["--wait-for-client", "-m", "astuner", "--backbone", "debug", "--conf", "run.yaml"]
@@ -31,7 +31,7 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
 
 @contextmanager
 def client_of(folder: Path, command: Sequence[str], port: int, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
-    """Start Python with this command, and attach as soon as it listens; it has to end well."""
+    """Start a Python command and attach as soon as it listens. It must succeed."""
     with (folder / "out.txt").open("w") as out:
         process = subprocess.Popen([sys.executable, *command], cwd=folder, stdout=out, stderr=out)
     client = DebugClient(port, SECONDS)
@@ -49,11 +49,11 @@ def client_of(folder: Path, command: Sequence[str], port: int, lines: Sequence[i
 
 
 def line_of(folder: Path, text: str) -> int:
-    """The number of the first line of agents.py with a text in it."""
+    """Return the number of the first line of agents.py that contains a text."""
     return next(n for n, line in enumerate((folder / "agents.py").read_text().splitlines(), 1) if text in line)
 
 
-def test_a_breakpoint_in_a_workflow_stops_shows_its_variables_and_goes_on(folder: Path):
+def test_a_breakpoint_in_a_workflow_stops_and_shows_variables(folder: Path):
     line = line_of(folder, 'bp("NOT_ASKED_FOR")')
     with attached(folder, WORKFLOW.format("StopsAtTags"), lines=[line]) as client:
         assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
@@ -73,13 +73,13 @@ def test_a_breakpoint_in_a_plain_judge_is_in_the_main_thread(folder: Path):
     assert stops == [("compute_reward", line, "0.0"), ("compute_reward", line, "1.0")]
 
 
-def test_training_stops_through_the_debuggers_port_until_the_debugger_leaves(folder: Path):
+def test_training_stops_on_the_debugger_port_until_the_debugger_detaches(folder: Path):
     port, line = free_port(), line_of(folder, 'bp("HERE")') + 1
     command = ["-m", "astuner", "--conf", "run.yaml", "--db=HERE", WORKFLOW.format("StopsAtTags")]
     command += [f"astuner.debug.debugger_port={port}", "astuner.trainer_common.total_training_steps=1"]
-    # One at a time, so that the order is known; a stop in one thread stops all others too.
+    # One at a time, so that the order is deterministic; a stop in one thread stops all threads.
     with client_of(folder, [*command, "astuner.rollout.max_env_worker=1"], port) as client:
-        # The first of the eight episodes that train; the others go on without a debugger, which leaves in the fourth.
+        # The first of the eight training episodes. The debugger detaches in the fourth; the others run without it.
         stops = [stopped_at(client, "answer", main=False) for _ in range(3)]
         client.event("stopped")
         client.ask("disconnect")

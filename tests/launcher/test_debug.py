@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from astuner import breakpoints
+from astuner.debugging import breakpoints
 from astuner.errors import RecordError
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.run_record import read_episode, read_index, read_summary
@@ -39,7 +39,7 @@ def debug(astuner: Command) -> Command:
 @pytest.fixture(autouse=True)
 def _no_tags_stay_chosen() -> Iterator[None]:
     yield
-    breakpoints._chosen = breakpoints.Breakpoints()
+    breakpoints._active = breakpoints.Breakpoints()
 
 
 def test_a_debug_run_shows_and_records_its_episodes(debug: Command, folder: Path):
@@ -49,8 +49,8 @@ def test_a_debug_run_shows_and_records_its_episodes(debug: Command, folder: Path
     assert header == ["task", "reward", "success", "calls", "tokens", "samples", "forks", "seconds"]
     rows = [line.split() for line in ended.out.splitlines() if line.strip().startswith("question ")]
     assert [(row[1], row[2], row[4]) for row in rows] == [(str(t), f"{r}.00", "1") for t in range(3) for r in range(4)]
-    assert "a training step would have used 12 of 12 episodes: 12 samples of " in ended.out
-    assert "the rewards of 3 of 3 tasks differ" in ended.out
+    assert "a training step would use 12 of 12 episodes: 12 samples with " in ended.out
+    assert "rewards differ within 3 of 3 tasks" in ended.out
     summary = read_summary(RUN)
     assert (summary.backbone, summary.steps, summary.model, summary.episodes.ok) == ("debug", 0, None, 12)
     assert summary.first_reward_seconds is not None
@@ -72,14 +72,14 @@ def test_validation_tasks_by_a_flag(debug: Command, train: Command, folder: Path
 
 
 def test_the_same_seed_gives_the_same_tokens(debug: Command, folder: Path):
-    def said(*settings: str) -> list[tuple[int, ...]]:
+    def sampled(*settings: str) -> list[tuple[int, ...]]:
         assert debug(*settings).code == 0
         entries = sorted(read_index(RUN), key=lambda entry: entry.episode_id)
         return [read_episode(RUN / entry.path).calls[0].completion_ids for entry in entries]
 
-    first = said()
-    assert said("debug.debug_max_parallel=1") == first
-    assert said("debug.debug_vllm_seed=7") != first
+    first = sampled()
+    assert sampled("debug.debug_max_parallel=1") == first
+    assert sampled("debug.debug_vllm_seed=7") != first
 
 
 def test_a_training_runs_record_stays_as_it_is(debug: Command, train: Command, folder: Path):
@@ -133,13 +133,13 @@ def test_a_changed_workflow_needs_no_more_than_the_same_command(folder: Path):
     ("setting", "parts"),
     [
         ("task_reader.dataset_file.training.file_path=trian.jsonl", ("no file", "Did you mean train.jsonl")),
-        ("rollout.agentscope_workflow='agents->AlwaysRaises'", ("no episode got a reward (8 were run)", "KeyError: 'answer' (at ", "agents.py:")),
-        ("rollout.agentscope_workflow='agents->Unscored'", ("no episode got a reward", "no judge is configured")),
+        ("rollout.agentscope_workflow='agents->AlwaysRaises'", ("no episode has a reward (8 were run)", "KeyError: 'answer' (at ", "agents.py:")),
+        ("rollout.agentscope_workflow='agents->Unscored'", ("no episode has a reward", "no judge is configured")),
         ("rollout.num_repeat=1", ("rollout.num_repeat must be at least 2",)),
         ("debug.base_url=localhost:8000", ("debug.base_url is 'localhost:8000'", "an address such as http://127.0.0.1:8000/v1")),
-        ("rollout.name=sglang", ("rollout.name is 'sglang', which --backbone=debug cannot honour",)),
-        ("--keep-engine", ("--keep-engine is for a vLLM server that astuner starts", "rollout.name: vllm")),
-        ("trainer_common.algorithm.adv_estimator=sft", ("sft runs none",)),
+        ("rollout.name=sglang", ("rollout.name is 'sglang', which --backbone=debug does not support",)),
+        ("--keep-engine", ("--keep-engine needs a vLLM server that astuner starts", "rollout.name: vllm")),
+        ("trainer_common.algorithm.adv_estimator=sft", ("algorithm sft has none",)),
         ("--db=|", ("names no tag", "--db=TAG")),
     ],
 )  # fmt: skip
@@ -149,7 +149,7 @@ def test_mistakes(debug: Command, folder: Path, setting: str, parts: tuple[str, 
 
 def test_a_judge_that_raises_and_a_key_that_is_not_set(debug: Command, folder: Path):
     debug("rollout.agentscope_workflow='agents->Unscored'", "task_judge.judge_protocol='agents->AlwaysWrong'").says(
-        "no episode got a reward", "judge AlwaysWrong raised ZeroDivisionError", "agents.py:"
+        "no episode has a reward", "judge AlwaysWrong raised ZeroDivisionError", "agents.py:"
     )
     debug("debug.base_url=http://127.0.0.1:1/v1", "debug.api_key_env=NOT_SET_ANYWHERE").says(
         "NOT_SET_ANYWHERE, which is not set"
@@ -158,11 +158,11 @@ def test_a_judge_that_raises_and_a_key_that_is_not_set(debug: Command, folder: P
 
 def test_what_debug_does_not_do(astuner: Command, train: Command, folder: Path):
     astuner("eval", "--conf", "run.yaml", "--backbone=debug").says(
-        "has no trainer", "(local, trinity, verl)", "--backbone=debug"
+        "has no trainer", "local, trinity, verl", "--backbone=debug"
     )
     ended = astuner("--conf", "run.yaml", "--validation")
     assert ended.code == 2
-    assert "--validation is for --backbone=debug" in ended.out
+    assert "--validation requires --backbone=debug" in ended.out
     assert not Path("launcher_record").exists()
 
 
@@ -172,33 +172,31 @@ def test_check_with_debug(astuner: Command, folder: Path):
     assert "engine: key-value cache, at most" in ended.out
     assert "optimiser (AdamW)" not in ended.out
     elsewhere = astuner("check", "--conf", "run.yaml", "--backbone=debug", "astuner.debug.base_url=http://x/v1")
-    assert "memory     that of the server at debug.base_url" in elsewhere.out
+    assert "memory     not estimated: the server at debug.base_url holds the model" in elsewhere.out
 
 
 def test_a_server_samples_in_place_of_the_embedded_engine(
     debug: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def said() -> list[tuple[int, ...]]:
+    def sampled() -> list[tuple[int, ...]]:
         entries = sorted(read_index(RUN), key=lambda entry: entry.episode_id)
         return [read_episode(RUN / entry.path).calls[0].completion_ids for entry in entries]
 
     assert debug().code == 0
-    own = said()
+    first_ids = sampled()
     engine = EmbeddedEngine(AutoModelForCausalLM.from_pretrained(folder / "model"), max_model_len=200)
     with serving(engine, api_key="abcdefgh") as url:
         monkeypatch.setenv("TINY_SERVER_KEY", "abcdefgh")
         ended = debug(f"debug.base_url={url}", "debug.api_key_env=TINY_SERVER_KEY")
         assert ended.code == 0, ended.out
-        assert said() == own
+        assert sampled() == first_ids
         monkeypatch.setenv("TINY_SERVER_KEY", "another-key")
         debug(f"debug.base_url={url}", "debug.api_key_env=TINY_SERVER_KEY").says(
-            "refused (401)", "look at the key in it"
+            "rejected (401)", "check the key in that variable"
         )
-        debug(f"debug.base_url={url}").says("refused (401)", "debug.api_key_env", "name it")
+        debug(f"debug.base_url={url}").says("rejected (401)", "set debug.api_key_env")
     with serving(engine, leave_out=("token_ids",)) as url:
-        debug(f"debug.base_url={url}").says(
-            "returned no choices[0].token_ids", "vLLM 0.10.2", "leave debug.base_url out"
-        )
+        debug(f"debug.base_url={url}").says("returned no choices[0].token_ids", "vLLM 0.10.2", "remove debug.base_url")
     engine.close()
     with listening() as place:
         url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
@@ -287,7 +285,7 @@ def test_sigusr1_says_what_runs(folder: Path, backbone: str):
     assert "train-000001-" in report
     assert "last finished LLM call train-000001-" in report
     assert "await asyncio.sleep(0.05)" in report
-    assert "the main thread, at" in report
+    assert "the main thread is at" in report
     assert "8 episodes running" in (folder / "err.txt").read_text()
 
 
@@ -298,21 +296,21 @@ def test_an_interrupted_run_keeps_and_shows_what_had_ended(folder: Path, paralle
     command += ["astuner.rollout.agentscope_workflow='agents->HangsAwaiting'"]
     with (folder / "err.txt").open("w") as err:
         process = subprocess.Popen(command, cwd=folder, stderr=err)
-    wanted = 1 if parallel == 1 else 3
+    n_expected = 1 if parallel == 1 else 3
     try:
         deadline = time.monotonic() + 60
-        while _recorded(folder / RUN) < wanted and time.monotonic() < deadline and process.poll() is None:
+        while _recorded(folder / RUN) < n_expected and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.2)
-        assert _recorded(folder / RUN) == wanted
+        assert _recorded(folder / RUN) == n_expected
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    said = (folder / "err.txt").read_text()
-    assert process.returncode == 130, said
-    assert "episodes that had ended" in said
-    assert sum(line.strip().startswith("question ") for line in said.splitlines()) == wanted
-    assert f"(as a page: astuner view {(folder / RUN).resolve()})" in said
-    assert len(read_index(folder / RUN)) == wanted
+    log_text = (folder / "err.txt").read_text()
+    assert process.returncode == 130, log_text
+    assert "episodes that ended before the interrupt" in log_text
+    assert sum(line.strip().startswith("question ") for line in log_text.splitlines()) == n_expected
+    assert f"(to browse it: astuner view {(folder / RUN).resolve()})" in log_text
+    assert len(read_index(folder / RUN)) == n_expected
 
 
 def _recorded(record: Path) -> int:
@@ -337,7 +335,7 @@ def test_a_reward_without_a_call_is_a_warning_and_nothing_in_validation(debug: C
     agent = "rollout.agentscope_workflow='agents->AsksNobody'"
     ended = debug(agent)
     assert ended.code == 0, ended.out
-    assert "none of 8 episodes can be trained on. The first: [no_tokens]" in ended.out
+    assert "none of the 8 episodes can be trained on. The first: [no_tokens]" in ended.out
     ended = debug(agent, "--validation")
     assert ended.code == 0, ended.out
     assert "training step" not in ended.out

@@ -1,6 +1,6 @@
-"""`--backbone=debug` with `rollout.name: vllm`: a server that astuner starts, keeps warm on request, and ends.
+"""`--backbone=debug` with `rollout.name: vllm`: a server that astuner starts, keeps warm on request, and stops.
 
-Each test runs on a stand-in that takes vLLM's command line, and those marked `vllm` also on the real one.
+Each test runs on a fake vLLM with the same command line; those marked `vllm` also run on the real one.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tests.launcher.vllm_commands import Commands
 from tests.llm_engine.completions_server import listening
 
 ROOT = Path(__file__).parents[2]
-STAND_IN = Path(__file__).parent / "stand_in"
+FAKE_VLLM = Path(__file__).parent / "fake_vllm"
 RUN = Path("launcher_record/run-debug")
 HANGS = "astuner.rollout.agentscope_workflow='agents->HangsFromTheStart'"
 GREEDY = "--validation"
 
 
-@pytest.fixture(params=["stand-in", pytest.param("real", marks=pytest.mark.vllm)])
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.vllm)])
 def commands(
     request: pytest.FixtureRequest, folder: Path, model_for_vllm: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Commands]:
     yaml = (folder / "run.yaml").read_text()
     (folder / "run.yaml").write_text(yaml.replace("path: model\n", f"path: {model_for_vllm}\n"))
     port = free_port()
-    stand_in = [str(STAND_IN)] if request.param == "stand-in" else []
+    fake_vllm = [str(FAKE_VLLM)] if request.param == "fake" else []
     cache = tmp_path_factory.mktemp("cache")
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([*stand_in, str(ROOT)]), "XDG_CACHE_HOME": str(cache)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([*fake_vllm, str(ROOT)]), "XDG_CACHE_HOME": str(cache)}
     commands = Commands(folder, port, env)
     yield commands
     for run in commands.started:
@@ -52,19 +52,19 @@ def commands(
     wait_for(lambda: not commands.guards(), 60)
 
 
-stand_in_only = pytest.mark.parametrize("commands", ["stand-in"], indirect=True)
+fake_vllm_only = pytest.mark.parametrize("commands", ["fake"], indirect=True)
 
 
 def calls(split: str = "train") -> list[LlmCall]:
-    """The calls of the run, in the order of their episodes' ids, which are the same in every run."""
+    """Return the calls of the run, ordered by episode id, which is the same in every run."""
     entries = sorted((entry for entry in read_index(RUN) if entry.split == split), key=lambda entry: entry.episode_id)
     return [call for entry in entries for call in read_episode(RUN / entry.path).calls]
 
 
-def assert_as_the_model_says(model_folder: Path, found: list[LlmCall]) -> None:
-    """Check logprobs against transformers' forward pass."""
+def assert_logprobs_of_the_model(model_folder: Path, calls: list[LlmCall]) -> None:
+    """Compare logprobs with transformers' forward pass."""
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    for call in found:
+    for call in calls:
         ids = torch.tensor([call.prompt_ids + call.completion_ids])
         with torch.inference_mode():
             logits = model(ids).logits[0, len(call.prompt_ids) - 1 : -1]
@@ -76,14 +76,14 @@ def assert_as_the_model_says(model_folder: Path, found: list[LlmCall]) -> None:
 def test_a_server_for_one_run(commands: Commands, model_for_vllm: Path):
     run = commands.debug()
     server = commands.server_of(run)
-    code, said = commands.said(run)
-    assert code == 0, said
-    assert "a training step would have used 8 of 8 episodes" in said
+    code, output = commands.wait(run)
+    assert code == 0, output
+    assert "a training step would use 8 of 8 episodes" in output
     assert len(calls()) == 8
     assert {call.sampling.temperature for call in calls()} == {0.9}
-    assert_as_the_model_says(model_for_vllm, calls())
+    assert_logprobs_of_the_model(model_for_vllm, calls())
     server.assert_gone()
-    assert not commands.noted().exists()
+    assert not commands.state_file().exists()
     assert (RUN / "services/vllm.log").stat().st_size > 0
 
 
@@ -97,82 +97,82 @@ def test_no_server_outlives_a_launcher_that_is_killed(commands: Commands):
     server.assert_gone()
 
 
-def test_a_kept_server_is_found_warm_and_agrees_with_the_embedded_engine(commands: Commands, model_for_vllm: Path):
-    code, said = commands.said(commands.debug("--keep-engine"))
-    assert code == 0, said
-    assert "vllm: ready after" in said
+def test_a_warm_server_is_reused_and_agrees_with_the_embedded_engine(commands: Commands, model_for_vllm: Path):
+    code, output = commands.wait(commands.debug("--keep-engine"))
+    assert code == 0, output
+    assert "vllm: ready after" in output
     server = commands.server()
     server.assert_lives()
 
-    code, said = commands.said(commands.debug(GREEDY))
-    assert code == 0, said
-    assert f"the server on port {commands.port} (process {server.pids[1]}) is warm" in said
-    assert "vllm: ready after" not in said
+    code, output = commands.wait(commands.debug(GREEDY))
+    assert code == 0, output
+    assert f"using the warm server on port {commands.port} (process {server.pids[1]})" in output
+    assert "vllm: ready after" not in output
     assert commands.server() == server
     greedy = calls("val")
-    assert_as_the_model_says(model_for_vllm, greedy)
-    assert commands.said(commands.start("--conf", "run.yaml", "--backbone=debug", GREEDY))[0] == 0
+    assert_logprobs_of_the_model(model_for_vllm, greedy)
+    assert commands.wait(commands.start("--conf", "run.yaml", "--backbone=debug", GREEDY))[0] == 0
     embedded = calls("val")
     assert [call.completion_ids for call in embedded] == [call.completion_ids for call in greedy]
     assert [call.prompt_ids for call in embedded] == [call.prompt_ids for call in greedy]
-    for one, other in zip(embedded, greedy, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for call, expected in zip(embedded, greedy, strict=True):
+        assert call.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
-    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_seed=7"))
-    assert code == 0, said
-    assert f"ending the kept server (process {server.pids[1]}) to start a new one: seed 12345 → 7" in said
+    code, output = commands.wait(commands.debug("astuner.debug.debug_vllm_seed=7"))
+    assert code == 0, output
+    assert f"stopping the warm server (process {server.pids[1]}) to start a new one: seed 12345 → 7" in output
     server.assert_gone()
-    assert commands.guards() == []  # the new one was not to be kept
-    assert not commands.noted().exists()
+    assert commands.guards() == []  # the new server is stopped with the run
+    assert not commands.state_file().exists()
 
 
-@stand_in_only
-def test_a_server_in_use_is_not_ended(commands: Commands):
+@fake_vllm_only
+def test_a_server_in_use_is_not_stopped(commands: Commands):
     run = commands.debug("--keep-engine", HANGS)
-    commands.server_of(run, "vllm: the server stays")
+    commands.server_of(run, "vllm: the server keeps running")
     server = commands.server()
-    busy = "is in use by another run; wait until that has ended, or choose another debug.debug_vllm_port"
-    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_seed=7", "--exp-dir=elsewhere"))
-    assert (code, busy in said) == (1, True), said
-    code, said = commands.said(commands.start("stop-engine"))
-    assert (code, busy in said) == (1, True), said
-    code, said = commands.said(commands.debug("--exp-dir=elsewhere"))
-    assert code == 0, said  # to share it is well
+    busy = "is in use by another run; wait until that run has ended, or choose another debug.debug_vllm_port"
+    code, output = commands.wait(commands.debug("astuner.debug.debug_vllm_seed=7", "--exp-dir=elsewhere"))
+    assert (code, busy in output) == (1, True), output
+    code, output = commands.wait(commands.start("stop-engine"))
+    assert (code, busy in output) == (1, True), output
+    code, output = commands.wait(commands.debug("--exp-dir=elsewhere"))
+    assert code == 0, output  # sharing it is allowed
     run.send_signal(signal.SIGINT)
     assert run.wait(60) == 130
     assert commands.server() == server
 
 
-@stand_in_only
-def test_a_kept_server_that_was_killed_is_started_anew(commands: Commands):
-    assert commands.said(commands.debug("--keep-engine"))[0] == 0
+@fake_vllm_only
+def test_a_killed_warm_server_is_started_again(commands: Commands):
+    assert commands.wait(commands.debug("--keep-engine"))[0] == 0
     first = commands.server()
     os.kill(first.pids[1], signal.SIGKILL)
     wait_for(lambda: not any(map(lives, first.pids)), 60)
     first.assert_gone()
-    code, said = commands.said(commands.debug("--keep-engine"))
-    assert (code, "vllm: ready after" in said) == (0, True), said
+    code, output = commands.wait(commands.debug("--keep-engine"))
+    assert (code, "vllm: ready after" in output) == (0, True), output
     second = commands.server()
     os.kill(second.pids[0], signal.SIGKILL)  # the guard
-    code, said = commands.said(commands.start("stop-engine"))
-    assert (code, f"(process {second.pids[1]})" in said) == (0, True), said
+    code, output = commands.wait(commands.start("stop-engine"))
+    assert (code, f"(process {second.pids[1]})" in output) == (0, True), output
     assert not any(map(lives, second.pids))
 
 
-@stand_in_only
-def test_ctrl_c_ends_the_server_even_a_stubborn_one(commands: Commands):
-    commands.env["STAND_IN"] = "stubborn"
+@fake_vllm_only
+def test_ctrl_c_stops_even_a_stubborn_server(commands: Commands):
+    commands.env["FAKE_VLLM"] = "stubborn"
     run = commands.debug(HANGS)
     server = commands.server_of(run)
     server.assert_lives()
     run.send_signal(signal.SIGINT)
-    assert run.wait(60) == 130, commands.printed
+    assert run.wait(60) == 130, commands.output
     server.assert_gone()
 
 
-@stand_in_only
-def test_a_launcher_killed_before_the_server_is_ready_leaves_none(commands: Commands):
-    commands.env["STAND_IN"] = "hangs"
+@fake_vllm_only
+def test_a_launcher_killed_before_the_server_is_ready_leaves_no_server(commands: Commands):
+    commands.env["FAKE_VLLM"] = "hangs"
     run = commands.debug("--keep-engine")
     wait_for(lambda: commands.guards() and len(commands.server().pids) >= 3 and commands.server().memory)
     server = commands.server()
@@ -181,70 +181,70 @@ def test_a_launcher_killed_before_the_server_is_ready_leaves_none(commands: Comm
     run.wait()
     wait_for(lambda: not any(map(lives, server.pids)), 60)
     server.assert_gone()
-    assert not commands.noted().exists()
+    assert not commands.state_file().exists()
 
 
-@stand_in_only
+@fake_vllm_only
 def test_a_server_that_does_not_start(commands: Commands):
-    commands.env["STAND_IN"] = "fails"
-    code, said = commands.said(commands.debug())
-    assert code == 1, said
+    commands.env["FAKE_VLLM"] = "fails"
+    code, output = commands.wait(commands.debug())
+    assert code == 1, output
     for part in (
         "error: vLLM ended with exit code 1 before it was ready",
-        "it seems to be: (EngineCore) ValueError: Free memory on device",
+        "likely cause: (EngineCore) ValueError: Free memory on device",
         "its last lines:\n",
         "    Engine core initialization failed.",
-        "what to do: lower rollout.gpu_memory_utilization",
+        "how to fix it: lower rollout.gpu_memory_utilization",
         "log: ",
     ):
-        assert part in said
-    commands.env["STAND_IN"] = "hangs"
-    code, said = commands.said(commands.debug("astuner.debug.debug_vllm_timeout=1", "--keep-engine"))
-    assert code == 1, said
-    assert "error: vLLM was not ready within 1 s (debug.debug_vllm_timeout)" in said
-    commands.env["STAND_IN"] = "breaks"
-    code, said = commands.said(commands.debug())
-    assert code == 1, said
-    assert "/completions failed (500)" in said
-    assert "it seems to be: (Worker) RuntimeError: Unsupported CPU attention" in said
+        assert part in output
+    commands.env["FAKE_VLLM"] = "hangs"
+    code, output = commands.wait(commands.debug("astuner.debug.debug_vllm_timeout=1", "--keep-engine"))
+    assert code == 1, output
+    assert "error: vLLM was not ready within 1 s (debug.debug_vllm_timeout)" in output
+    commands.env["FAKE_VLLM"] = "breaks"
+    code, output = commands.wait(commands.debug())
+    assert code == 1, output
+    assert "/completions failed (500)" in output
+    assert "likely cause: (Worker) RuntimeError: Unsupported CPU attention" in output
     assert commands.guards() == []
 
 
-@stand_in_only
-def test_a_port_that_somebody_else_holds(commands: Commands):
-    with listening(commands.port) as place:
-        place.listen()
-        code, said = commands.said(commands.debug())
+@fake_vllm_only
+def test_a_port_of_another_process(commands: Commands):
+    with listening(commands.port) as sock:
+        sock.listen()
+        code, output = commands.wait(commands.debug())
     holder = f"process {os.getpid()} ({psutil.Process().name()})"
     assert code == 1
-    assert f"debug.debug_vllm_port {commands.port} is in use by {holder}, which astuner did not start" in said
+    assert f"debug.debug_vllm_port {commands.port} is in use by {holder}, which astuner did not start" in output
 
 
-@stand_in_only
-def test_a_kept_server_is_stopped_by_a_command_which_believes_no_note_about_others(commands: Commands):
-    assert commands.said(commands.debug("--keep-engine"))[0] == 0
-    noted = json.loads(commands.noted().read_text())
+@fake_vllm_only
+def test_stop_engine_stops_a_warm_server_but_no_other_process(commands: Commands):
+    assert commands.wait(commands.debug("--keep-engine"))[0] == 0
+    state = json.loads(commands.state_file().read_text())
     server = commands.server()
     server.assert_lives()
-    code, said = commands.said(commands.start("stop-engine"))
-    assert (code, said) == (0, f"stopped the vLLM server on port {commands.port} (process {server.pids[1]})\n")
+    code, output = commands.wait(commands.start("stop-engine"))
+    assert (code, output) == (0, f"stopped the warm vLLM server on port {commands.port} (process {server.pids[1]})\n")
     server.assert_gone()
     stranger = subprocess.Popen(["sleep", "600"])
     reaper = threading.Thread(target=stranger.wait)
     reaper.start()
     try:
         process = {"pid": stranger.pid, "started": psutil.Process(stranger.pid).create_time()}
-        commands.noted().write_text(json.dumps(noted | {"server": process, "guard": process}))
-        assert commands.said(commands.start("stop-engine")) == (0, "no vLLM server is kept\n")
+        commands.state_file().write_text(json.dumps(state | {"server": process, "guard": process}))
+        assert commands.wait(commands.start("stop-engine")) == (0, "no warm vLLM server is running\n")
         assert lives(stranger.pid)
-        assert not commands.noted().exists()
+        assert not commands.state_file().exists()
     finally:
         stranger.kill()
         reaper.join()
 
 
-@stand_in_only
-def test_vllm_is_never_in_the_launchers_process(commands: Commands):
+@fake_vllm_only
+def test_vllm_is_never_imported_by_the_launcher(commands: Commands):
     code = (
         f"import sys; sys.argv = ['astuner', '--conf', 'run.yaml', '--backbone=debug', 'astuner.rollout.name=vllm', "
         f"'astuner.debug.debug_vllm_port={commands.port}']\n"
@@ -257,12 +257,12 @@ def test_vllm_is_never_in_the_launchers_process(commands: Commands):
     ended = subprocess.run(command, env=commands.env, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     loaded = ended.stdout.split()
-    assert "astuner.backbone.vllm_server.server" in loaded
+    assert "astuner.llm_engine.vllm_server.server" in loaded
     assert [name for name in loaded if name.split(".")[0] in ("vllm", "ray", "verl", "trinity")] == []
 
 
-def test_a_model_that_vllm_cannot_compute_on_a_cpu(commands: Commands, model_folder: Path):
-    code, said = commands.said(commands.debug(f"astuner.model.path={model_folder}"))
-    assert code == 1, said
-    assert "has attention heads of size 16; on a CPU, vLLM computes sizes 32, 64, 80" in said
-    assert "rollout.name: embedded" in said
+def test_a_model_that_vllm_does_not_support_on_a_cpu(commands: Commands, model_folder: Path):
+    code, output = commands.wait(commands.debug(f"astuner.model.path={model_folder}"))
+    assert code == 1, output
+    assert "has attention heads of size 16; on a CPU, vLLM supports sizes 32, 64, 80" in output
+    assert "rollout.name: embedded" in output

@@ -55,9 +55,9 @@ def test_what_would_act_on_the_terminal_is_shown_by_name(capsys: pytest.CaptureF
     console.width = 120
     console.print(episode_table("episodes", [hostile]))
     console.print(escape("failed: \x1b[31mred\x1b[0m \ud800"))
-    said = capsys.readouterr().out
-    assert "\x1b" not in said
-    assert "\u202e" not in said
-    (row,) = [line for line in said.splitlines() if "a␊b" in line]
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "\u202e" not in output
+    (row,) = [line for line in output.splitlines() if "a␊b" in line]
     assert "␛[2J a␊b␛]0;title␇" in row
-    assert "failed: ␛[31mred␛[0m <U+D800>" in said
+    assert "failed: ␛[31mred␛[0m <U+D800>" in output

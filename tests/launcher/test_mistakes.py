@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -50,11 +51,11 @@ def test_settings(train: Command, setting: str, parts: tuple[str, ...]):
     train(setting).says(*parts)
 
 
-def test_commands_that_there_are_not(astuner: Command, folder: Path):
+def test_unknown_commands(astuner: Command, folder: Path):
     for arguments, part in (
         (("tran", "--conf", "run.yaml"), "did you mean 'train'?"),
-        (("run.yaml",), "write: astuner --conf run.yaml"),
-        (("sing",), "there are: check, doctor, eval, explain, export, init, install, serve-tinker, "),
+        (("run.yaml",), "run: astuner --conf run.yaml"),
+        (("sing",), "the commands are: check, doctor, eval, explain, export, init, install, serve-tinker, "),
         (("--conf", "run.yaml", "--backbnoe", "local"), "'--backbnoe'"),
         (("eval", "--conf", "run.yaml", "--tasks", "0"), "x>=1"),
     ):
@@ -68,7 +69,7 @@ def test_backbones(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPat
         "--backbone", "'foo'", "'debug', 'local', 'trinity' or 'verl'"
     )
     astuner("--conf", "run.yaml", "--backbone", "trinity").says(
-        "backbone 'trinity' has its own packages, and its environment is not installed", "run: astuner install trinity"
+        "backbone 'trinity' runs in a separate environment, which is not installed", "run: astuner install trinity"
     )
     real = importlib.util.find_spec
 
@@ -76,7 +77,7 @@ def test_backbones(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPat
         return None if name == "peft" else real(name, package)
 
     monkeypatch.setattr(importlib.util, "find_spec", without_peft)
-    astuner("--conf", "run.yaml").says("backbone 'local' needs peft, not installed here", "pip install astuner")
+    astuner("--conf", "run.yaml").says("backbone 'local' needs peft, which is not installed", "pip install astuner")
     monkeypatch.setattr(importlib.util, "find_spec", real)
     (folder / "launcher_record").mkdir()
     assert astuner("check", "--conf", "run.yaml").code == 0
@@ -97,8 +98,11 @@ def test_data_files(train: Command, astuner: Command, folder: Path):
     ended = train(f"{TRAINING}=bad.jsonl", "task_reader.dataset_file.skip_bad_rows=true")
     assert ended.code == 0, ended.out
     assert "line 2: not JSON" in ended.out
-    assert "3 bad rows are left out" in (folder / "launcher_record/run/run.log").read_text()
-    assert "--tasks 5: there are only 1 validation tasks" in astuner("eval", "--conf", "run.yaml", "--tasks", "5").out
+    assert "skipped 3 invalid rows" in (folder / "launcher_record/run/run.log").read_text()
+    assert (
+        "--tasks 5: there are only 1 validation tasks, all are used"
+        in astuner("eval", "--conf", "run.yaml", "--tasks", "5").out
+    )
     astuner("eval", "--conf", "run.yaml", "astuner.task_reader.dataset_file.validation.file_path=").says(
         "there are no validation tasks", "astuner.task_reader"
     )
@@ -139,7 +143,7 @@ def _write(name: str, text: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "parts"),
     [
-        (_without("config.json"), ("holds no config.json", "it holds", "tokenizer.json")),
+        (_without("config.json"), ("has no config.json", "but contains", "tokenizer.json")),
         (_without("model.safetensors"), ("cannot be loaded as a causal language model", "model.safetensors")),
         (_write("model.safetensors", "garbage"), ("cannot be loaded as a causal language model", "header")),
         (_cut_weights, ("cannot be loaded as a causal language model", "header")),
@@ -147,8 +151,8 @@ def _write(name: str, text: str) -> Callable[[Path], None]:
         (_change_json("config.json", hidden_size=48), ("weights do not fit config.json", "shape", "more)")),
         (_change_json("config.json", model_type="frobnicate"), ("frobnicate",)),
         (_write("config.json", '{"model_type": '), ("not a valid JSON file",)),
-        (_without("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"), ("holds no tokenizer", "tokenizer.json")),
-        (_write("tokenizer.json", "{}"), ("its tokenizer cannot be loaded",)),
+        (_without("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"), ("has no tokenizer", "tokenizer.json")),
+        (_write("tokenizer.json", "{}"), ("the tokenizer cannot be loaded",)),
     ],
 )  # fmt: skip
 def test_folders_that_are_no_whole_model(
@@ -158,10 +162,17 @@ def test_folders_that_are_no_whole_model(
     train().says("model.path", *parts)
 
 
+def test_an_evaluation_records_the_model_that_it_evaluates(astuner: Command, folder: Path):
+    shutil.copytree(folder / "model", folder / "other")
+    ended = astuner("eval", "--conf", "run.yaml", "--model", "./other")
+    assert ended.code == 0, ended.out
+    assert 'path: "./other"' in (folder / "launcher_record/run-eval/config.yaml").read_text()
+
+
 def test_places_that_are_no_model(train: Command, astuner: Command, folder: Path):
     train("model.path=./modle").says("model.path is './modle', which does not exist", "did you mean 'model'?")
     train("model.path=train.jsonl").says("train.jsonl', which is a file")
-    train("model.path=some/model").says("model.path 'some/model'", "Give a folder")
+    train("model.path=some/model").says("model.path 'some/model'", "Use a folder")
     astuner("eval", "--conf", "run.yaml", "--model", "./modle").says("--model is './modle', which does not exist")
     train("model.path='agents->nothing'").says("`agents->nothing`", "has no nothing")
     train("model.path='agents->broken_function'").says(
@@ -174,7 +185,7 @@ def test_renderers_and_chat_templates(train: Command, folder: Path):
     train("model.renderer={name: qwen3, thinking_hard: true}").says("thinking_hard: Extra inputs are not permitted")
     train("model.renderer=llama-3").says("does not fit the tokenizer")
     (folder / "model/chat_template.jinja").unlink()
-    train("model.renderer=auto").says("has no chat template", "model.renderer (e.g. qwen3)")
+    train("model.renderer=auto").says("has no chat template", "model.renderer to the model's family")
 
 
 @pytest.mark.parametrize(
@@ -200,13 +211,13 @@ def test_workflows_that_are_none(train: Command, folder: Path, path: str, parts:
 
 def test_a_judge_that_cannot_be_made(train: Command, folder: Path):
     train("task_judge.judge_protocol='agents->JudgeCannotBeMade'").says(
-        "`agents->JudgeCannotBeMade` could not be made", "the grader's address is not set", "agents.py:"
+        "`agents->JudgeCannotBeMade` could not be created", "the grader's address is not set", "agents.py:"
     )
 
 
 def test_folders_for_the_record(train: Command, astuner: Command, folder: Path):
     (folder / "file").write_text("")
-    train("experiment_dir=file").says("cannot write the run record", "a file stands where a folder is needed")
+    train("experiment_dir=file").says("cannot write the run record", "a file exists where a folder is needed")
     astuner("--conf", "run.yaml", "--exp-dir", "file").says("cannot write the run record", "--exp-dir")
     astuner("--conf", "run.yaml", "--exp-dir", "/proc/nowhere").says("cannot write the run record at /proc/nowhere")
     (folder / "notes").mkdir()

@@ -1,4 +1,4 @@
-"""A phase that passes its deadline is told of, again and again, and goes on."""
+"""A phase that exceeds its deadline is logged repeatedly and continues."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from torch import Tensor
 
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.phases import PhaseName, watched
-from astuner.config.deadlines import DeadlinesConfig
-from astuner.task_rollout import RunningEpisodes
+from astuner.backbone.training.progress import PhaseName, warn_if_slow
+from astuner.config.timing import DeadlinesConfig
+from astuner.task_rollout import ActiveEpisodes
 from tests.launcher.conftest import Command
 
 Log = list[str]
@@ -25,23 +25,24 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_it_is_said_at_the_deadline_and_at_each_multiple_with_the_stack(log: Log):
-    with watched("update", DeadlinesConfig(update=0.05), RunningEpisodes()):
+def test_a_warning_is_logged_at_the_deadline_and_at_each_multiple_with_the_stack(log: Log):
+    with warn_if_slow("update", DeadlinesConfig(update=0.05), ActiveEpisodes()):
         wait_until(lambda: len(log) >= 3)
-    said = log[:3]
+    warnings = log[:3]
     assert all(
-        "the update has taken " in line and "astuner.deadlines.update (0.05 s), and goes on" in line for line in said
+        "the update has taken " in line and "astuner.deadlines.update (0.05 s), and continues" in line
+        for line in warnings
     )
-    assert all("MainThread stands at" in line and "wait_until" in line for line in said)
+    assert all("the stack of MainThread:" in line and "wait_until" in line for line in warnings)
     ended = len(log)
     threading.Event().wait(0.2)
     assert len(log) <= ended + 1  # one may have been on its way
 
 
 def test_a_phase_in_time_and_one_without_a_deadline_leave_no_word(log: Log):
-    with watched("update", DeadlinesConfig(update=60), RunningEpisodes()):
+    with warn_if_slow("update", DeadlinesConfig(update=60), ActiveEpisodes()):
         pass
-    with watched("update", DeadlinesConfig(update=None), RunningEpisodes()):
+    with warn_if_slow("update", DeadlinesConfig(update=None), ActiveEpisodes()):
         threading.Event().wait(0.1)
     assert log == []
 
@@ -52,11 +53,11 @@ def test_an_overlong_rollout_names_its_episodes_calls_and_stacks(astuner: Comman
     words += ("debug.debug_first_n_tasks=1", f"debug.debug_max_parallel={parallel}", "deadlines.rollout=0.6")
     ended = astuner("--conf", "run.yaml", "--backbone=debug", *(f"astuner.{word}" for word in words))
     assert ended.code == 0, ended.out
-    _, _, said = ended.out.partition("the rollout has taken 0.")
-    assert "astuner.deadlines.rollout (0.6 s), and goes on: 1 episode running" in said
-    assert "-1: for " in said
-    assert "last finished LLM call train-000001-" in said
-    assert "await asyncio.sleep(1e6)" in said
+    _, _, warning = ended.out.partition("the rollout has taken 0.")
+    assert "astuner.deadlines.rollout (0.6 s), and continues: 1 episode running" in warning
+    assert "-1: for " in warning
+    assert "last finished LLM call train-000001-" in warning
+    assert "await asyncio.sleep(1e6)" in warning
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_an_overlong_rollout_names_its_episodes_calls_and_stacks(astuner: Comman
         ("load_model", "loading the model has taken"),
         ("rollout", "the rollout has taken"),
         ("update", "the update has taken"),
-        ("sync_weights", "handing the weights to the engine has taken"),
+        ("sync_weights", "the weight sync has taken"),
         ("validation", "the validation has taken"),
         ("save_checkpoint", "saving has taken"),
     ],
@@ -75,7 +76,7 @@ def test_training_has_all_phases(train: Command, phase: PhaseName, words: str, m
     full_weights = Policy.full_weights
 
     def slowly(policy: Policy) -> Mapping[str, Tensor]:
-        time.sleep(0.05)  # a model this small is handed over before its deadline can pass
+        time.sleep(0.05)  # A model this small is synchronized before its deadline.
         return full_weights(policy)
 
     monkeypatch.setattr(Policy, "full_weights", slowly)

@@ -25,7 +25,7 @@ HANGS = "astuner.rollout.agentscope_workflow='agents->HangsFromTheStart'"
 
 @pytest.fixture
 def hanging(declare: Declare, port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A run in a process of its own, in the middle of its first step, with a service `env`."""
+    """A run with a service `env`, in a separate process, during its first step."""
     declare(env=served(port, env={"STUBBORN": 1}))
     arguments = ["--conf", "run.yaml", "--with-env", HANGS]
     with (folder / "out.txt").open("wb") as out:

@@ -1,4 +1,4 @@
-"""Services of a run, with real processes: started, waited for, and refused."""
+"""Services of a run, with real processes: start, readiness and errors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from astuner import AstunerJob
 from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
-from astuner.launcher.service import Service
-from astuner.launcher.services import Services, built_in
-from astuner.ports import holder
+from astuner.launcher.services import Service, Services, built_in_service
+from astuner.localhost import port_holder
 from tests.launcher.conftest import Command
 from tests.launcher.service_processes import Declare, assert_gone, free_port, served
 
@@ -26,7 +25,7 @@ RUN = Path("launcher_record/run")
 ONE_STEP = "astuner.trainer_common.total_training_steps=1"
 
 
-def test_the_viewer_runs_beside_a_run(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_viewer_runs_during_a_run(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SERVICES", "http://127.0.0.1:8765/api/runs")
     agent = "astuner.rollout.agentscope_workflow='agents->AsksServices'"
     ended = astuner("--with-logview", "--conf", "run.yaml", ONE_STEP, agent)
@@ -37,7 +36,7 @@ def test_the_viewer_runs_beside_a_run(astuner: Command, folder: Path, monkeypatc
         assert probe.connect_ex(("127.0.0.1", 8765)) != 0
 
 
-def test_a_run_has_its_services_and_leaves_none(
+def test_services_run_during_the_run_only(
     astuner: Command, declare: Declare, port: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     other = free_port()
@@ -82,7 +81,7 @@ def test_a_service_that_is_not_ready_in_time(astuner: Command, declare: Declare,
     assert_gone(port)
 
 
-def test_a_service_that_dies_at_its_start_takes_those_before_it_along(astuner: Command, declare: Declare, port: int):
+def test_a_service_that_fails_to_start_stops_those_before_it(astuner: Command, declare: Declare, port: int):
     dies = "sh -c 'echo no licence found; sleep 0.3; exit 3'"
     declare(
         first=served(port),
@@ -98,17 +97,19 @@ def test_a_service_that_dies_at_its_start_takes_those_before_it_along(astuner: C
     assert_gone(port)
     assert not RUN.with_name("run.1").exists()  # no earlier record is moved aside for this
     astuner("--conf", "run.yaml", "--with-signalled").says("ended with exit code 137", "it printed nothing")
-    astuner("--conf", "run.yaml", "--with-away").says("ended with exit code 0", "has to stay in the foreground")
+    astuner("--conf", "run.yaml", "--with-away").says("ended with exit code 0", "must stay in the foreground")
 
 
 @pytest.mark.parametrize("how", ["ports", "port", "http"])
 def test_a_port_in_use_is_named_with_its_holder(astuner: Command, declare: Declare, how: str):
     with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        health = {"ports": {}, "port": {"port": taken}, "http": {"http": f"http://localhost:{taken}/x"}}[how]
-        declare(env={"command": "sleep 100", "ports": [taken] if how == "ports" else [], "health": health})
+        used_port = server.getsockname()[1]
+        health = {"ports": {}, "port": {"port": used_port}, "http": {"http": f"http://localhost:{used_port}/x"}}[how]
+        declare(env={"command": "sleep 100", "ports": [used_port] if how == "ports" else [], "health": health})
         holder = f"process {os.getpid()} ({psutil.Process().name()})"
-        astuner("--conf", "run.yaml", "--with-env").says(f"service env: port {taken} is in use by {holder}; end that")
+        astuner("--conf", "run.yaml", "--with-env").says(
+            f"service env: port {used_port} is in use by {holder}; end that"
+        )
 
 
 def test_a_job_has_services_too(declare: Declare, port: int, monkeypatch: pytest.MonkeyPatch):
@@ -134,7 +135,7 @@ def test_a_job_has_services_too(declare: Declare, port: int, monkeypatch: pytest
         (["--with-env", "astuner.services.env.cwd=nowhere"], ["services.env.cwd is 'nowhere'", "no such folder"]),
     ],
 )
-def test_what_cannot_be_started_is_said(astuner: Command, declare: Declare, arguments: list[str], parts: list[str]):
+def test_a_service_that_cannot_be_started(astuner: Command, declare: Declare, arguments: list[str], parts: list[str]):
     declare(env={"command": "no-such-program", "cwd": None})
     astuner("--conf", "run.yaml", *arguments).says(*parts)
 
@@ -143,44 +144,52 @@ def test_what_cannot_be_started_is_said(astuner: Command, declare: Declare, argu
 def test_killing_by_name_is_explained(astuner: Command, arguments: list[str]):
     ended = astuner("--conf", "run.yaml", *arguments)
     assert ended.code == 2
-    said = " ".join(ended.out.split())
-    assert f"{arguments[0].partition('=')[0]} of older versions ended processes by their name" in said
-    assert "A run stops what it started itself" in said
+    output = " ".join(ended.out.split())
+    assert f"{arguments[0].partition('=')[0]} was removed, because it ended processes by name" in output
+    assert "A run stops the services that it started" in output
 
 
 def test_built_in_services_are_processes_in_the_foreground(tmp_path: Path):
     common = {"device": "cpu", "n_gpus_per_node": 2}
     config = RunConfig.model_validate({"astuner": {"trainer_common": common}}).astuner
-    commands = {name: built_in(name, config, tmp_path) for name in BUILT_IN_SERVICES}
+    commands = {name: built_in_service(name, config, tmp_path) for name in BUILT_IN_SERVICES}
     assert commands["logview"].config.argv == [sys.executable, "-m", "astuner", "view", str(tmp_path), "--port", "8765"]
     assert commands["logview"].package == ""
-    own, open_to_others = commands["ray"], commands["ray-cluster"]
-    for head in (own, open_to_others):
+    local, open_to_others = commands["ray"], commands["ray-cluster"]
+    for head in (local, open_to_others):
         assert head.config.argv[3:6] == ["start", "--head", "--block"]
         assert "--num-gpus=2" in head.config.argv
         assert head.ray is not None
         assert head.ray.address == f"127.0.0.1:{head.config.health.port}"
-    assert "--node-ip-address=127.0.0.1" in own.config.argv
+    assert "--node-ip-address=127.0.0.1" in local.config.argv
     assert not any("ip-address" in word for word in open_to_others.config.argv)
-    assert (own.config.health.port == 6379, open_to_others.config.health.port) == (False, 6379)
+    assert (local.config.health.port == 6379, open_to_others.config.health.port) == (False, 6379)
     assert commands["appworld"].config.argv == ["appworld", "serve", "environment", "--port", "8000"]
     assert commands["appworld"].config.health.port == 8000
 
 
 @pytest.mark.parametrize(
-    ("names", "address", "said"),
+    ("names", "address", "message"),
     [
-        (["ray", "ray-cluster"], None, "--with-ray and --with-ray-cluster each start a Ray; leave one of them out"),
-        (["ray"], "auto", r"--with-ray starts a Ray, and astuner.trainer_common.ray_address names one to join; leave"),
+        (
+            ["ray", "ray-cluster"],
+            None,
+            "--with-ray and --with-ray-cluster each start a Ray instance; remove one of them",
+        ),
+        (
+            ["ray"],
+            "auto",
+            r"--with-ray starts a Ray instance, but astuner.trainer_common.ray_address names one to join; remove",
+        ),
     ],
 )
-def test_a_run_has_one_ray(names: list[str], address: str | None, said: str, tmp_path: Path):
+def test_a_run_has_one_ray(names: list[str], address: str | None, message: str, tmp_path: Path):
     config = RunConfig.model_validate({"astuner": {"trainer_common": {"ray_address": address}}})
-    with pytest.raises(ConfigError, match=said):
-        Services.named(names, config, tmp_path, tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        Services.from_names(names, config, tmp_path, tmp_path)
 
 
-def test_two_services_on_one_port_are_refused(astuner: Command, declare: Declare, port: int):
+def test_two_services_on_one_port(astuner: Command, declare: Declare, port: int):
     declare(first=served(port), second={"command": "x", "ports": [port]})
     astuner("--with-first", "--with-second", "--conf", "run.yaml", ONE_STEP).says(
         f"--with-first and --with-second both use port {port}"
@@ -201,15 +210,15 @@ def test_a_health_address_that_streams_for_ever_answers_by_its_status(folder: Pa
     )
     health = {"http": f"http://127.0.0.1:{port}/"}
     config = ServiceConfig.model_validate({"command": "python streams.py", "health": health, "timeout": 8})
-    one = Service("env", config, folder)
+    service = Service("env", config, folder)
     try:
         if status == 200:
-            one.start()
+            service.start()
         else:
             with pytest.raises(ServiceError, match=r"was not ready within 8 s .*answers with status 503"):
-                one.start()
+                service.start()
     finally:
-        one.stop()
+        service.stop()
 
 
 def test_the_holder_of_a_port_is_who_listens_there(port: int):
@@ -222,7 +231,7 @@ def test_the_holder_of_a_port_is_who_listens_there(port: int):
         with process.stdout:
             process.stdout.readline()
             try:
-                assert holder(port).startswith(f"process {process.pid} ")
+                assert port_holder(port).startswith(f"process {process.pid} ")
             finally:
                 process.kill()
                 process.wait()
@@ -231,18 +240,18 @@ def test_the_holder_of_a_port_is_who_listens_there(port: int):
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:99999/", "http://[::1/", "http://127.0.0.1:abc/", "http://:80/", "x"]
 )
-def test_a_health_address_that_is_none_is_refused_by_the_configuration(astuner: Command, declare: Declare, url: str):
+def test_invalid_health_addresses(astuner: Command, declare: Declare, url: str):
     declare(env={"command": "x", "health": {"http": url}})
     astuner("--with-env", "--conf", "run.yaml", ONE_STEP).says("services.env.health.http", "an address such as")
 
 
-def test_the_viewer_takes_a_free_port_where_its_own_is_held(astuner: Command, folder: Path):
+def test_the_viewer_uses_a_free_port_if_its_default_is_in_use(astuner: Command, folder: Path):
     with socket.socket() as place:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(("127.0.0.1", 8765))
         place.listen()
         ended = astuner("--with-logview", "--conf", "run.yaml", ONE_STEP)
     assert ended.code == 0, ended.out
-    (said,) = [line for line in ended.out.splitlines() if "service logview: ready after" in line]
-    assert " at http://127.0.0.1:" in said
-    assert ":8765/" not in said
+    (ready,) = [line for line in ended.out.splitlines() if "service logview: ready after" in line]
+    assert " at http://127.0.0.1:" in ready
+    assert ":8765/" not in ready

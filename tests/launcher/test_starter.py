@@ -1,4 +1,4 @@
-"""`astuner init`: what it writes runs as it is."""
+"""`astuner init`: the starter project runs without changes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from astuner.launcher.starter import start_project
 from astuner.run_record import read_summary
 
 
-def test_the_project_runs_as_launch_json_says_and_trains(tmp_path: Path):
-    said = CliRunner().invoke(astuner, ["init", str(tmp_path / "project")], catch_exceptions=False).output
-    assert f"wrote {tmp_path / 'project/.vscode/launch.json'}" in said
-    assert said.splitlines()[-1].endswith("astuner --conf agent.yaml --backbone=debug")
+def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
+    output = CliRunner().invoke(astuner, ["init", str(tmp_path / "project")], catch_exceptions=False).output
+    assert f"wrote {tmp_path / 'project/.vscode/launch.json'}" in output
+    assert output.splitlines()[-1].endswith("astuner --conf agent.yaml --backbone=debug")
     project = tmp_path / "project"
     (configuration, _) = json.loads((project / ".vscode/launch.json").read_text())["configurations"]
     assert (configuration["type"], configuration["request"]) == ("debugpy", "launch")
@@ -36,29 +36,29 @@ def test_the_project_runs_as_launch_json_says_and_trains(tmp_path: Path):
     assert (validation.before.reward or 0.0) < (validation.after.reward or 0.0)
 
 
-def test_what_is_there_is_kept(tmp_path: Path):
+def test_existing_files_are_not_overwritten(tmp_path: Path):
     (tmp_path / "judge.py").write_text("mine")
     first, again = start_project(tmp_path), start_project(tmp_path)
-    assert first.kept == ("judge.py",)
+    assert first.existing == ("judge.py",)
     assert (tmp_path / "judge.py").read_text() == "mine"
     assert again.written == ()
-    assert set(again.kept) == {*first.written, "judge.py"}
-    said = CliRunner().invoke(astuner, ["init", str(tmp_path)], catch_exceptions=False).output
-    assert f"kept {tmp_path / 'judge.py'}, which was there" in said
+    assert set(again.existing) == {*first.written, "judge.py"}
+    output = CliRunner().invoke(astuner, ["init", str(tmp_path)], catch_exceptions=False).output
+    assert f"skipped {tmp_path / 'judge.py'}, which already exists" in output
 
 
-def test_a_place_that_is_no_folder(tmp_path: Path):
+def test_a_file_instead_of_a_folder(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot write .*give `astuner init` a folder"):
+    with pytest.raises(ConfigError, match=r"cannot write .*give `astuner init` a writable folder"):
         start_project(tmp_path / "file")
 
 
-def test_a_folder_with_a_space_is_quoted_and_an_own_agent_is_not_promised_to_run(tmp_path: Path):
+def test_a_folder_with_a_space_is_quoted_and_an_existing_agent_must_be_named(tmp_path: Path):
     folder = tmp_path / "my folder"
-    said = CliRunner().invoke(astuner, ["init", str(folder)], catch_exceptions=False).output
-    assert f"now: cd '{folder}' && astuner --conf agent.yaml" in said
+    output = CliRunner().invoke(astuner, ["init", str(folder)], catch_exceptions=False).output
+    assert f"next: cd '{folder}' && astuner --conf agent.yaml" in output
     (tmp_path / "other").mkdir()
     (tmp_path / "other/agent.py").write_text("mine = 1\n")
-    said = CliRunner().invoke(astuner, ["init", str(tmp_path / "other")], catch_exceptions=False).output
-    assert "name yours in agent.yaml" in said
-    assert "now:" not in said
+    output = CliRunner().invoke(astuner, ["init", str(tmp_path / "other")], catch_exceptions=False).output
+    assert "change it to name yours" in output
+    assert "next:" not in output

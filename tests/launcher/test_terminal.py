@@ -1,4 +1,4 @@
-"""What a run shows on a terminal, in a pipe and in a file: readable, without noise, without secrets."""
+"""Output of a run on a terminal, in a pipe and in a file: readable, without library noise, without secrets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from astuner.cli import main
-from astuner.launcher.output import tidy_output
+from astuner.launcher.console import filtered_output
 from astuner.run_record import read_summary
 from tests.launcher.conftest import Command
 
@@ -33,20 +33,20 @@ def test_no_secret_of_the_environment_is_written_anywhere(
         monkeypatch.setenv(name, value)
     agent = "rollout.agentscope_workflow='agents->TellsSecrets'"
     settings = (agent, "rollout.max_model_len=400", "trainer_common.logger=[console,tensorboard]")
-    said = [
+    results = [
         train(*settings, f"project_name='{SECRETS['OPENAI_API_KEY']}'"),
         train(*settings, "task_judge.timeout=sk-aaaa"),
         train("model.path=./sk-bbbb"),
         train("rollout.agentscope_workflow='agents->plainlooking-0a1b2c3d'"),
         astuner("check", "--conf", "run.yaml", "--dry-run", *(f"astuner.{setting}" for setting in settings)),
     ]
-    assert [ended.code for ended in said] == [0, 1, 1, 1, 0], said
-    assert "printed [redacted] [redacted] [redacted]" in said[0].out
-    assert "to stderr [redacted]" in said[0].out
-    assert "401: [redacted]" in said[0].out
+    assert [ended.code for ended in results] == [0, 1, 1, 1, 0], results
+    assert "printed [redacted] [redacted] [redacted]" in results[0].out
+    assert "to stderr [redacted]" in results[0].out
+    assert "401: [redacted]" in results[0].out
     written = {str(path): path.read_bytes() for path in (folder / "launcher_record").rglob("*") if path.is_file()}
     assert any("tfevents" in path for path in written)
-    shown = {**written, **{f"command {n}": ended.out.encode() for n, ended in enumerate(said)}}
+    shown = {**written, **{f"command {n}": ended.out.encode() for n, ended in enumerate(results)}}
     for place, content in shown.items():
         for piece in PIECES:
             assert piece.encode() not in content, (place, piece)
@@ -104,7 +104,7 @@ def _on_a_terminal(monkeypatch: pytest.MonkeyPatch, *settings: str) -> str:
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # how Linux says that the other side of a pseudo-terminal is closed
+    except OSError:  # on Linux, the other side of the pseudo-terminal is closed
         return b""
 
 
@@ -130,18 +130,18 @@ def test_a_run_without_any_standard_stream(folder: Path, monkeypatch: pytest.Mon
     assert read_summary(RUN).steps == 2
 
 
-def test_what_libraries_print_and_warn_is_kept_off_the_terminal(
+def test_output_and_warnings_of_libraries_do_not_reach_the_terminal(
     capsys: pytest.CaptureFixture[str], log: list[str], model_folder: Path
 ):
     from transformers import AutoModelForCausalLM, logging
 
     level = logging.get_verbosity()
-    with tidy_output(), warnings.catch_warnings():
+    with filtered_output(), warnings.catch_warnings():
         warnings.simplefilter("always")
         AutoModelForCausalLM.from_pretrained(model_folder)
-        warnings.warn("only a developer can mend this", stacklevel=1)
+        warnings.warn("only a developer can fix this", stacklevel=1)
         logging.get_logger("transformers.any").warning("noise")
     assert capsys.readouterr() == ("", "")
-    assert any("UserWarning: only a developer can mend this" in line for line in log)
+    assert any("UserWarning: only a developer can fix this" in line for line in log)
     assert logging.get_verbosity() == level
     assert logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""The `astuner` command in processes of its own, and what a vLLM that it starts holds."""
+"""Runs the `astuner` command in subprocesses, and inspects the vLLM servers that it starts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.launcher.liveness import lives, wait_for
 
 @dataclass(frozen=True)
 class Server:
-    """What a running server holds.
+    """The resources of a running server.
 
     Attributes:
-        pids: its processes and their guard.
-        memory: its files in /dev/shm.
-        tmp: its temporary folder.
-        port: its port.
+        pids: process ids of the guard and the server's processes.
+        memory: files in /dev/shm.
+        tmp: temporary folder.
+        port: port.
     """
 
     pids: list[int]
@@ -48,7 +48,7 @@ class Server:
 
 
 def shared_memory(pid: int) -> set[Path]:
-    """The files in /dev/shm that a process has mapped, those apart that have no name any more."""
+    """Return the files in /dev/shm that a process has mapped, except for deleted ones."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def shared_memory(pid: int) -> set[Path]:
 
 @dataclass
 class Commands:
-    """Runs `astuner` in processes of their own, and sees what servers they have."""
+    """Runs `astuner` in subprocesses, and inspects their servers."""
 
     folder: Path
     port: int
@@ -76,16 +76,16 @@ class Commands:
         port = f"astuner.debug.debug_vllm_port={self.port}"
         return self.start("--conf", "run.yaml", "--backbone=debug", "astuner.rollout.name=vllm", port, *settings)
 
-    def said(self, run: subprocess.Popen[str]) -> tuple[int, str]:
+    def wait(self, run: subprocess.Popen[str]) -> tuple[int, str]:
         code = run.wait(400)
         return code, (self.folder / "out.txt").read_text()
 
     @property
-    def printed(self) -> str:
+    def output(self) -> str:
         return (self.folder / "out.txt").read_text()
 
     def guards(self) -> list[psutil.Process]:
-        """The guards of servers on our port."""
+        """Return the guards of servers on the port."""
         port = str(self.port)
         return [
             process
@@ -100,12 +100,12 @@ class Commands:
         return Server.under(guard, self.port)
 
     def server_of(self, run: subprocess.Popen[str], sign: str = "vllm: ready after") -> Server:
-        """The server of a run that goes on, once its output has the sign."""
-        wait_for(lambda: sign in self.printed or run.poll() is not None)
-        assert run.poll() is None, self.printed
+        """Return the server of a run once `sign` is in its output; the run must not have ended."""
+        wait_for(lambda: sign in self.output or run.poll() is not None)
+        assert run.poll() is None, self.output
         return self.server()
 
-    def noted(self) -> Path:
+    def state_file(self) -> Path:
         return Path(self.env["XDG_CACHE_HOME"]) / f"astuner/engines/{self.port}.json"
 
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible completions server on 127.0.0.1, in a thread of this process, which samples from an engine."""
+"""An OpenAI-compatible completions server on 127.0.0.1 that samples from an engine, in a thread of this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from astuner.schema import SamplingParams
 
 
 class Request(BaseModel):
-    """The part of vLLM's request that is served; like vLLM, it takes what is left out from the model's own settings."""
+    """The supported part of vLLM's request. As in vLLM, missing parameters have defaults that are not neutral."""
 
     model: str
     prompt: list[int]
@@ -48,11 +48,11 @@ def serving(
     """Serve `engine` and yield the base URL.
 
     Args:
-        engine: samples.
-        api_key: asked of clients.
-        leave_out: of `token_ids` and `logprobs`, what this server does not return.
-        model: the name that it is served as.
-        port: 0 takes a free one.
+        engine: the engine to sample from.
+        api_key: key that clients must send.
+        leave_out: parts of the response to omit: `token_ids`, `logprobs`.
+        model: the model's name on the server.
+        port: the port; 0 for a free port.
     """
     app = FastAPI()
 
@@ -62,7 +62,7 @@ def serving(
 
     @app.get("/health")
     def health() -> None:
-        """Say that it is ready."""
+        """Respond with status 200."""
 
     @app.get("/v1/models")
     def models(authorization: str | None = Header(None)) -> Any:
@@ -74,7 +74,7 @@ def serving(
         check(authorization)
         neutral = (request.min_p, request.repetition_penalty, request.presence_penalty, request.frequency_penalty)
         if neutral != (0.0, 1.0, 0.0, 0.0):
-            raise HTTPException(501, f"the engine behind this server has no such cut or penalty: {neutral}")
+            raise HTTPException(501, f"the engine does not support these parameters: {neutral}")
         params = SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
@@ -91,14 +91,14 @@ def serving(
             choice["logprobs"] = {"token_logprobs": completion.logprobs}
         return {"object": "text_completion", "model": request.model, "choices": [choice]}
 
-    with listening(port) as place:
+    with listening(port) as sock:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
         thread.start()
         while not server.started:
             time.sleep(0.01)
         try:
-            yield f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+            yield f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
         finally:
             server.should_exit = True
             thread.join()
@@ -106,8 +106,8 @@ def serving(
 
 @contextlib.contextmanager
 def listening(port: int = 0) -> Iterator[socket.socket]:
-    """Hold a port of 127.0.0.1; 0 takes a free one."""
-    with socket.socket() as place:
-        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        place.bind(("127.0.0.1", port))
-        yield place
+    """Yield a socket that is bound to a port of 127.0.0.1; 0 for a free port."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        yield sock

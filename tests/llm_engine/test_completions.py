@@ -1,4 +1,4 @@
-"""The engine behind HTTP gives what the engine behind the server gives, token for token."""
+"""The HTTP engine returns the same tokens as the engine of the server."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def embedded(model_folder: Path) -> Iterator[EmbeddedEngine]:
 
 
 def connect(url: str, **changes: Any) -> CompletionsEngine:
-    settings: dict[str, Any] = {"model": None, "wanted": "some/model", "max_model_len": 1000, "api_key": None}
+    settings: dict[str, Any] = {"model": None, "default_model": "some/model", "max_model_len": 1000, "api_key": None}
     return CompletionsEngine.connect(url, **(settings | changes))
 
 
-def test_completions_are_those_of_the_engine_behind_it(embedded: EmbeddedEngine):
+def test_completions_equal_those_of_the_servers_engine(embedded: EmbeddedEngine):
     with serving(embedded) as url:
         engine = connect(url + "/")
         assert (engine.model, engine.max_model_len, engine.policy_version) == ("tiny", 64, 0)
@@ -40,9 +40,9 @@ def test_completions_are_those_of_the_engine_behind_it(embedded: EmbeddedEngine)
             SamplingParams(temperature=0.0, max_tokens=5, stop_token_ids=tuple(range(500))),
         ):
             served = asyncio.run(engine.generate([1, 2, 3], params))
-            own = asyncio.run(embedded.generate([1, 2, 3], params))
-            assert (served.token_ids, served.finish_reason) == (own.token_ids, own.finish_reason)
-            assert served.logprobs == pytest.approx(own.logprobs, abs=1e-5)
+            direct = asyncio.run(embedded.generate([1, 2, 3], params))
+            assert (served.token_ids, served.finish_reason) == (direct.token_ids, direct.finish_reason)
+            assert served.logprobs == pytest.approx(direct.logprobs, abs=1e-5)
         with pytest.raises(ContextLengthError, match="64 tokens"):
             asyncio.run(engine.generate([1] * 64, params))
         engine.close()
@@ -52,14 +52,14 @@ def test_a_key_is_sent_and_never_shown(embedded: EmbeddedEngine):
     with serving(embedded, api_key="secret") as url:
         engine = connect(url, api_key="secret")
         assert "secret" not in repr(engine)
-        with pytest.raises(ModelError, match=r"was refused \(401\).*debug\.api_key_env .* name it"):
+        with pytest.raises(ModelError, match=r"was rejected \(401\).*set debug\.api_key_env"):
             connect(url)
-        with pytest.raises(ModelError, match="look at the key in it") as refused:
+        with pytest.raises(ModelError, match="check the key in that variable") as rejected:
             connect(url, api_key="wrong-one")
-        assert "wrong-one" not in str(refused.value)
+        assert "wrong-one" not in str(rejected.value)
 
 
-def test_what_a_server_lacks_is_named(embedded: EmbeddedEngine):
+def test_missing_parts_of_a_response_are_named(embedded: EmbeddedEngine):
     with (
         serving(embedded, leave_out=("token_ids",)) as url,
         pytest.raises(ModelError, match=r"no choices\[0\]\.token_ids; .*vLLM 0\.10\.2"),
@@ -74,19 +74,19 @@ def test_what_a_server_lacks_is_named(embedded: EmbeddedEngine):
 
 def test_wrong_addresses_and_names(embedded: EmbeddedEngine):
     with serving(embedded) as url:
-        with pytest.raises(ModelError, match=r"serves no model 'other'; it serves: tiny\. Name one"):
+        with pytest.raises(ModelError, match=r"does not serve model 'other'; it serves: tiny\. Set debug"):
             connect(url, model="other")
         assert connect(url, model="tiny").model == "tiny"
-        with pytest.raises(ModelError, match=r"no such place \(404\).*ends with the version"):
+        with pytest.raises(ModelError, match=r"not found \(404\).*end with the API version"):
             connect(url.removesuffix("/v1"))
         with pytest.raises(ModelError, match=r"completions failed \(422\)"):
             asyncio.run(connect(url).generate(["no id"], SamplingParams()))  # type: ignore[list-item]
-    with listening() as place, pytest.raises(ModelError, match="cannot be reached: ConnectError"):
-        connect(f"http://127.0.0.1:{place.getsockname()[1]}/v1")
+    with listening() as sock, pytest.raises(ModelError, match="cannot be reached: ConnectError"):
+        connect(f"http://127.0.0.1:{sock.getsockname()[1]}/v1")
 
 
 class NeverAnswers:
-    """An engine that is asked and says nothing, until the test ends."""
+    """An engine that does not respond until the test ends."""
 
     max_model_len = 64
     policy_version = 0
@@ -100,14 +100,14 @@ class NeverAnswers:
         return Completion((1,), (0.0,), "length", 0)
 
     def close(self) -> None:
-        """Answer what is open."""
+        """Respond to pending requests."""
         self.released.set()
 
 
-def test_a_server_that_never_answers_is_given_up():
-    with listening() as place:
-        place.listen()
-        url = f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+def test_a_server_that_never_answers_times_out():
+    with listening() as sock:
+        sock.listen()
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
         with pytest.raises(ModelError, match=rf"{url}, did not answer GET /models within 0\.2 s; .*base_url_timeout"):
             connect(url, timeout=0.2)
     engine = NeverAnswers()

@@ -16,13 +16,13 @@ def echo(prompt, params):
     return prompt
 
 
-async def test_answers_by_the_script():
+async def test_returns_the_scripted_completion():
     engine: LlmEngine = ScriptedEngine(echo, 10)
     completion = await engine.generate([5, 6, 7], SamplingParams())
     assert completion == Completion((5, 6, 7), (-0.5, -0.5, -0.5), "stop", 0)
 
 
-async def test_script_sees_the_parameters():
+async def test_the_script_receives_the_parameters():
     engine = ScriptedEngine(lambda prompt, params: [params.seed], 10, policy_version=3)
     completion = await engine.generate([1], SamplingParams(seed=42))
     assert completion.token_ids == (42,)
@@ -42,7 +42,7 @@ async def test_script_sees_the_parameters():
         (SamplingParams(stop_token_ids=(3,), max_tokens=3), 10, (1, 2, 3), "stop"),
     ],
 )
-async def test_cuts_as_an_engine_does(params, limit, expected, reason):
+async def test_truncates_as_an_engine_does(params, limit, expected, reason):
     engine = ScriptedEngine(lambda prompt, params: [1, 2, 3, 4], limit)
     completion = await engine.generate([0, 0, 0, 0], params)
     assert (completion.token_ids, completion.finish_reason) == (expected, reason)
@@ -70,14 +70,14 @@ async def test_errors():
 async def test_calls_interleave():
     order: list[str] = []
 
-    async def ask(name):
-        order.append(f"{name} asks")
+    async def call(name):
+        order.append(f"{name} starts")
         await engine.generate([1], SamplingParams())
-        order.append(f"{name} is answered")
+        order.append(f"{name} ends")
 
     engine = ScriptedEngine(echo, 3)
-    await asyncio.gather(ask("a"), ask("b"))
-    assert order[:2] == ["a asks", "b asks"]
+    await asyncio.gather(call("a"), call("b"))
+    assert order[:2] == ["a starts", "b starts"]
 
 
 def test_protocol_and_script_need_no_torch():

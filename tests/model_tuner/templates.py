@@ -1,4 +1,4 @@
-"""Small chat templates of our own, each with the traits of a family, and what they write for what is new."""
+"""Small chat templates with the traits of model families, and the text that they add for new messages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ QWEN3 = _HERMES_TURNS.replace(
             {{- '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
         {%- endif %}""",
 )
-# BOS, a date, trimmed contents, tool results as "ipython", no tool call beside another.
+# BOS, a date, trimmed contents, tool results as "ipython", one tool call per message.
 LLAMA3 = """{{- bos_token + '<|start_header_id|>system<|end_header_id|>\\n\\nToday: ' + strftime_now('%d %b %Y') }}
 {{- '\\n' + messages[0].content | trim if messages[0].role == 'system' else '' }}{{- '<|eot_id|>' }}
 {%- for m in messages if m.role != 'system' %}
@@ -69,8 +69,8 @@ GEMMA = """{{- bos_token }}
     {{- '<end_of_turn>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{% endif %}"""
-# The system prompt stands in the first question, the tools before the last one, nothing between turns; a beginning
-# that does not end with a question or a result is refused unless it is the whole conversation's answer.
+# The system prompt is in the first question, the tools are before the last one, nothing is between turns. A prefix
+# that does not end with a question or a result is an error, unless it ends with the conversation's last answer.
 MISTRAL = """{{- bos_token }}
 {%- set first = namespace(text='') %}
 {%- if messages[0].role == 'system' %}{% set first.text = messages[0].content + '\\n\\n' %}{% endif %}
@@ -149,7 +149,7 @@ class Family:
         return self.end or self.eos
 
     def tokenizer(self, base: Any) -> Any:
-        """`base`, a tokenizer, with this family's special tokens and template in the place of its own."""
+        """`base`, a tokenizer, with its special tokens and template replaced by this family's."""
         from tokenizers import Tokenizer
 
         made = type(base)(

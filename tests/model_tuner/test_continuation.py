@@ -1,4 +1,4 @@
-"""A request that extends a call gets that call's ids and the template's own suffix, whatever the template's traits."""
+"""A request that extends a call gets the call's ids followed by the template's suffix, for all kinds of templates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THOUGHT = "<think>\nadd them\n</think>\n\n"
 
 
 class Agent:
-    """A tuner whose model says `answers`, and the conversation with it as a framework would keep it."""
+    """A tuner whose model gives `answers`, and the conversation as a framework would store it."""
 
     def __init__(self, family: Family, base: Any, *answers: str, **settings: Any) -> None:
         self.codec = ChatCodec(family.tokenizer(base), family.renderer)
@@ -34,31 +34,31 @@ class Agent:
     async def ask(self, *new: Mapping[str, Any], tools: Any = None) -> LlmCall:
         self.messages.extend(new)
         answer = await self.tuner.chat(self.messages, tools=tools)
-        # Many frameworks drop the thinking from what they keep.
-        said = {key: value for key, value in answer.call.messages[-1].items() if key != "reasoning_content"}
-        self.messages.append(said)
+        # Many frameworks do not store the thinking.
+        message = {key: value for key, value in answer.call.messages[-1].items() if key != "reasoning_content"}
+        self.messages.append(message)
         return answer.call
 
     def suffix(self, first: LlmCall, second: LlmCall) -> str:
-        """What `second` was given after all of `first`; it must extend it exactly, and both be trained exactly."""
-        said = first.prompt_ids + first.completion_ids
+        """Check that the prompt of `second` extends `first` and that both are trained; return the text that it adds."""
+        earlier_ids = first.prompt_ids + first.completion_ids
         assert second.fork is None
-        assert second.prompt_ids[: len(said)] == said
+        assert second.prompt_ids[: len(earlier_ids)] == earlier_ids
         self.check()
-        return self.codec.decode(second.prompt_ids[len(said) :])
+        return self.codec.decode(second.prompt_ids[len(earlier_ids) :])
 
     def check(self) -> None:
-        """Every call is rebuilt exactly by the samples, and what is trained is what was sampled, once."""
+        """Check that the samples reproduce every call, and train every sampled token once."""
         samples = build_samples(self.tuner.calls)
         assert certificate(self.tuner.calls, samples) == 1.0
-        assert sum(sum(sample.loss_mask) for sample in samples) == sum(
+        assert sum(sum(sample.train_counts) for sample in samples) == sum(
             len(call.completion_ids) for call in self.tuner.calls
         )
 
     def cause(self, call: LlmCall) -> str:
         self.check()
         assert call.fork is not None
-        earlier = next(one for one in self.tuner.calls if one.call_id == call.fork.call_id)
+        earlier = next(other for other in self.tuner.calls if other.call_id == call.fork.call_id)
         expected, place = earlier.prompt_ids + earlier.completion_ids, call.fork.position
         assert call.prompt_ids[:place] == expected[:place]
         assert call.prompt_ids[place : place + 1] != expected[place : place + 1]
@@ -82,16 +82,16 @@ def family(request: pytest.FixtureRequest) -> Family:
 
 
 @pytest.mark.parametrize("content", ["And now?", [{"type": "text", "text": "And "}, {"text": "now?"}]])
-async def test_a_second_question(family: Family, tokenizer: Any, content: Any):
+async def test_second_question(family: Family, tokenizer: Any, content: Any):
     agent = Agent(family, tokenizer, f"Sure{family.stop}")
-    # What stands before the first question: some templates have no place for it.
+    # A message before the first question: some templates do not support it.
     system = [{"role": "system", "content": "Be brief."}] if family.name != "gemma" else []
     first, second = await agent.ask(*system, user("Hi")), await agent.ask(user(content))
     assert agent.suffix(first, second) == family.between + family.asks("And now?")
 
 
 @pytest.mark.parametrize("answers", [["3"], ["3", "7"]], ids=["one", "parallel"])
-async def test_a_tool_turn(family: Family, tokenizer: Any, answers: Sequence[str]):
+async def test_tool_turn(family: Family, tokenizer: Any, answers: Sequence[str]):
     agent = Agent(family, tokenizer, family.calls(CALLS[: len(answers)]) + family.stop)
     first = await agent.ask(user("Add."), tools=TOOLS)
     if family.name == "gemma":
@@ -102,7 +102,7 @@ async def test_a_tool_turn(family: Family, tokenizer: Any, answers: Sequence[str
     assert agent.suffix(first, second) == family.between + family.results(list(answers))
 
 
-async def test_a_turn_cut_by_length_is_closed_by_a_token_that_is_not_trained(family: Family, tokenizer: Any):
+async def test_truncated_turn_is_closed_by_an_untrained_token(family: Family, tokenizer: Any):
     agent = Agent(family, tokenizer, "abcdefgh", max_tokens=3)
     first = await agent.ask(user("Hi"))
     assert first.finish_reason == "length"
@@ -117,7 +117,7 @@ def named(name: str) -> Family:
 @pytest.mark.parametrize(
     ("name", "at_a_question", "at_a_result"),
     [
-        ("chatml", None, None),  # keeps thinking that stands in the text
+        ("chatml", None, None),  # keeps thinking that is part of the text
         ("qwen3", "template_rewrote_history", None),
         ("qwen3-renderer", "template_rewrote_history", None),
         ("llama3", None, None),
@@ -143,8 +143,8 @@ async def test_thinking(name: str, at_a_question: str | None, at_a_result: str |
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-renderer"])
-async def test_thinking_that_the_framework_drops_is_known_to_stand_in_the_tokens(name: str, tokenizer: Any):
-    """The tool cycle keeps it, though no request shows it; the next question does away with it."""
+async def test_thinking_dropped_by_the_framework_stays_in_the_prompt(name: str, tokenizer: Any):
+    """It stays during the tool cycle, although the requests do not contain it, and is dropped at the next question."""
     family = named(name)
     agent = Agent(family, tokenizer, THOUGHT + family.calls(CALLS[:1]) + family.stop, f"Three{family.stop}")
     first = await agent.ask(user("Add."), tools=TOOLS)
@@ -158,7 +158,7 @@ async def test_thinking_that_the_framework_drops_is_known_to_stand_in_the_tokens
     assert "<think>" in third.fork.expected
 
 
-async def test_a_date_in_the_template_may_change_between_calls(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+async def test_date_in_the_template_can_change_between_calls(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
     family = named("llama3")
     agent = Agent(family, tokenizer, f"Sure{family.stop}")
     first = await agent.ask(user("Hi"))

@@ -1,4 +1,4 @@
-"""Whatever an agent does to its history: untouched, it is extended exactly; touched, the fork tells the truth."""
+"""For any change of the history: an unchanged history is extended exactly, a changed one records a fork."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ def test_any_history(
     thinks: bool,
     max_tokens: int,
 ):
-    spoken = [(THOUGHT if thinks else "") + text + family.stop for text in answers]
-    agent = Agent(family, tokenizer, *spoken, max_tokens=max_tokens)
+    completions = [(THOUGHT if thinks else "") + text + family.stop for text in answers]
+    agent = Agent(family, tokenizer, *completions, max_tokens=max_tokens)
     asyncio.run(_converse(agent, steps, thinks))
 
 
 async def _converse(agent: Agent, steps: Sequence[tuple[str, str]], thinks: bool) -> None:
     last = await agent.ask(user("Hi"))
-    touched = False
+    changed = False
     for what, text in steps:
-        touched |= what != "none"
-        _touch(agent, what, text)
+        changed |= what != "none"
+        _change(agent, what, text)
         try:
             call = await agent.ask(user(text))
-        except WorkflowError:  # the template does not take what is left
+        except WorkflowError:  # the template rejects the remaining messages
             return
         if call.fork is not None:
             agent.cause(call)
-            assert touched or thinks
-        elif not touched:
+            assert changed or thinks
+        elif not changed:
             agent.suffix(last, call)
         agent.check()
         last = call
 
 
-def _touch(agent: Agent, what: str, text: str) -> None:
+def _change(agent: Agent, what: str, text: str) -> None:
     history = agent.messages
     if what == "trim":
         history[-1] = {**history[-1], "content": history[-1]["content"].strip()}

@@ -1,4 +1,4 @@
-"""ModelTuner: exact prompts, bridged turns, bounds, and what agents see of malformed answers."""
+"""ModelTuner: exact prompts, bridged turns, limits, and malformed answers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call
 
 @pytest.fixture(scope="module", params=["qwen3", "auto"])
 def codec(request: pytest.FixtureRequest, tokenizer: Any) -> ChatCodec:
-    """The qwen3 renderer, and the tokenizer's own template with our bridge."""
+    """The qwen3 renderer, and the tokenizer's template with the template bridge."""
     return ChatCodec(tokenizer, request.param)
 
 
 def make(codec: ChatCodec, answers: Sequence[str], **settings: Any) -> ModelTuner:
-    """A tuner whose model says `answers`, one a call."""
+    """A tuner whose model gives `answers`, one per call."""
     left = [codec.tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
     engine = ScriptedEngine(lambda prompt, params: left.pop(0), max_model_len=4096)
     defaults = {"max_model_len": 4096, "max_response_length": 4096}
@@ -42,17 +42,17 @@ async def test_a_tool_turn_extends_the_sampled_tokens(codec: ChatCodec):
     assert (tool.name, tool.arguments) == ("add", {"a": 1, "b": 2})
     history = [user("1+2?"), first.call.messages[-1], {"role": "tool", "content": "3", "tool_call_id": tool.id}]
     second = await tuner.chat(history, tools=TOOLS)
-    said = first.call.prompt_ids + first.call.completion_ids
-    assert second.call.prompt_ids[: len(said)] == said
+    earlier_ids = first.call.prompt_ids + first.call.completion_ids
+    assert second.call.prompt_ids[: len(earlier_ids)] == earlier_ids
     assert second.call.fork is None
-    text = codec.tokenizer.decode(second.call.prompt_ids[len(said) :])
+    text = codec.tokenizer.decode(second.call.prompt_ids[len(earlier_ids) :])
     assert text == "\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     (sample,) = build_samples(tuner.calls)
     assert certificate(tuner.calls, [sample]) == 1.0
 
 
-async def test_what_was_sampled_is_kept_even_where_text_would_tokenise_otherwise(codec: ChatCodec):
-    """Completion ids spelled one byte a token: re-tokenising their text would give fewer."""
+async def test_sampled_ids_are_kept_although_the_text_tokenises_differently(codec: ChatCodec):
+    """Each completion token is one byte; re-tokenising the text would give fewer tokens."""
     byte_ids = [codec.tokenizer.convert_tokens_to_ids(char) for char in "Whatis"]
     stop = codec.tokenizer.convert_tokens_to_ids("<|im_end|>")
     answers = [[*byte_ids, stop], [stop]]
@@ -77,12 +77,12 @@ async def test_forks_name_their_cause(codec: ChatCodec):
     assert causes == [None, "tools_changed", "framework_edited_history", "system_changed"]
 
 
-async def test_a_turn_cut_by_length_gets_no_end_token_of_its_own(codec: ChatCodec):
+async def test_truncated_turn_has_no_sampled_end_token(codec: ChatCodec):
     tuner = make(codec, ["a b c d e f g h", "ok<|im_end|>"], max_tokens=3)
     first = await tuner.chat([user("hi")])
     assert (first.call.finish_reason, len(first.call.completion_ids)) == ("length", 3)
     await tuner.chat([user("hi"), first.call.messages[-1], {"role": "tool", "content": "x"}])
-    trained = sum(sum(sample.loss_mask) for sample in build_samples(tuner.calls))
+    trained = sum(sum(sample.train_counts) for sample in build_samples(tuner.calls))
     assert trained == 3 + len(tuner.calls[1].completion_ids)
 
 
@@ -98,7 +98,7 @@ async def test_a_malformed_tool_call_reaches_the_agent_as_text(codec: ChatCodec,
     assert codec.tokenizer.decode(answer.call.completion_ids) == f"let me see {broken}<|im_end|>"
 
 
-async def test_dashscope_parts_and_arguments_as_objects_are_understood(codec: ChatCodec):
+async def test_dashscope_parts_and_object_arguments_are_accepted(codec: ChatCodec):
     tuner = make(codec, [CALL, "3<|im_end|>"])
     first = await tuner.chat([user("1+2?")], tools=TOOLS)
     call = {"id": "other", "function": {"name": "add", "arguments": {"b": 2, "a": 1}}}
@@ -118,12 +118,12 @@ async def test_dashscope_parts_and_arguments_as_objects_are_understood(codec: Ch
         ([{"role": "user", "content": 3}], "text or a list of parts"),
     ],
 )
-async def test_messages_that_cannot_be_used_say_why(codec: ChatCodec, messages: list[Any], says: str):
+async def test_invalid_messages_are_errors(codec: ChatCodec, messages: list[Any], says: str):
     with pytest.raises(WorkflowError, match=says):
         await make(codec, ["ok"]).chat(messages)
 
 
-async def test_bounds_are_named(codec: ChatCodec):
+async def test_errors_name_the_exceeded_limit(codec: ChatCodec):
     with pytest.raises(ContextLengthError, match=r"data\.max_prompt_length is 5"):
         await make(codec, ["ok"], max_prompt_length=5).chat([user("hi there")])
     with pytest.raises(ContextLengthError, match=r"rollout\.max_model_len"):
@@ -134,7 +134,7 @@ async def test_bounds_are_named(codec: ChatCodec):
         await tuner.chat([user("hi")])
 
 
-async def test_max_response_length_bounds_the_episode(codec: ChatCodec):
+async def test_max_response_length_limits_the_episode(codec: ChatCodec):
     tuner = make(codec, ["a b c d<|im_end|>", "a b c d e f g h i j k l"], max_response_length=25)
     first = await tuner.chat([user("hi")])
     second = await tuner.chat([user("hi"), first.call.messages[-1], {"role": "tool", "content": "x"}])
@@ -142,7 +142,7 @@ async def test_max_response_length_bounds_the_episode(codec: ChatCodec):
     assert len(call.prompt_ids) + len(call.completion_ids) <= len(first.call.prompt_ids) + 25
 
 
-async def test_another_agents_prompt_is_no_response(codec: ChatCodec):
+async def test_prompt_of_another_agent_does_not_count_as_response(codec: ChatCodec):
     tuner = make(codec, ["a<|im_end|>"] * 3, max_response_length=12, max_prompt_length=60)
     await tuner.chat([user("hi")])
     other = await tuner.chat([{"role": "system", "content": "You are the second agent."}, user("what do you say?")])
@@ -152,7 +152,7 @@ async def test_another_agents_prompt_is_no_response(codec: ChatCodec):
 
 
 @pytest.mark.parametrize(
-    ("answer", "checklist", "mad"),
+    ("answer", "checklist", "degenerate"),
     [
         ("la " * 300, ["nonsense"], True),
         ("π ≤ é → √ and кириллица 中文", ["nonsense"], False),
@@ -161,14 +161,14 @@ async def test_another_agents_prompt_is_no_response(codec: ChatCodec):
         (CALL, ["nonsense", "wrong_toolcall"], False),
     ],
 )
-async def test_madness(codec: ChatCodec, answer: str, checklist: list[str], mad: bool):
+async def test_degenerate_output(codec: ChatCodec, answer: str, checklist: list[str], degenerate: bool):
     tuner = make(codec, [answer], madness_checklist=tuple(checklist), max_tokens=4000)
-    if mad:
+    if degenerate:
         with pytest.raises(AgentMadness):
             await tuner.chat([user("hi")], tools=TOOLS)
     else:
         await tuner.chat([user("hi")], tools=TOOLS)
-    assert (tuner.madness is not None) == mad
+    assert (tuner.degenerate_output is not None) == degenerate
     assert len(tuner.calls) == 1
 
 
@@ -181,10 +181,10 @@ async def test_agentscope_sees_text_and_tool_blocks(codec: ChatCodec):
     assert json.dumps(response.content)
 
 
-async def test_ignored_wishes_are_said_once(codec: ChatCodec, log: list[str]):
+async def test_ignored_options_are_reported_once(codec: ChatCodec, log: list[str]):
     from astuner.model_tuner import tuner as module
 
-    module._said.clear()
+    module._warned.clear()
     tuner = make(codec, ["ok<|im_end|>"] * 2)
     for _ in range(2):
         await tuner.chat([user("hi")], temperature=0.1, tool_choice="required")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from astuner.processes.group import living
-from astuner.processes.guarded_process import GuardedProcess, OwnFolder
+from astuner.processes.guard import running_pids
+from astuner.processes.guarded_process import GuardedProcess, TempDir
 
 STUBBORN = """
 import os, signal, sys, tempfile, time
@@ -21,8 +21,8 @@ time.sleep(600)
 """
 
 
-def test_a_process_that_has_to_be_killed_leaves_nothing() -> None:
-    process = GuardedProcess([sys.executable, "-c", STUBBORN], Path("/"), os.environ, own_tmp=OwnFolder(), grace=0.5)
+def test_a_killed_process_leaves_nothing() -> None:
+    process = GuardedProcess([sys.executable, "-c", STUBBORN], Path("/"), os.environ, temp_dir=TempDir(), grace=0.5)
     assert process.output
     memory, tmp = process.output.readline().decode().split()
     assert (Path("/dev/shm") / memory).exists()
@@ -30,19 +30,19 @@ def test_a_process_that_has_to_be_killed_leaves_nothing() -> None:
     process.end()
     assert not (Path("/dev/shm") / memory).exists()
     assert not Path(tmp).parent.exists()
-    assert living(process.pid) == []
+    assert running_pids(process.pid) == []
     assert process.exit_code == 128 + 9
     process.output.close()
 
 
-def test_a_process_that_is_kept_stays_until_its_guard_is_told(tmp_path: Path) -> None:
+def test_a_detached_process_runs_until_its_guard_is_signalled(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as output:
         process = GuardedProcess(["sleep", "600"], Path("/"), os.environ, output=output)
     assert process.output is None
-    process.keep()
-    process.end()  # it is no longer ours
-    assert living(process.pid) == [process.pid]
+    process.detach()
+    process.end()  # has no effect any more
+    assert running_pids(process.pid) == [process.pid]
     guard = psutil.Process(process.guard_pid)
     guard.terminate()
     assert guard.wait(30) is not None
-    assert living(process.pid) == []
+    assert running_pids(process.pid) == []

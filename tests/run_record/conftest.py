@@ -1,4 +1,4 @@
-"""Episodes to record, a reader of TensorBoard files, and the means to take away rights."""
+"""Fixtures: episodes, a reader of TensorBoard files, and a folder without write permission."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MakeEpisode = Callable[..., Episode]
 
 @pytest.fixture
 def make_episode() -> MakeEpisode:
-    """Make an episode of an agent that calls a tool: each call's prompt extends the call before."""
+    """Return a function that makes an episode of an agent that calls tools. Each call extends the previous call."""
 
     def make(episode_id: str = "e1", task_id: str = "t1", calls: int = 2, tokens: int = 5, **fields: Any) -> Episode:
         prompt: tuple[int, ...] = tuple(range(100, 110))
         messages: tuple[dict[str, Any], ...] = ({"role": "user", "content": "What is 6 × 7?"},)
         mask, logprobs, made, spans = [0] * len(prompt), [0.0] * len(prompt), [], []
         for number in range(calls):
-            said = tuple(1000 * number + index for index in range(tokens))
+            answer = tuple(1000 * number + index for index in range(tokens))
             chances = tuple(-0.1 * (index + 1) / (number + 1) for index in range(tokens))
             messages = (*messages, {"role": "assistant", "content": f"Answer {number}"})
-            call = LlmCall(f"c{number}", episode_id, prompt, said, chances, "stop", messages=messages, start_time=1.5)
+            call = LlmCall(f"c{number}", episode_id, prompt, answer, chances, "stop", messages=messages, start_time=1.5)
             made.append(call)
             spans.append(CallSpan(call.call_id, len(prompt), len(prompt) + tokens))
-            prompt = (*prompt, *said, 7, 8, 9)
+            prompt = (*prompt, *answer, 7, 8, 9)
             mask += [1] * tokens + [0] * 3
             logprobs += [*chances, 0.0, 0.0, 0.0]
             messages = (*messages, {"role": "tool", "content": f"Result {number}", "tool_call_id": f"x{number}"})
@@ -44,7 +44,7 @@ def make_episode() -> MakeEpisode:
 
 @pytest.fixture
 def tensorboard_events() -> Callable[[Path], dict[str, list[tuple[int, float]]]]:
-    """Read the scalars of a run's folder as TensorBoard itself shows them: (step, value) by name."""
+    """Return a function that reads a run's scalars with TensorBoard's reader: (step, value) by name."""
 
     def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -61,7 +61,7 @@ def tensorboard_events() -> Callable[[Path], dict[str, list[tuple[int, float]]]]
 
 @pytest.fixture
 def without_rights() -> Callable[[], AbstractContextManager[None]]:
-    """Give a context in which this process has no right to write where root has made a folder."""
+    """Return a context in which this process cannot write to folders of root."""
 
     @contextmanager
     def context() -> Iterator[None]:

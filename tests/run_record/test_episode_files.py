@@ -49,7 +49,7 @@ SAMPLING = st.builds(SamplingParams, stop_token_ids=IDS, temperature=NUMBER, see
 
 @st.composite
 def call_lists(draw: st.DrawFn) -> tuple[LlmCall, ...]:
-    """Draw calls of which some extend others, in part or in whole."""
+    """Draw calls of which some extend others, partly or completely."""
     calls: list[LlmCall] = []
     for number in range(draw(st.integers(0, 5))):
         prompt, messages = draw(IDS), draw(MESSAGES)
@@ -83,7 +83,7 @@ def sample_rows(draw: st.DrawFn) -> Sample:
     in_order = tuple(range(count))
     return Sample(
         token_ids=tokens,
-        loss_mask=tuple(draw(st.integers(0, 3)) for _ in tokens),
+        train_counts=tuple(draw(st.integers(0, 3)) for _ in tokens),
         logprobs=tuple(draw(NUMBER) for _ in tokens),
         position_ids=draw(st.sampled_from([in_order, in_order[::-1]])),
         weight=draw(NUMBER),
@@ -120,7 +120,7 @@ def store(tmp_path: Path) -> Iterator[EpisodeStore]:
 
 @settings(max_examples=80, deadline=None)
 @given(episode=EPISODES, advantage=st.none() | NUMBER)
-def test_every_episode_comes_back_equal(
+def test_every_episode_survives_a_round_trip(
     tmp_path_factory: pytest.TempPathFactory, episode: Episode, advantage: float | None
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -134,7 +134,7 @@ def test_every_episode_comes_back_equal(
     assert (entry.task_id, entry.episode_id, entry.reward) == (episode.task.task_id, episode.episode_id, episode.reward)
 
 
-def test_index_has_what_a_list_needs(store: EpisodeStore, tmp_path: Path, make_episode: MakeEpisode) -> None:
+def test_index_entries(store: EpisodeStore, tmp_path: Path, make_episode: MakeEpisode) -> None:
     episode = make_episode(calls=2, tokens=5)
     store.write(episode, EpisodeLabels(7, "train", -0.5, TokenCounts(raw=38, distinct=28, trained=10)))
     store.write(replace(episode, episode_id="e2", status="failed", reward=None, error_kind="judge"), TRAIN_1)
@@ -147,7 +147,7 @@ def test_index_has_what_a_list_needs(store: EpisodeStore, tmp_path: Path, make_e
     assert (second.tokens_raw, second.tokens_distinct, second.tokens_trained) == (38, None, 10)
 
 
-def test_nothing_overwrites_anything_else(store: EpisodeStore, tmp_path: Path, make_episode: MakeEpisode) -> None:
+def test_episodes_do_not_overwrite_each_other(store: EpisodeStore, tmp_path: Path, make_episode: MakeEpisode) -> None:
     count = 0
     for step, split in ((0, "val"), (1, "train"), (20, "val"), (1_000_000, "train")):
         for task_id in ("a/b", "a?b", "a b", "", "../../etc/passwd", "é" * 300, "." * 5, "x" * 300, "A_b"):
@@ -167,7 +167,9 @@ def test_nothing_overwrites_anything_else(store: EpisodeStore, tmp_path: Path, m
     assert all(path.name.isascii() and len(path.name) < 120 for path in files)
 
 
-def test_the_same_episode_again_replaces_itself(store: EpisodeStore, tmp_path: Path, make_episode: MakeEpisode) -> None:
+def test_an_episode_written_twice_replaces_itself(
+    store: EpisodeStore, tmp_path: Path, make_episode: MakeEpisode
+) -> None:
     store.write(make_episode(reward=0.0), TRAIN_1)
     path = store.write(make_episode(reward=1.0), TRAIN_1)
     assert [entry.reward for entry in read_index(tmp_path)] == [1.0]
@@ -192,7 +194,7 @@ def test_later_steps_are_removed_with_their_files(
     assert [entry.step for entry in read_index(tmp_path)][-1] == 2
 
 
-def test_messages_that_differ_only_in_the_type_of_a_number_stay_apart(
+def test_messages_that_differ_in_the_type_of_a_number_are_not_shared(
     store: EpisodeStore, make_episode: MakeEpisode
 ) -> None:
     episode = make_episode()
@@ -218,7 +220,7 @@ class Trap(Mapping[str, Any]):
         return 1
 
 
-def test_hostile_values_are_recorded_as_something(store: EpisodeStore, make_episode: MakeEpisode) -> None:
+def test_values_that_json_cannot_represent_are_recorded(store: EpisodeStore, make_episode: MakeEpisode) -> None:
     endless: dict[str, Any] = {"name": "endless"}
     endless["self"] = endless
     deep: list[Any] = []
@@ -246,7 +248,7 @@ def test_hostile_values_are_recorded_as_something(store: EpisodeStore, make_epis
     assert shown["text"] == "\x00\ud800\u202e</script>\n"
 
 
-def test_numbers_of_other_libraries_come_back_as_numbers(store: EpisodeStore, make_episode: MakeEpisode) -> None:
+def test_numbers_of_other_libraries_are_read_as_numbers(store: EpisodeStore, make_episode: MakeEpisode) -> None:
     numpy = pytest.importorskip("numpy")
     episode = make_episode()
     (first, second), (sample,) = episode.calls, episode.samples
@@ -262,7 +264,7 @@ def test_numbers_of_other_libraries_come_back_as_numbers(store: EpisodeStore, ma
     assert isinstance(back.samples[0].logprobs[0], float)
 
 
-def test_file_is_strict_json_and_says_what_it_is(make_episode: MakeEpisode) -> None:
+def test_file_is_strict_json_with_a_format_number(make_episode: MakeEpisode) -> None:
     episode = make_episode()
     (sample,) = episode.samples
     nowhere = replace(episode, samples=(replace(sample, logprobs=(-math.inf, *sample.logprobs[1:])),))
@@ -271,10 +273,14 @@ def test_file_is_strict_json_and_says_what_it_is(make_episode: MakeEpisode) -> N
     assert {name: content[name] for name in ("format", "step", "split", "advantage", "tokens")} == {
         "format": 1, "step": 4, "split": "train", "advantage": 0.25, "tokens": {"raw": 1, "distinct": 2, "trained": 3},
     }  # fmt: skip
-    assert content["episode"]["samples"][0]["logprobs"][0] == "-Infinity"
+    (recorded,) = content["episode"]["samples"]
+    assert recorded["logprobs"][0] == "-Infinity"
+    # The key of `train_counts` since format 1.
+    assert recorded["loss_mask"] == list(sample.train_counts)
+    assert "train_counts" not in recorded
 
 
-def test_space_grows_with_the_tokens_not_with_the_calls_squared(make_episode: MakeEpisode) -> None:
+def test_space_is_linear_in_the_tokens(make_episode: MakeEpisode) -> None:
     sizes = [len(episode_to_json(make_episode(calls=calls, tokens=50), TRAIN_1, str)) for calls in (20, 80)]
     assert sizes[1] < 4.5 * sizes[0]
 
@@ -282,18 +288,18 @@ def test_space_grows_with_the_tokens_not_with_the_calls_squared(make_episode: Ma
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "no JSON file"),
-        (b"\x00\xff", "no JSON file"),
-        (b"[]", "no episode of a run record of format 1"),
-        (b'{"format":2}', "no episode of a run record of format 1"),
-        (b'{"format":1}', "no whole episode"),
-        (b'{"format":1,"episode":{"calls":[{"shared":{"call":5}}],"samples":[]}}', "no whole episode"),
-        (b'{"format":1,"episode":{"calls":[],"samples":[]}}', "Episode lacks fields"),
+        (b"", "not a JSON file"),
+        (b"\x00\xff", "not a JSON file"),
+        (b"[]", "not an episode of a run record of format 1"),
+        (b'{"format":2}', "not an episode of a run record of format 1"),
+        (b'{"format":1}', "an incomplete episode"),
+        (b'{"format":1,"episode":{"calls":[{"shared":{"call":5}}],"samples":[]}}', "an incomplete episode"),
+        (b'{"format":1,"episode":{"calls":[],"samples":[]}}', "fields of Episode are missing"),
         (b'{"format":1,"episode":{"calls":[],"samples":[],"repeat_index":"x"}}', "Episode.repeat_index cannot be 'x'"),
         (b'{"format":1,"episode":{"calls":[],"samples":[],"task":3}}', "expected an object with the fields of Task"),
     ],
 )
-def test_broken_file_is_named_with_its_fault(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_errors_of_damaged_files_name_file_and_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "broken.json"
     path.write_bytes(content)
     with pytest.raises(RecordError, match=r"broken\.json.*" + reason.replace(".", r"\.")):

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from astuner.errors import RecordError
-from astuner.run_record.lock import FolderLock, is_being_written
+from astuner.run_record.folder import FolderLock, is_being_written
 
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from astuner.run_record.lock import FolderLock
+from astuner.run_record.folder import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 if "fork" not in sys.argv:
     print(os.getpid(), flush=True)
@@ -50,7 +50,7 @@ def test_live_run_of_another_process_is_named_and_its_kill_frees_the_folder(tmp_
     FolderLock(tmp_path / "exp").release()
 
 
-def test_second_lock_in_one_process_is_refused_until_release(tmp_path: Path) -> None:
+def test_second_lock_in_one_process_is_an_error_until_release(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path / "exp")
     with pytest.raises(RecordError, match=rf"process {os.getpid()}"):
         FolderLock(tmp_path / "x" / ".." / "exp")
@@ -66,7 +66,7 @@ def test_a_folder_is_being_written_until_its_lock_is_released(tmp_path: Path) ->
     assert is_being_written(folder)
     with pytest.raises(RecordError):
         FolderLock(folder)
-    assert is_being_written(folder), "one who was refused made it seem free"
+    assert is_being_written(folder), "a rejected lock marked the folder as free"
     lock.release()
     assert not is_being_written(folder)
 

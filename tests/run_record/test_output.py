@@ -1,4 +1,4 @@
-"""What a worker prints, and which of its secrets it tells to the run's own process."""
+"""Redacted output of a worker process."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_a_worker_prints_and_logs_no_secrets():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=120, check=True
     )
     assert done.stdout == "out: [redacted]\n"
-    for said in ("err: [redacted]", "log: [redacted]", "RuntimeError: [redacted]"):
-        assert said in done.stderr
+    for line in ("err: [redacted]", "log: [redacted]", "RuntimeError: [redacted]"):
+        assert line in done.stderr
     assert "not-for-everybody" not in done.stderr

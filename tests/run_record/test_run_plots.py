@@ -37,7 +37,7 @@ def width_of(path: Path) -> int:
     return int(imread(io.BytesIO(path.read_bytes()), format="png").shape[1])
 
 
-def test_rl_run_gives_reward_with_validation_and_loss_with_kl(tmp_path: Path) -> None:
+def test_plots_of_an_rl_run(tmp_path: Path) -> None:
     rows: list[tuple[int, Mapping[str, float]]] = [(0, {"val/reward": 0.5, "val/success_rate": 0.5})]
     rows += [
         (step, {"reward/mean": step / 60, "success/rate": step / 60, "loss/policy": 0.1, "loss/kl": step / 100})
@@ -50,7 +50,7 @@ def test_rl_run_gives_reward_with_validation_and_loss_with_kl(tmp_path: Path) ->
     assert min(pixels_of(loss, LOSS), pixels_of(loss, KL)) > 500
 
 
-def test_supervised_run_gives_the_loss_alone_on_one_panel(tmp_path: Path) -> None:
+def test_plots_of_a_supervised_run(tmp_path: Path) -> None:
     (loss,) = plot_run(write(tmp_path / "exp", [(step, {"loss/sft": 1 / step}) for step in range(1, 20)]))
     assert loss.name == "loss.png"
     assert pixels_of(loss, LOSS) > 200
@@ -59,12 +59,12 @@ def test_supervised_run_gives_the_loss_alone_on_one_panel(tmp_path: Path) -> Non
     assert width_of(plot_run(two_panels)[0]) == 2 * width_of(loss)
 
 
-def test_one_point_is_drawn(tmp_path: Path) -> None:
+def test_a_single_point_is_drawn(tmp_path: Path) -> None:
     reward, _ = plot_run(write(tmp_path / "exp", [(1, {"reward/mean": 0.3, "loss/policy": 0.0})]))
     assert pixels_of(reward, TRAIN) > 10
 
 
-def test_value_between_two_gaps_is_drawn_and_all_gaps_are_no_plot(tmp_path: Path) -> None:
+def test_value_between_two_gaps_is_drawn_and_only_gaps_are_no_plot(tmp_path: Path) -> None:
     rows: list[tuple[int, Mapping[str, float]]] = [
         (1, {"reward/mean": math.nan, "loss/kl": math.nan}),
         (2, {"reward/mean": 0.5, "loss/kl": math.inf}),
@@ -74,17 +74,17 @@ def test_value_between_two_gaps_is_drawn_and_all_gaps_are_no_plot(tmp_path: Path
     assert pixels_of(reward, TRAIN) > 10
 
 
-def test_only_validation_is_drawn_where_a_run_was_killed_before_its_first_step(tmp_path: Path) -> None:
+def test_validation_of_a_run_without_steps_is_drawn(tmp_path: Path) -> None:
     (reward,) = plot_run(write(tmp_path / "exp", [(0, {"val/reward": 0.5})]))
     assert pixels_of(reward, VALIDATION) > 50
     assert pixels_of(reward, TRAIN) == 0
 
 
-def test_names_with_dollars_and_foreign_letters_are_no_trouble(tmp_path: Path) -> None:
+def test_names_with_dollars_and_non_ascii_letters(tmp_path: Path) -> None:
     assert plot_run(write(tmp_path / "a_$x^{$_名", [(1, {"reward/mean": 1.0})]))
 
 
-def test_no_metrics_is_no_plot_and_no_file_is_an_error(tmp_path: Path) -> None:
+def test_no_metrics_give_no_plot_and_no_file_is_an_error(tmp_path: Path) -> None:
     assert plot_run(write(tmp_path / "exp", [])) == []
     with pytest.raises(RecordError, match=r"metrics\.jsonl"):
         plot_run(tmp_path / "nothing")

@@ -38,7 +38,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_run_leaves_everything(tmp_path: Path, make_episode: MakeEpisode) -> None:
+def test_a_run_writes_all_files(tmp_path: Path, make_episode: MakeEpisode) -> None:
     folder = tmp_path / "launcher_record" / "exp"
     with open_record(folder, loggers=("console", "tensorboard")) as record:
         assert record.folder == folder
@@ -47,8 +47,8 @@ def test_a_run_leaves_everything(tmp_path: Path, make_episode: MakeEpisode) -> N
         record.write_episode(1, "train", make_episode(), advantage=0.5, tokens=TokenCounts(3, 2, 1))
         record.write_summary(RunSummary(backbone="local", seed=1, steps=1, seconds=2.0))
         plot_run(folder)
-    found = {name.split("/events.out")[0] for name in files_of(folder)}
-    assert found == {
+    files = {name.split("/events.out")[0] for name in files_of(folder)}
+    assert files == {
         "config.yaml", "environment.json", "run.log", "metrics.jsonl", "tensorboard", "episodes/index.jsonl",
         "episodes/train/step_000001/t1-0-8b5cc4df7e.json", "summary.json", "plots/reward.png",
     }  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_run_leaves_everything(tmp_path: Path, make_episode: MakeEpisode) -> N
     assert read_summary(folder).steps == 1
 
 
-def test_many_threads_may_write_at_once(
+def test_several_threads_can_write_at_once(
     tmp_path: Path, make_episode: MakeEpisode, tensorboard_events: Callable[[Path], dict[str, Any]]
 ) -> None:
     folder = tmp_path / "exp"
@@ -74,7 +74,7 @@ def test_many_threads_may_write_at_once(
     assert sorted(step for step, _ in tensorboard_events(folder)["reward/mean"]) == list(range(200))
 
 
-def test_environment_says_what_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["astuner", "--conf", "x.yaml", "--api-key", "hunter2"])
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
@@ -109,7 +109,7 @@ def test_outside_a_repository_git_is_null(tmp_path: Path, monkeypatch: pytest.Mo
     assert json.loads((tmp_path / "exp" / "environment.json").read_bytes())["git"] is None
 
 
-def test_fresh_runs_move_older_ones_aside_untouched(tmp_path: Path, make_episode: MakeEpisode) -> None:
+def test_new_runs_rename_the_folders_of_earlier_runs(tmp_path: Path, make_episode: MakeEpisode) -> None:
     folder = tmp_path / "exp"
     contents = []
     for number in range(3):
@@ -123,18 +123,18 @@ def test_fresh_runs_move_older_ones_aside_untouched(tmp_path: Path, make_episode
     assert f"moved the earlier run of exp to {tmp_path / 'exp.2'}" in (folder / "run.log").read_text()
 
 
-def test_run_in_a_linked_folder_is_moved_aside_behind_the_link(tmp_path: Path) -> None:
+def test_run_in_a_linked_folder_is_renamed_behind_the_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "exp")
     (tmp_path / "disk" / "exp").mkdir()
     for yaml in ("one", "two"):
         open_record(tmp_path / "link", config_yaml=yaml).close()
-    found = {name: (tmp_path / "disk" / name / "config.yaml").read_text() for name in ("exp", "exp.1")}
-    assert found == {"exp": "two", "exp.1": "one"}
+    configs = {name: (tmp_path / "disk" / name / "config.yaml").read_text() for name in ("exp", "exp.1")}
+    assert configs == {"exp": "two", "exp.1": "one"}
     assert (tmp_path / "link").is_symlink()
 
 
-def test_resumed_run_keeps_what_was_done_and_forgets_later_steps(
+def test_resumed_run_keeps_earlier_steps_and_removes_later_ones(
     tmp_path: Path, make_episode: MakeEpisode, tensorboard_events: Callable[[Path], dict[str, Any]]
 ) -> None:
     folder = tmp_path / "exp"
@@ -178,7 +178,7 @@ for step in range(1, 1_000_000):
 """
 
 
-def test_killed_run_is_resumed_without_a_torn_or_double_entry(tmp_path: Path, make_episode: MakeEpisode) -> None:
+def test_killed_run_is_resumed_without_torn_or_duplicate_entries(tmp_path: Path, make_episode: MakeEpisode) -> None:
     folder = tmp_path / "exp"
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)], stdout=subprocess.PIPE, text=True)
     assert run.stdout is not None
@@ -202,7 +202,7 @@ def test_killed_run_is_resumed_without_a_torn_or_double_entry(tmp_path: Path, ma
     assert len([path for path in (folder / "episodes").rglob("*") if path.is_file()]) == done + 2
 
 
-def test_other_settings_of_a_resumed_run_do_not_hide_the_earlier_ones(tmp_path: Path) -> None:
+def test_resumed_run_with_other_settings_keeps_the_earlier_files(tmp_path: Path) -> None:
     folder = tmp_path / "exp"
     for yaml in ("lr: 1\n", "lr: 1\n", "lr: 2\n", "lr: 3\n"):
         open_record(folder, config_yaml=yaml, resume=True).close()
@@ -212,7 +212,7 @@ def test_other_settings_of_a_resumed_run_do_not_hide_the_earlier_ones(tmp_path: 
     assert not (folder / "environment.1.json").exists()
 
 
-def test_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_folder_without_a_record_is_an_error_and_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("all my work")
     (tmp_path / "environment.json").write_text('{"mine": 1}')
     before = files_of(tmp_path)
@@ -222,7 +222,7 @@ def test_folder_of_somebody_else_is_refused_and_left_alone(tmp_path: Path) -> No
     assert files_of(tmp_path) == before
 
 
-def test_folder_that_a_kill_left_with_a_partial_first_file_is_usable(tmp_path: Path) -> None:
+def test_folder_with_a_partial_first_file_is_usable(tmp_path: Path) -> None:
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / ".environment.json.123-456.tmp").write_text("{")
     open_record(tmp_path / "exp").close()
@@ -239,7 +239,7 @@ def test_two_live_runs_never_share_a_folder(tmp_path: Path) -> None:
     open_record(tmp_path / "exp").close()
 
 
-def test_open_that_fails_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_open_releases_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ConfigError, match="pip install wandb"):
         open_record(tmp_path / "exp", loggers=("wandb",))
@@ -253,7 +253,7 @@ def test_open_that_fails_holds_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     open_record(tmp_path / "exp").close()
 
 
-def test_closing_ends_logging_and_may_be_repeated(tmp_path: Path) -> None:
+def test_closing_ends_logging_and_can_be_repeated(tmp_path: Path) -> None:
     record = open_record(tmp_path / "exp")
     record.close()
     record.close()
@@ -297,7 +297,7 @@ with RunRecord.open(Path(sys.argv[1]), backbone="local", config_yaml="", resume=
 """
 
 
-def test_full_disk_is_a_clear_error_and_never_a_wall_of_traceback(tmp_path: Path) -> None:
+def test_full_disk_is_a_clear_error_without_tracebacks(tmp_path: Path) -> None:
     folder = tmp_path / "exp"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", DISK_FULL, str(folder)],
@@ -320,7 +320,7 @@ def raise_with(secret: str) -> None:
     raise ValueError(f"refused key {secret}")
 
 
-def test_no_byte_of_a_secret_reaches_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_secret_reaches_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = ["sk-first-0001", "sk-second-0002", 'Pa55 word/with+odd"chars\\', "hf_onlyInText0123456789"]
     monkeypatch.setenv("DASHSCOPE_API_KEY", f"{secrets[0]}|{secrets[1]}")
     monkeypatch.setenv("DB_PASSWORD", secrets[2])

@@ -33,7 +33,7 @@ FULL = RunSummary(
 )
 
 
-def test_file_has_exactly_the_published_form(tmp_path: Path) -> None:
+def test_summary_file_has_the_documented_format(tmp_path: Path) -> None:
     path = write_summary(tmp_path, FULL)
     assert path == tmp_path / "summary.json"
     assert json.loads(path.read_bytes()) == {
@@ -52,14 +52,14 @@ def test_file_has_exactly_the_published_form(tmp_path: Path) -> None:
     }
 
 
-def test_summary_comes_back_equal(tmp_path: Path) -> None:
+def test_summary_survives_a_round_trip(tmp_path: Path) -> None:
     least = RunSummary(backbone="debug", seed=0, steps=0, seconds=0.0)
     for summary in (FULL, least):
         write_summary(tmp_path, summary)
         assert read_summary(tmp_path) == summary
 
 
-def test_run_without_validation_and_model_says_null(tmp_path: Path) -> None:
+def test_run_without_validation_and_model_has_nulls(tmp_path: Path) -> None:
     content = json.loads(write_summary(tmp_path, RunSummary(backbone="local", seed=1, steps=2, seconds=3)).read_bytes())
     assert content["validation"] == {"before": None, "after": None}
     assert content["model"] is None
@@ -70,14 +70,14 @@ def test_run_without_validation_and_model_says_null(tmp_path: Path) -> None:
     "wrong",
     [{"success_rate": 1.5, "reward": 0.0, "episodes": 1}, {"success_rate": 0.5, "reward": float("nan"), "episodes": 1}],
 )
-def test_numbers_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+def test_impossible_numbers_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         ValidationSummary.model_validate(wrong)
 
 
-def test_missing_and_broken_summaries_are_named(tmp_path: Path) -> None:
+def test_missing_and_invalid_summaries_are_errors(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"cannot read .*summary\.json: No such file.*did the run end"):
         read_summary(tmp_path)
     (tmp_path / "summary.json").write_text('{"backbone": "local"}')
-    with pytest.raises(RecordError, match=r"summary\.json is no run summary"):
+    with pytest.raises(RecordError, match=r"summary\.json is not a run summary"):
         read_summary(tmp_path)

@@ -25,7 +25,7 @@ VISIBLE = st.characters(max_codepoint=0x2FF, exclude_categories=("Z", "C"), excl
         "SESSION_COOKIE",
     ],
 )
-def test_value_of_a_variable_named_like_a_secret_is_redacted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_value_of_a_variable_with_the_name_of_a_secret_is_redacted(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "Zr9-plain/looking=value")
     assert redact("a Zr9-plain/looking=value b") == "a [redacted] b"
 
@@ -41,7 +41,7 @@ def test_short_keys_in_a_known_format_are_redacted_too(monkeypatch: pytest.Monke
     assert redact("one sk-aaaa, two sk-bbbb") == "one [redacted], two [redacted]"
 
 
-def test_value_that_looks_like_a_key_is_redacted_whatever_the_variable_is_called(
+def test_value_in_a_key_format_is_redacted_for_any_variable_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_SERVICE", "sk-short77")
@@ -63,7 +63,7 @@ def test_value_that_looks_like_a_key_is_redacted_whatever_the_variable_is_called
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc-DEF",
     ],
 )
-def test_well_known_formats_are_redacted_without_any_variable(key: str) -> None:
+def test_known_formats_are_redacted_without_a_variable(key: str) -> None:
     assert redact(f'{{"k": "{key}"}}') == '{"k": "[redacted]"}'
 
 
@@ -84,11 +84,11 @@ def test_credentials_in_headers_urls_and_key_files_are_redacted() -> None:
         "hf_hub",
     ],
 )
-def test_ordinary_text_stays(text: str) -> None:
+def test_ordinary_text_is_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
-def test_short_values_authors_tokenizers_and_existing_paths_are_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_values_authors_tokenizers_and_existing_paths_are_not_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "dev")
     monkeypatch.setenv("GIT_AUTHOR_NAME", "Ada Lovelace")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "very-false")
@@ -97,7 +97,7 @@ def test_short_values_authors_tokenizers_and_existing_paths_are_no_secrets(monke
     assert redact(text) == text
 
 
-def test_a_change_of_the_environment_is_seen_at_once_and_what_was_seen_is_remembered(
+def test_a_change_of_the_environment_is_noticed_and_earlier_secrets_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert redact("later-set-value") == "later-set-value"
@@ -107,7 +107,7 @@ def test_a_change_of_the_environment_is_seen_at_once_and_what_was_seen_is_rememb
     assert redact("later-set-value") == "[redacted]"
 
 
-def test_a_secret_that_contains_another_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_contains_another_is_removed_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FIRST_KEY", "abcdefgh")
     monkeypatch.setenv("SECOND_KEY", "abcdefghIJKL")
     assert redact("abcdefghIJKL") == "[redacted]"
@@ -119,7 +119,7 @@ def test_a_secret_that_contains_another_leaves_no_rest(monkeypatch: pytest.Monke
     before=st.text(max_size=30),
     after=st.text(max_size=30),
 )
-def test_no_written_form_of_a_secret_survives(secret: str, before: str, after: str) -> None:
+def test_all_encodings_of_a_secret_are_redacted(secret: str, before: str, after: str) -> None:
     redactor = Redactor(tuple(secrets_in({"SERVICE_KEY": secret})))
     written_forms = (
         secret,
@@ -142,11 +142,11 @@ def test_no_written_form_of_a_secret_survives(secret: str, before: str, after: s
         (["run", "url=https://u:p4ss@h/"], ["run", "url=https://[redacted]@h/"]),
     ],
 )
-def test_command_line_loses_its_secrets(argv: list[str], shown: list[str]) -> None:
+def test_secrets_of_the_command_line_are_redacted(argv: list[str], shown: list[str]) -> None:
     assert redact_argv(argv) == shown
 
 
-def test_long_texts_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redaction_of_long_texts_is_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         monkeypatch.setenv(f"SERVICE_{number}_KEY", f"sk-abcdefgh-{number:04}")
     text = "a light sketch of a long answer :// with gh and sk- in it. " * 20_000
@@ -155,7 +155,7 @@ def test_long_texts_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.perf_counter() - start < 1.0
 
 
-def test_a_secret_within_a_key_of_a_known_format_leaves_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_within_a_key_of_a_known_format_is_removed_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMALL_KEY", "qrstuvwx")
     assert redact("my hf_abcdefghijklmnopqrstuvwxyz, then") == "my [redacted], then"
     assert redact("qrstuvwx and qrstuvwx") == "[redacted] and [redacted]"

@@ -1,4 +1,4 @@
-"""How samples were trained, in an episode's file and back."""
+"""Encoding of updates in an episode's file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ UPDATE = SampleUpdate(((2, 0.5), (1, -1.0)), (-1.5, -2.5, -3.5))
 
 
 @given(st.lists(FLOAT32, max_size=30), st.integers(0, 5))
-def test_what_is_written_is_what_is_read(logprobs: list[float], context: int):
+def test_updates_survive_a_round_trip(logprobs: list[float], context: int):
     mask = (0,) * context + (1,) * len(logprobs)
-    sample = replace(SAMPLE, token_ids=mask, loss_mask=mask, spans=())
+    sample = replace(SAMPLE, token_ids=mask, train_counts=mask, spans=())
     update = SampleUpdate(((len(logprobs), 0.25),), tuple(logprobs))
     assert decode_update(json.loads(json.dumps(encode_update(update))), sample) == update
     bare = replace(update, logprobs=None)
     assert decode_update(encode_update(bare), sample) == bare
 
 
-def test_tokens_and_calls_find_their_own():
+def test_values_per_token_and_per_call():
     assert by_token(SAMPLE, UPDATE) == ([None, 0.5, 0.5, None, -1.0], [None, -1.5, -2.5, None, -3.5])
     assert by_token(SAMPLE, replace(UPDATE, logprobs=None))[1] == [None] * 5
     assert call_advantages([SAMPLE], [UPDATE]) == {"a": 0.5, "b": -1.0}
@@ -44,7 +44,7 @@ def test_tokens_and_calls_find_their_own():
     assert call_advantages([SAMPLE], []) == {}
 
 
-def test_a_tree_samples_calls_find_their_own():
+def test_values_per_call_of_a_tree_sample():
     tree = replace(SAMPLE, parents=(-1, 0, 0, 1, 2), spans=(CallSpan("a", 1, 2, (1,)), CallSpan("b", 1, 3, (2, 4))))
     apart = replace(UPDATE, advantages=((1, 2.0), (2, 1.0)))
     assert call_advantages([tree], [apart]) == {"a": 2.0, "b": 1.0}
@@ -58,13 +58,13 @@ def written(tmp_path: Path) -> Path:
     return path
 
 
-def test_an_episodes_file_holds_them(written: Path):
+def test_an_episodes_file_holds_updates(written: Path):
     assert read_recorded_episode(written).updates == (UPDATE,)
     numbers = json.loads(written.read_bytes())["updates"][0]["logprobs"]
     assert len(numbers) == len(array("f", UPDATE.logprobs or ()).tobytes()) * 4 // 3
 
 
-def test_a_redacted_episode_has_none(tmp_path: Path):
+def test_a_redacted_episode_has_no_updates(tmp_path: Path):
     episode = Episode("e", Task("t", "my secret"), 0, "ok", 1.0, True, samples=(SAMPLE,))
     path = tmp_path / "e.json"
     path.write_bytes(
@@ -77,7 +77,7 @@ def test_a_redacted_episode_has_none(tmp_path: Path):
     ("field", "value"),
     [("logprobs", "AAAA"), ("logprobs", "no base64!"), ("logprobs", 5), ("advantages", [[1, 0.5]]), ("advantages", 7)],
 )
-def test_a_damaged_update_is_refused(written: Path, field: str, value: object):
+def test_a_damaged_update_is_an_error(written: Path, field: str, value: object):
     document = json.loads(written.read_bytes())
     document["updates"][0][field] = value
     written.write_text(json.dumps(document))

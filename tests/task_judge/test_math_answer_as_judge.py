@@ -1,4 +1,4 @@
-"""The mathematical judge, on real answers and on hostile ones, with the real math-verify."""
+"""The judge for mathematical answers, on real and on hostile answers, with the real math-verify."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def boxed(answer: str) -> str:
     return rf"We find \boxed{{{answer}}}."
 
 
-def given(answer: Any, final_answer: Any) -> tuple[WorkflowTask, WorkflowOutput]:
+def judge_inputs(answer: Any, final_answer: Any) -> tuple[WorkflowTask, WorkflowOutput]:
     task = Task("t-1", "How many?", metadata={"question": "How many?", "answer": answer})
     return WorkflowTask(task, episode_id="e-1"), WorkflowOutput(metadata={"final_answer": final_answer})
 
@@ -99,16 +99,16 @@ WRONG = [
 
 @pytest.mark.parametrize(("answer", "final"), RIGHT)
 def test_right_answers(judge: MathAnswerAsJudge, answer: Any, final: Any) -> None:
-    assert judge.compute_reward(*given(answer, final)) == (1.0, True)
+    assert judge.compute_reward(*judge_inputs(answer, final)) == (1.0, True)
 
 
 @pytest.mark.parametrize(("answer", "final"), WRONG)
 def test_wrong_answers(judge: MathAnswerAsJudge, answer: Any, final: Any) -> None:
-    assert judge.compute_reward(*given(answer, final)) == (0.0, False)
+    assert judge.compute_reward(*judge_inputs(answer, final)) == (0.0, False)
 
 
-def test_what_is_missing_is_an_error(judge: MathAnswerAsJudge) -> None:
-    task, output = given("72", "72")
+def test_missing_answer_is_an_error(judge: MathAnswerAsJudge) -> None:
+    task, output = judge_inputs("72", "72")
     with pytest.raises(JudgeError, match=r"output metadata has no 'final_answer'.* Its keys: answer, log\."):
         judge.compute_reward(task, WorkflowOutput(metadata={"log": 1, "answer": 2}))
     bare = WorkflowTask(Task("t-9", "How many?", metadata={"solution": "72"}), episode_id="e-1")
@@ -116,9 +116,9 @@ def test_what_is_missing_is_an_error(judge: MathAnswerAsJudge) -> None:
         judge.compute_reward(bare, output)
     for empty in ("", " \n", None):
         with pytest.raises(JudgeError, match="task t-1 has an empty `answer`"):
-            judge.compute_reward(*given(empty, "72"))
+            judge.compute_reward(*judge_inputs(empty, "72"))
     with pytest.raises(JudgeError, match=r"'final_answer' .* is of type list; expected a string or a number"):
-        judge.compute_reward(*given("72", ["72"]))
+        judge.compute_reward(*judge_inputs("72", ["72"]))
 
 
 def test_two_hundred_whole_numbers_take_less_than_a_second() -> None:
@@ -127,7 +127,7 @@ def test_two_hundred_whole_numbers_take_less_than_a_second() -> None:
     assert time.perf_counter() - start < 1  # about 3 ms
 
 
-def test_the_short_cut_for_numbers_agrees_with_math_verify() -> None:
+def test_comparison_of_numbers_agrees_with_math_verify() -> None:
     for gold, answer in [("72", "72"), ("72", "73"), ("-5", "5"), ("007", "7"), ("1,234", "1234"), ("1/2", "0.5")]:
         assert is_same_answer(gold, boxed(answer)) is math_verify_server.is_same([boxed(gold)], [boxed(answer)])
 
@@ -148,8 +148,8 @@ HOSTILE = [
 ]
 
 
-async def test_hostile_answers_are_wrong_and_hold_nobody_up(judge: MathAnswerAsJudge) -> None:
-    """Each is bounded by itself; meanwhile the loop goes on, and afterwards right answers are right."""
+async def test_hostile_answers_are_wrong_and_do_not_block(judge: MathAnswerAsJudge) -> None:
+    """Each comparison has its own limits; the event loop is not blocked, and later answers are judged correctly."""
     longest = 0.0
 
     async def tick() -> None:
@@ -160,14 +160,14 @@ async def test_hostile_answers_are_wrong_and_hold_nobody_up(judge: MathAnswerAsJ
             longest = max(longest, time.perf_counter() - start)
 
     ticking = asyncio.create_task(tick())
-    scores = await asyncio.gather(*[score(judge, *given("72", answer), timeout=60) for answer in HOSTILE])
+    scores = await asyncio.gather(*[score(judge, *judge_inputs("72", answer), timeout=60) for answer in HOSTILE])
     ticking.cancel()
     assert scores == [(0.0, False)] * len(HOSTILE)
     assert longest < 2
-    assert await score(judge, *given("1/2", boxed(r"\frac{x}{2x}")), timeout=60) == (1.0, True)
+    assert await score(judge, *judge_inputs("1/2", boxed(r"\frac{x}{2x}")), timeout=60) == (1.0, True)
 
 
-def test_many_threads_ask_at_once() -> None:
+def test_concurrent_comparisons_from_many_threads() -> None:
     pairs = [(f"{n}/7", boxed(rf"\frac{{{2 * n + n % 2}}}{{14}} + 0")) for n in range(1, 41)]
     with ThreadPoolExecutor(8) as pool:
         verdicts = list(pool.map(lambda pair: is_same_answer(*pair), pairs))
@@ -178,11 +178,11 @@ def servers() -> list[psutil.Process]:
     def command(process: psutil.Process) -> list[str]:
         return process.as_dict(["cmdline"], ad_value=[])["cmdline"]  # another test's ended child has none
 
-    mine = psutil.Process().children()
-    return [process for process in mine if any("math_verify_server" in part for part in command(process))]
+    children = psutil.Process().children()
+    return [process for process in children if any("math_verify_server" in part for part in command(process))]
 
 
-def test_a_killed_server_is_started_again() -> None:
+def test_killed_server_is_restarted() -> None:
     process = MathVerifyProcess()
     before = set(servers())
     assert process.is_same(["x + 1"], ["$1 + x$"]) is False  # a bare expression is no mathematics to math-verify
@@ -200,7 +200,7 @@ def test_a_killed_server_is_started_again() -> None:
     assert set(servers()) == before
 
 
-def test_without_math_verify_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_math_verify_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('no antlr')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(JudgeError, match=r"math-verify cannot be started: ImportError: no antlr.* Install it with"):

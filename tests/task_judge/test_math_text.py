@@ -1,4 +1,4 @@
-"""The final answer in a text, and numbers in digits."""
+"""Extraction of the final answer, and parsing of numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from astuner.task_judge.math_text import final_answer, is_bare_expression, plain
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"\boxed{3}, no, \boxed{4}", "4"),
@@ -28,12 +28,12 @@ from astuner.task_judge.math_text import final_answer, is_bare_expression, plain
         (r"#### 71 \boxed{72}", "72"),
     ],
 )
-def test_an_answer_that_is_set_apart(text: str, found: str) -> None:
-    assert final_answer(text) == (found, True)
+def test_marked_answer(text: str, expected: str) -> None:
+    assert final_answer(text) == (expected, True)
 
 
 @pytest.mark.parametrize("text", ["", "the answer is 5", r"\boxed{5", "####", r"boxed{5}"])
-def test_an_answer_that_is_not(text: str) -> None:
+def test_unmarked_answer(text: str) -> None:
     assert final_answer(f" {text}\n") == (text, False)
 
 
@@ -113,12 +113,12 @@ def test_percents(text: str) -> None:
         *["5 times", "3 and", "2 sqrt", "5 squared", "72 73", "4 5/6", r"1\frac{1}{2}", "10^3", "NaN", "inf", "٣٤x"],
     ],
 )
-def test_what_is_no_plain_number(text: str) -> None:
+def test_texts_that_are_not_plain_numbers(text: str) -> None:
     assert plain_number(text) is None
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("left", "right", "same"),
     [
         ("50%", "0.5", True),
         ("50%", "50", True),
@@ -129,26 +129,26 @@ def test_what_is_no_plain_number(text: str) -> None:
         ("-5", "5", False),
     ],
 )
-def test_equality(one: str, other: str, same: bool) -> None:
-    a, b = plain_number(one), plain_number(other)
+def test_equality(left: str, right: str, same: bool) -> None:
+    a, b = plain_number(left), plain_number(right)
     assert a is not None
     assert b is not None
     assert a.equals(b) is b.equals(a) is same
 
 
 @given(st.integers(-(10**30), 10**30), st.integers(0, 6))
-def test_every_way_to_write_a_number_is_the_same(integer: int, places: int) -> None:
+def test_all_notations_of_a_number_are_equal(integer: int, places: int) -> None:
     value = Fraction(integer, 10**places)
     digits = f"{abs(integer):0{places + 1}d}"
-    whole, decimals = (digits[:-places], "." + digits[-places:]) if places else (digits, "")
+    integer_part, decimals = (digits[:-places], "." + digits[-places:]) if places else (digits, "")
     sign = "-" if integer < 0 else ""
-    grouped = f"{int(whole):,}"
+    grouped = f"{int(integer_part):,}"
     for text in (
-        f"{sign}{whole}{decimals}",
+        f"{sign}{integer_part}{decimals}",
         f"{sign}{grouped}{decimals}",
         f"{sign}\\${grouped.replace(',', '{,}')}{decimals}",
         f"{sign}{grouped.replace(',', ' ')}{decimals} apples",
-        f"$ {sign}{whole}{decimals} $",
+        f"$ {sign}{integer_part}{decimals} $",
         f"{value.numerator}/{value.denominator}",
         f"\\frac{{{value.numerator}}}{{{value.denominator}}}",
     ):
@@ -198,7 +198,7 @@ def test_bare_expressions(text: str, bare: bool) -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_long_texts_take_time_in_proportion(text: str) -> None:
+def test_long_texts_take_linear_time(text: str) -> None:
     start = time.process_time()
     final_answer(text)
     assert time.process_time() - start < 2
@@ -220,7 +220,7 @@ def test_long_texts_take_time_in_proportion(text: str) -> None:
     ],
     ids=lambda text: text[:12],
 )
-def test_reading_a_number_never_takes_long(text: str) -> None:
+def test_parsing_a_number_is_fast(text: str) -> None:
     start = time.process_time()
     plain_number(text)
     assert time.process_time() - start < 0.2

@@ -1,4 +1,4 @@
-"""Scoring: sync and async judges, bounded in time, their results checked."""
+"""Scoring: sync and async judges, timeouts, and checked results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import EpisodeTimeout, JudgeError
 from astuner.schema import Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score, score_in_place
+from astuner.task_judge.scoring import score, score_inline
 
 TASK = WorkflowTask(Task("t", "1+1?", metadata={"answer": "2"}), episode_id="e-1")
 OUTPUT = WorkflowOutput(metadata={"final_answer": "2"})
@@ -62,7 +62,7 @@ Make = Callable[[Callable[[], Any]], BaseJudge]
         ((np.float32(0.5), np.bool_(False)), (0.5, False)),
     ],
 )
-async def test_what_a_judge_may_return(make: Make, answer: Any, scored: tuple[float, bool]) -> None:
+async def test_accepted_results_of_a_judge(make: Make, answer: Any, scored: tuple[float, bool]) -> None:
     result = await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
     assert result == scored
     assert [type(part) for part in result] == [float, bool]
@@ -84,14 +84,14 @@ async def test_what_a_judge_may_return(make: Make, answer: Any, scored: tuple[fl
         ({"reward": 1}, "reward"),
     ],
 )
-async def test_rubbish_is_named(make: Make, answer: Any, named: str) -> None:
+async def test_wrong_result_is_shown_in_the_error(make: Make, answer: Any, named: str) -> None:
     with pytest.raises(JudgeError, match=rf"(Sync|Async) returned .*{named}.*expected \(reward, is_success\)"):
         await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
 
 
 @both
 @pytest.mark.parametrize("error", [KeyError("answer"), TimeoutError("mine"), SystemExit(3)])
-async def test_what_a_judge_raises_is_located(make: Make, error: BaseException) -> None:
+async def test_error_of_a_judge_has_its_location(make: Make, error: BaseException) -> None:
     def fails() -> None:
         raise error
 
@@ -104,13 +104,13 @@ async def test_what_a_judge_raises_is_located(make: Make, error: BaseException) 
     assert caught.value.__cause__ is not None
 
 
-async def test_a_stray_stop_iteration_is_an_error_too() -> None:
+async def test_stop_iteration_is_an_error() -> None:
     with pytest.raises(JudgeError, match="StopIteration"):
         await score(sync_judge(lambda: next(iter([]))), TASK, OUTPUT, timeout=10)
 
 
 @both
-async def test_a_judges_own_error_passes_as_it_is(make: Make) -> None:
+async def test_judge_error_is_not_wrapped(make: Make) -> None:
     error = JudgeError("no answer in the data")
 
     def fails() -> None:
@@ -121,7 +121,7 @@ async def test_a_judges_own_error_passes_as_it_is(make: Make) -> None:
     assert caught.value is error
 
 
-async def test_a_judge_that_cancels_itself_has_failed() -> None:
+async def test_judge_that_cancels_itself_is_an_error() -> None:
     async def cancels() -> None:
         raise asyncio.CancelledError
 
@@ -182,13 +182,13 @@ async def test_a_hung_judge_is_a_timeout(make: Make) -> None:
 
 
 async def test_cancelling_the_score_cancels_the_judge() -> None:
-    seen: list[str] = []
+    events: list[str] = []
 
     async def waits() -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            seen.append("cancelled")
+            events.append("cancelled")
             raise
 
     scoring = asyncio.create_task(score(async_judge(waits), TASK, OUTPUT, timeout=60))
@@ -197,17 +197,17 @@ async def test_cancelling_the_score_cancels_the_judge() -> None:
     with pytest.raises(asyncio.CancelledError):
         await scoring
     await asyncio.sleep(0)
-    assert seen == ["cancelled"]
+    assert events == ["cancelled"]
 
 
-def test_a_hung_judge_does_not_hold_the_interpreter() -> None:
+def test_hung_judge_does_not_block_the_exit_of_the_interpreter() -> None:
     code = """
 import asyncio, time
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import EpisodeTimeout
 from astuner.schema import Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score, score_in_place
+from astuner.task_judge.scoring import score, score_inline
 
 class Hangs(BaseJudge):
     def compute_reward(self, workflow_task, workflow_output):
@@ -220,13 +220,13 @@ except EpisodeTimeout:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout.strip() == "timeout"
-    assert "judge Hangs took longer than 0.2 s for episode e; it stood at" in done.stderr
+    assert "judge Hangs took longer than 0.2 s for episode e; its stack:" in done.stderr
     assert "in compute_reward" in done.stderr  # where its thread stood
     assert "Traceback" not in done.stderr
 
 
 def test_a_late_sync_judge_finds_the_loop_closed(recwarn: pytest.WarningsRecorder) -> None:
-    """Its thread ends in silence; a thread that raises would be a warning, which fails the test."""
+    """Its thread ends silently; an exception in the thread would be a warning, which fails the test."""
     release = threading.Event()
     with pytest.raises(EpisodeTimeout):
         asyncio.run(score(sync_judge(lambda: release.wait(30)), TASK, OUTPUT, timeout=0.05))
@@ -238,30 +238,30 @@ def test_a_late_sync_judge_finds_the_loop_closed(recwarn: pytest.WarningsRecorde
     assert not recwarn.list
 
 
-async def test_in_place_a_plain_judge_has_the_callers_thread_and_may_run_a_loop() -> None:
+async def test_inline_sync_judge_runs_in_the_callers_thread_and_can_run_a_loop() -> None:
     threads: list[threading.Thread] = []
 
     def judges() -> float:
         threads.append(threading.current_thread())
         return asyncio.run(asyncio.sleep(0, result=0.5))
 
-    assert await score_in_place(sync_judge(judges), TASK, OUTPUT, timeout=10) == (0.5, True)
+    assert await score_inline(sync_judge(judges), TASK, OUTPUT, timeout=10) == (0.5, True)
     assert threads == [threading.current_thread()]
     await asyncio.sleep(0)  # the outer loop still is the running one
 
 
 @both
-async def test_in_place_errors_and_deadlines_are_as_elsewhere(make: Make) -> None:
+async def test_inline_errors_and_timeouts(make: Make) -> None:
     def fails() -> None:
         raise KeyError("answer")
 
     with pytest.raises(JudgeError, match=r"raised KeyError: .*test_scoring\.py:"):
-        await score_in_place(make(fails), TASK, OUTPUT, timeout=10)
+        await score_inline(make(fails), TASK, OUTPUT, timeout=10)
     with pytest.raises(JudgeError, match="expected"):
-        await score_in_place(make(lambda: None), TASK, OUTPUT, timeout=None)
+        await score_inline(make(lambda: None), TASK, OUTPUT, timeout=None)
 
 
-async def test_in_place_an_async_judge_has_a_deadline() -> None:
+async def test_inline_async_judge_has_a_timeout() -> None:
     async def waits() -> None:
         await asyncio.sleep(60)
 
@@ -269,15 +269,15 @@ async def test_in_place_an_async_judge_has_a_deadline() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(EpisodeTimeout, match=r"took longer than 0\.05 s for episode"):
-        await score_in_place(async_judge(waits), TASK, OUTPUT, timeout=0.05)
+        await score_inline(async_judge(waits), TASK, OUTPUT, timeout=0.05)
     with pytest.raises(JudgeError, match="raised CancelledError"):
-        await score_in_place(async_judge(cancels), TASK, OUTPUT, timeout=10)
+        await score_inline(async_judge(cancels), TASK, OUTPUT, timeout=10)
 
 
-@pytest.mark.parametrize("ask", [score, score_in_place])
-def test_who_leaves_the_debugger_in_a_judge_ends_the_run(ask: Any) -> None:
+@pytest.mark.parametrize("score_function", [score, score_inline])
+def test_quitting_the_debugger_in_a_judge_ends_the_run(score_function: Any) -> None:
     def leaves() -> None:
         raise BdbQuit
 
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(ask(sync_judge(leaves), TASK, OUTPUT, 10))
+        asyncio.run(score_function(sync_judge(leaves), TASK, OUTPUT, 10))

@@ -26,9 +26,9 @@ from astuner.task_reader import read_tasks
 
 @pytest.fixture
 def warnings() -> Iterator[list[str]]:
-    seen: list[str] = []
-    handle = logger.add(lambda message: seen.append(str(message)), level="WARNING", format="{message}")
-    yield seen
+    logged: list[str] = []
+    handle = logger.add(lambda message: logged.append(str(message)), level="WARNING", format="{message}")
+    yield logged
     logger.remove(handle)
 
 
@@ -69,13 +69,13 @@ def test_field_mapping(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["main_query", "question", "query", "problem", "prompt", "instruction", "input"])
-def test_usual_names_of_the_question(tmp_path: Path, name: str) -> None:
+def test_default_names_of_the_question_field(tmp_path: Path, name: str) -> None:
     (task,) = read(write(tmp_path / "a.jsonl", [{"main_query": None, name: "x?"}])).training
     assert task.main_query == "x?"
     assert task.metadata[name] == "x?"
 
 
-def test_a_mapped_field_must_be_there(tmp_path: Path) -> None:
+def test_missing_mapped_field_is_an_error(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [{"question": "x?", "id": 1}])
     for field in ("task_id", "main_query", "init_messages"):
         with pytest.raises(TaskDataError, match="line 1: no field 'wrong'; its fields are question, id"):
@@ -93,14 +93,14 @@ def test_ids_are_stable_and_unique(tmp_path: Path) -> None:
     assert ids[2] == "f6ca83161ada89db"  # `printf %s '{"question":"b"}' | b2sum -l 64`
 
 
-def test_given_ids(tmp_path: Path) -> None:
+def test_configured_ids(tmp_path: Path) -> None:
     equal = {"id": "x", "question": "a"}
     rows = [equal, {"id": "x-2", "question": "b"}, equal, {"id": None, "question": "c"}, {"id": "", "question": "d"}]
     ids = [task.task_id for task in read(write(tmp_path / "a.jsonl", rows)).training]
     assert ids[:3] == ["x", "x-2", "x-3"]
     assert all(len(task_id) == 16 for task_id in ids[3:])
     rows.insert(1, {"id": "x", "question": "other"})
-    with pytest.raises(TaskDataError, match=r"line 1 and line 2 differ but both carry the id 'x'"):
+    with pytest.raises(TaskDataError, match=r"line 1 and line 2 differ but have the same id 'x'"):
         read(write(tmp_path / "b.jsonl", rows), skip_bad_rows=True)
 
 
@@ -109,7 +109,7 @@ contents = st.dictionaries(st.sampled_from(["question", "n", "id"]), st.sampled_
 
 @given(st.lists(contents.map(lambda row: {"question": "q", **row}), max_size=12), st.randoms())
 @settings(deadline=None, max_examples=60)
-def test_ids_are_unique_whatever_the_rows(
+def test_ids_are_unique_for_any_rows(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], rng: random.Random
 ) -> None:
     rows = [*{row.get("id", repr(row)): row for row in rows}.values(), {"question": "q"}]
@@ -132,7 +132,7 @@ BAD_LINES: list[tuple[bytes, str]] = [
     (b'{"question": ""}', "field 'question' is empty; expected the question"),
     (b'{"question": " \\n"}', "field 'question' is empty"),
     (b'{"question": 5}', "field 'question' is of type int; expected the question as a string"),
-    (b'{"question": "\\ud83d"}', "field 'question' is no valid Unicode at character 1"),
+    (b'{"question": "\\ud83d"}', "field 'question' is not valid Unicode at character 1"),
     (b'{"question": "a", "id": 1.5}', "field 'id' is 1.5; expected the id as a string or a whole number"),
     (b'{"question": "a", "id": true}', "field 'id' is True"),
     (b'{"question": "a", "messages": "hi"}', "field 'messages' is of type str; expected a list of chat messages"),
@@ -159,7 +159,7 @@ BAD_LINES: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES, ids=[reason[:40] for _, reason in BAD_LINES])
-def test_a_bad_line_is_named_or_skipped(tmp_path: Path, warnings: list[str], line: bytes, reason: str) -> None:
+def test_bad_line_is_reported_or_skipped(tmp_path: Path, warnings: list[str], line: bytes, reason: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"question": "one"}\r\n\n' + line + b'\n{"question": "two\xe2\x80\xa8"}')
     with pytest.raises(TaskDataError) as caught:
@@ -188,7 +188,7 @@ def test_no_tasks(tmp_path: Path, warnings: list[str]) -> None:
     empty = write(tmp_path / "empty.jsonl", [])
     with pytest.raises(TaskDataError, match=r"empty\.jsonl: no training tasks \(it has no rows\)"):
         read(empty)
-    with pytest.raises(TaskDataError, match=r"no training tasks \(all of its 2 rows were left out\)"):
+    with pytest.raises(TaskDataError, match=r"no training tasks \(all 2 rows were skipped\)"):
         read(write(tmp_path / "bad.jsonl", [1, 2]), skip_bad_rows=True)
     assert read(write(tmp_path / "good.jsonl", [{"question": "x"}]), empty).validation == ()
     assert "empty.jsonl: no validation tasks (it has no rows)" in warnings[-1]
@@ -199,7 +199,7 @@ def test_a_question_in_both_splits_is_a_warning(tmp_path: Path, warnings: list[s
     validation = write(tmp_path / "b.jsonl", [{"question": "x", "n": 2}, {"question": "z"}, {"question": "w"}])
     tasks = read(training, validation)
     assert (len(tasks.training), len(tasks.validation)) == (2, 3)
-    assert warnings[0].startswith("1 of 3 validation tasks ask a question that a training task asks too")
+    assert warnings[0].startswith("1 of 3 validation tasks have the same question as a training task")
 
 
 def test_csv(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_csv(tmp_path: Path) -> None:
     with pytest.raises(TaskDataError, match="line 2: 4 cells, but the header has 2"):
         read(file)
     file.write_text("question,question\nx,1\n")
-    with pytest.raises(TaskDataError, match="two columns have one name"):
+    with pytest.raises(TaskDataError, match="two columns have the same name"):
         read(file)
     file.write_text('question\n"x')
     with pytest.raises(TaskDataError, match="not CSV at line"):
@@ -276,8 +276,8 @@ def test_transcripts(tmp_path: Path) -> None:
     ("row", "reason"),
     [
         ({"question": "x"}, "no transcript: no field messages; its fields are question"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "has no assistant message to learn from"),
-        ({"messages": []}, "has no assistant message to learn from"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "has no assistant message to train on"),
+        ({"messages": []}, "has no assistant message to train on"),
         ({"messages": [{"role": "assistant", "content": "x"}], "tools": ["f"]}, "field 'tools' is"),
     ],
 )
@@ -288,13 +288,13 @@ def test_bad_transcripts(tmp_path: Path, row: dict[str, Any], reason: str) -> No
 
 
 def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, base = tmp_path / "here", tmp_path / "base"
-    for folder in (here, base):
+    cwd, base = tmp_path / "cwd", tmp_path / "base"
+    for folder in (cwd, base):
         folder.mkdir()
         write(folder / "both.jsonl", [{"question": folder.name}])
     write(base / "only.jsonl", [{"question": "only"}])
-    monkeypatch.chdir(here)
-    for path, question in (("both.jsonl", "here"), ("only.jsonl", "only"), ("../base/both.jsonl", "base")):
+    monkeypatch.chdir(cwd)
+    for path, question in (("both.jsonl", "cwd"), ("only.jsonl", "only"), ("../base/both.jsonl", "base")):
         config = TaskReaderConfig.model_validate(
             {"type": "dataset_file", "dataset_file": {"training": {"file_path": path}}}
         )
@@ -315,11 +315,11 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"training\.file_path is empty"):
         read("")
-    with pytest.raises(ConfigError, match="'env_service' is not offered yet"):
+    with pytest.raises(ConfigError, match="'env_service' is not supported yet"):
         read_tasks(TaskReaderConfig(type="env_service"), base_dir=tmp_path, search=[])
 
 
-def test_a_function_makes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_returns_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = (
         "from pathlib import Path\n\n\ndef {0}():\n"

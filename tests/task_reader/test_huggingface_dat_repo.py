@@ -46,7 +46,7 @@ def table(*questions: str) -> Any:
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Path:
-    """A local copy of a data set in the hub's layout, with two subsets."""
+    """A local copy of a data set in hub layout, with two subsets."""
     folder = tmp_path / "data" / "gsm8k"
     for subset, split, questions in (
         ("main", "train", ("a?", "b?", "c?")),
@@ -84,7 +84,7 @@ def test_a_folder_in_hub_layout(repo: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
-def test_a_subset_without_a_folder_of_its_name(repo: Path) -> None:
+def test_subset_without_a_folder(repo: Path) -> None:
     (repo / "socratic").rename(repo / "elsewhere")
     (repo / "README.md").write_text(CARD.replace("socratic/", "elsewhere/"))
     assert questions(read(f"{repo}/socratic", validation_split=None)) == (["e?"], [])
@@ -110,14 +110,14 @@ def test_wrong_subset_or_split(repo: Path) -> None:
     with pytest.raises(TaskDataError, match=r"Please pick one among the available configs: \['plain', 'socratic'\]"):
         read(repo)
     (repo / "README.md").write_text(CARD)
-    assert questions(read(repo)) == (["a?", "b?", "c?"], ["d?"])  # main, where there is one
+    assert questions(read(repo)) == (["a?", "b?", "c?"], ["d?"])  # main, if it exists
     with pytest.raises(TaskDataError, match=r"split tarin: Unknown split \"tarin\". Should be one of"):
         read(repo, dataset_name="main", training_split="tarin")
     with pytest.raises(TaskDataError) as caught:
         read(repo, dataset_name="main", validation_split="validation")
     assert "no validation split 'validation': Unknown split" in str(caught.value)
     assert "['train', 'test']" in str(caught.value)
-    assert "huggingface_dat_repo.validation_split to a split that it has, or to null" in str(caught.value)
+    assert "huggingface_dat_repo.validation_split to an existing split, or to null" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_wrong_subset_or_split(repo: Path) -> None:
         ("openai/gsm8k/main", None, ["openai/gsm8k (subset main), split"]),
     ],
 )
-def test_the_hub_out_of_reach(
+def test_unreachable_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, name: str | None, tried: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -144,11 +144,11 @@ def test_the_hub_out_of_reach(
     assert "offline, set dataset_path to a local folder" in hint
 
 
-def test_what_is_cached_is_read_offline(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`gsm8k/main` is first taken for a hub name, which fails, and then for a hub name and its subset."""
+def test_cached_data_set_is_read_offline(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gsm8k/main` is first interpreted as a hub name, which fails, and then as a hub name and a subset."""
     import datasets
 
-    datasets.load_dataset(str(repo), "main")  # the cache keeps it under the name `gsm8k`, like one from the hub
+    datasets.load_dataset(str(repo), "main")  # cached under the name `gsm8k`, as if it came from the hub
     repo.rename(tmp_path / "away")
     monkeypatch.chdir(tmp_path)
     assert questions(read("gsm8k/main")) == (["a?", "b?", "c?"], ["d?"])

@@ -33,7 +33,7 @@ lock = threading.Lock()
 
 
 class Blocking(Workflow):
-    """Uses synchronous code, as much of the world does."""
+    """Uses synchronous code."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         with lock:
@@ -65,7 +65,7 @@ class NeverReturns(Workflow):
 
 @pytest.fixture
 def log_file() -> Iterator[list[str]]:
-    """What run.log would have: all levels."""
+    """Log messages of all levels, as in run.log."""
     messages: list[str] = []
     sink = logger.add(lambda message: messages.append(message.record["message"]), level="DEBUG")
     yield messages
@@ -88,36 +88,36 @@ def request(**changes: Any) -> BatchRequest:
     return BatchRequest(**(values | {"settings": CallSettings()} | changes))
 
 
-def test_episodes_come_back_in_order_with_unique_ids(tokenizer: Any):
-    seen: list[Episode] = []
+def test_episodes_are_returned_in_order_with_unique_ids(tokenizer: Any):
+    finished: list[Episode] = []
     rolling = rollout(tokenizer, Blocking, workers=4)
     most_at_once.clear()
-    began = time.monotonic()
-    episodes = rolling.run(request(), seen.append)
+    started = time.monotonic()
+    episodes = rolling.run(request(), finished.append)
     assert [(e.task.task_id, e.repeat_index) for e in episodes] == [(t.task_id, r) for t in TASKS for r in range(2)]
-    assert len({e.episode_id for e in episodes}) == len(seen) == 10
+    assert len({e.episode_id for e in episodes}) == len(finished) == 10
     assert max(most_at_once) == 4
-    assert time.monotonic() - began < 10 * 0.05 * 4  # blocking episodes ran beside one another
+    assert time.monotonic() - started < 10 * 0.05 * 4  # blocking episodes ran in parallel
     again = rolling.run(request(step=4))
     assert not {e.episode_id for e in episodes} & {e.episode_id for e in again}
     rolling.close()
 
 
-def test_failed_episodes_are_run_again_when_asked(tokenizer: Any, log: list[str]):
+def test_failed_episodes_are_retried(tokenizer: Any, log: list[str]):
     attempts.clear()
-    seen: list[Episode] = []
+    finished: list[Episode] = []
     rolling = rollout(tokenizer, FailsOnce, workers=4, max_retries=1)
-    episodes = rolling.run(request(), seen.append)
+    episodes = rolling.run(request(), finished.append)
     assert Counter(e.status for e in episodes) == {"ok": 10, "failed": 2}  # no attempt is lost
     assert [e.episode_id for e in episodes if e.status == "failed"] == ["train-000003-t1-0", "train-000003-t1-1"]
-    assert len(seen) == 10
+    assert len(finished) == 10
     assert attempts == {f"t{i}-{r}": 2 if i == 1 else 1 for i in range(5) for r in range(2)}
     assert [e.episode_id for e in episodes if "#" in e.episode_id] == ["train-000003-t1-0#2", "train-000003-t1-1#2"]
-    assert any("running 2 failed episodes again" in line for line in log)
+    assert any("retrying 2 failed episodes" in line for line in log)
     rolling.close()
 
 
-def test_failures_are_said_with_their_first_reason(tokenizer: Any, log: list[str]):
+def test_failures_are_logged_with_the_first_reason(tokenizer: Any, log: list[str]):
     attempts.clear()
     rolling = rollout(tokenizer, FailsOnce, workers=4)
     episodes = rolling.run(request())
@@ -126,12 +126,12 @@ def test_failures_are_said_with_their_first_reason(tokenizer: Any, log: list[str
     rolling.close()
 
 
-def test_an_episode_that_blocks_its_thread_is_given_up(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+def test_episode_that_blocks_its_thread_is_abandoned(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool_module, "_GRACE_SECONDS", 0.2)
     rolling = rollout(tokenizer, NeverReturns, workers=2, episode_timeout=0.5)
-    began = time.monotonic()
+    started = time.monotonic()
     episodes = rolling.run(request(repeats=1))
-    assert time.monotonic() - began < 2.9
+    assert time.monotonic() - started < 2.9
     stuck = episodes[2]
     assert [e.status for e in episodes] == ["ok", "ok", "failed", "ok", "ok"]
     assert stuck.error_kind == "timeout"
@@ -153,7 +153,7 @@ def test_seeds_depend_on_run_step_task_and_repeat(tokenizer: Any):
     rolling.close()
 
 
-def test_what_waits_when_a_batch_is_interrupted_is_never_begun(tokenizer: Any):
+def test_queued_episodes_of_an_interrupted_batch_never_start(tokenizer: Any):
     def interrupt(_: Episode) -> None:
         raise KeyboardInterrupt
 
@@ -166,7 +166,7 @@ def test_what_waits_when_a_batch_is_interrupted_is_never_begun(tokenizer: Any):
     assert len(most_at_once) <= 2 * 2  # an entry at the beginning of an episode and one at its end
 
 
-def test_closing_ends_the_workers(tokenizer: Any):
+def test_close_ends_the_workers(tokenizer: Any):
     rolling = rollout(tokenizer, Blocking, workers=4)
     before = set(threading.enumerate())
     rolling.run(request())
@@ -178,8 +178,8 @@ def test_closing_ends_the_workers(tokenizer: Any):
 class WhereItRuns(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         await model_tuner.chat([{"role": "user", "content": "hi"}])
-        here = threading.current_thread() is threading.main_thread()
-        return WorkflowOutput(reward=float(here))
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        return WorkflowOutput(reward=float(in_main_thread))
 
 
 def test_the_main_thread_runs_one_episode_after_another(tokenizer: Any):
@@ -202,15 +202,15 @@ def test_ctrl_c_in_the_main_thread_ends_the_run_and_not_the_episode(tokenizer: A
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-class LeavesTheDebugger(Workflow):
+class QuitsTheDebugger(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         raise BdbQuit
 
 
 @pytest.mark.parametrize("in_main_thread", [True, False])
-def test_leaving_the_debugger_ends_the_run(tokenizer: Any, in_main_thread: bool):
+def test_quitting_the_debugger_ends_the_run(tokenizer: Any, in_main_thread: bool):
     with pytest.raises(KeyboardInterrupt):
-        rollout(tokenizer, LeavesTheDebugger, in_main_thread=in_main_thread).run(request())
+        rollout(tokenizer, QuitsTheDebugger, in_main_thread=in_main_thread).run(request())
 
 
 class Hangs(Workflow):
@@ -223,16 +223,16 @@ class Hangs(Workflow):
         await asyncio.sleep(60)
 
 
-def test_an_overdue_episode_leaves_its_name_last_call_and_stack(tokenizer: Any, log_file: list[str]):
+def test_late_episode_logs_its_name_last_call_and_stack(tokenizer: Any, log_file: list[str]):
     rollout(tokenizer, Hangs, episode_timeout=0.2).run(request(tasks=TASKS[:1], repeats=1))
-    (said,) = [message for message in log_file if "it stood at" in message]
-    assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
-    assert "; last finished LLM call train-000003-t0-0/0 (model default, " in said
-    assert " prompt tokens, 0." in said
-    assert "await asyncio.gather(self.part_of_it())" in said
+    (text,) = [message for message in log_file if "its stack:" in message]
+    assert text.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
+    assert "; last finished LLM call train-000003-t0-0/0 (model default, " in text
+    assert " prompt tokens, 0." in text
+    assert "await asyncio.gather(self.part_of_it())" in text
 
 
-def test_the_report_names_what_runs(tokenizer: Any):
+def test_report_lists_the_running_episodes(tokenizer: Any):
     rolling = rollout(tokenizer, Hangs, episode_timeout=1.0, workers=2)
     assert rolling.running.report() == "0 episodes running"
     runs = threading.Thread(target=lambda: rolling.run(request(tasks=TASKS[:1])))
@@ -255,23 +255,23 @@ class BlocksAWhile(Workflow):
         return WorkflowOutput(reward=1.0)
 
 
-def test_an_episode_that_holds_the_main_thread_too_long_is_told_of(tokenizer: Any, log: list[str]):
+def test_late_episode_in_the_main_thread_is_logged(tokenizer: Any, log: list[str]):
     rolling = rollout(tokenizer, BlocksAWhile, in_main_thread=True, episode_timeout=0.2)
     rolling.run(request(tasks=TASKS[:1], repeats=1))
-    (said,) = [message for message in log if "it holds its thread, which only Ctrl-C ends" in message]
-    assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
-    assert "no LLM call finished" in said
-    assert "time.sleep(0.8)" in said
+    (text,) = [message for message in log if "it blocks its thread, which only Ctrl-C ends" in message]
+    assert text.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
+    assert "no LLM call finished" in text
+    assert "time.sleep(0.8)" in text
 
 
-def test_a_blocked_thread_is_told_of_at_the_workflows_own_deadline(tokenizer: Any, log: list[str]):
+def test_blocked_thread_is_logged_at_the_workflows_deadline(tokenizer: Any, log: list[str]):
     rolling = rollout(tokenizer, BlocksAWhile, workers=1, episode_timeout=0.1, judge_timeout=1000)
     (late,) = rolling.run(request(tasks=TASKS[:1], repeats=1))
     assert (late.status, late.error_kind, late.reward) == ("failed", "timeout", None)
-    (said,) = [message for message in log if "it holds its thread" in message]
-    assert said.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.1 s)")
-    assert "; no LLM call finished; it holds its thread; it stood at\n" in said
-    assert "time.sleep(0.8)" in said
+    (text,) = [message for message in log if "it blocks its thread" in message]
+    assert text.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.1 s)")
+    assert "; no LLM call finished; it blocks its thread; its stack:\n" in text
+    assert "time.sleep(0.8)" in text
 
 
 class NeverAnswers(ScriptedEngine):
@@ -286,13 +286,13 @@ class HasTheModelHang(Workflow):
         return WorkflowOutput(reward=1.0)
 
 
-def test_a_call_that_is_open_at_the_deadline_is_named(tokenizer: Any, log_file: list[str]):
+def test_open_call_is_logged_at_the_deadline(tokenizer: Any, log_file: list[str]):
     rolling = rollout(tokenizer, HasTheModelHang, workers=1, episode_timeout=0.2)
     rolling.runner = replace(rolling.runner, engine=NeverAnswers(lambda prompt, params: (), max_model_len=4096))
     rolling.run(request(tasks=TASKS[:1], repeats=1))
-    (said,) = [message for message in log_file if "it stood at" in message]
-    assert "no LLM call finished, an LLM call open (model default for solver, " in said
-    assert " prompt tokens, begun 0." in said
+    (text,) = [message for message in log_file if "its stack:" in message]
+    assert "no LLM call finished, open LLM call (model default for solver, " in text
+    assert " prompt tokens, started 0." in text
 
 
 class Unscored(Workflow):
@@ -321,14 +321,14 @@ class AsyncAndBlocking(BaseJudge):
         (AsyncAndBlocking, True, "time.sleep(0.8)", True),
     ],
 )
-def test_an_overdue_judge_leaves_one_record_with_all(
+def test_late_judge_logs_one_textwith_everything(
     tokenizer: Any, log_file: list[str], judge: type[BaseJudge], in_place: bool, line: str, holds: bool
 ):
     rolling = rollout(tokenizer, Unscored, workers=1, judge_timeout=0.1)
-    rolling.runner = replace(rolling.runner, judge=judge(TaskJudgeConfig()), judges_in_place=in_place)
+    rolling.runner = replace(rolling.runner, judge=judge(TaskJudgeConfig()), judge_inline=in_place)
     rolling.run(request(tasks=TASKS[:1], repeats=1))
-    (said,) = [message for message in log_file if "it stood at" in message]
-    assert said.startswith(f"judge {judge.__name__} took longer than 0.1 s for episode train-000003-t0-0; ")
-    assert "last finished LLM call train-000003-t0-0/0 (model default, " in said
-    assert ("it holds its thread" in said) == holds
-    assert line in said
+    (text,) = [message for message in log_file if "its stack:" in message]
+    assert text.startswith(f"judge {judge.__name__} took longer than 0.1 s for episode train-000003-t0-0; ")
+    assert "last finished LLM call train-000003-t0-0/0 (model default, " in text
+    assert ("it blocks its thread" in text) == holds
+    assert line in text

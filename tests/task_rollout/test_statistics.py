@@ -1,4 +1,4 @@
-"""Numbers about batches of episodes."""
+"""Statistics of batches of episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from astuner.context_tracker import build_samples
 from astuner.schema import Episode, Fork, ForkCause, LlmCall, Task
-from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validate
+from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validation_result
 
 
 def episode(task: str, reward: float | None, success: bool | None = None, **changes: object) -> Episode:
@@ -20,7 +20,7 @@ def episode(task: str, reward: float | None, success: bool | None = None, **chan
 
 
 @pytest.mark.parametrize(("n", "correct", "k"), [(4, 1, 1), (4, 2, 2), (5, 3, 3), (5, 0, 2), (3, 3, 1), (6, 2, 4)])
-def test_pass_at_k_is_the_share_of_k_subsets_with_a_success(n: int, correct: int, k: int):
+def test_pass_at_k_is_the_fraction_of_k_subsets_with_a_success(n: int, correct: int, k: int):
     outcomes = [True] * correct + [False] * (n - correct)
     subsets = list(itertools.combinations(outcomes, k))
     assert pass_at_k(n, correct, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
@@ -31,16 +31,16 @@ def test_pass_at_k_needs_k_attempts():
         pass_at_k(2, 1, 3)
 
 
-def test_validation_leaves_out_and_counts_what_has_no_reward():
+def test_validation_counts_episodes_without_reward_as_lost():
     episodes = [episode("a", 1.0, True), episode("a", 0.0, False), episode("b", 0.0, False)]
     lost = episode("b", None, repeat_index=1)
     # The first attempt failed, the second did not: nothing is lost.
     again = [episode("b", None, repeat_index=2), episode("b", 1.0, True, repeat_index=2)]
-    result = validate([*episodes, lost, *again], largest_k=2)
+    result = validation_result([*episodes, lost, *again], largest_k=2)
     assert (result.episodes, result.lost) == (4, 1)
     assert (result.success_rate, result.reward) == (0.5, 0.5)
     assert result.pass_at_k == {1: 0.5, 2: 1.0}
-    nothing = validate([episode("a", None)], 1)
+    nothing = validation_result([episode("a", None)], 1)
     assert math.isnan(nothing.reward)
     assert (nothing.episodes, nothing.pass_at_k) == (0, {})
 

@@ -16,7 +16,7 @@ from astuner.task_runner import TaskRunner
 
 
 class TwoAgents(Workflow):
-    """A solver and a critic speak in turn."""
+    """A solver and a critic take turns."""
 
     reward: Any = None
 
@@ -62,18 +62,18 @@ async def test_a_number_rewards_the_episode(tokenizer: Any):
     assert {call.reward for call in episode.calls} == {None}
 
 
-async def test_the_same_timelines_are_cut_however_calls_are_merged(tokenizer: Any):
-    kept = []
+async def test_all_merge_modes_drop_the_same_samples(tokenizer: Any):
+    trained_calls = []
     for merge in ("leaf", "tree", "none"):
         episode = await run(tokenizer, 1.0, max_samples=2, merge=merge)
         assert episode.dropped_samples == 1
         assert sum(sample.weight for sample in episode.samples) == pytest.approx(1.0)
-        kept.append({span.call_id for sample in episode.samples for span in sample.spans})
-    assert len(kept[0]) == 2
-    assert kept[0] == kept[1] == kept[2]
+        trained_calls.append({span.call_id for sample in episode.samples for span in sample.spans})
+    assert len(trained_calls[0]) == 2
+    assert trained_calls[0] == trained_calls[1] == trained_calls[2]
 
 
-async def test_targets_that_are_not_trained_need_no_reward(tokenizer: Any):
+async def test_frozen_targets_need_no_reward(tokenizer: Any):
     from astuner.model_tuner import FrozenModel
 
     targets = Targets(("solve",), {"review": FrozenModel()})
@@ -92,7 +92,7 @@ async def test_targets_that_are_not_trained_need_no_reward(tokenizer: Any):
         ([1.0, 2.0], "a list of 2 rewards, but the episode made 3 LLM calls"),
     ],
 )
-async def test_rewards_that_do_not_fit_fail_the_episode(tokenizer: Any, reward: Any, says: str):
+async def test_rewards_that_do_not_match_the_calls_fail_the_episode(tokenizer: Any, reward: Any, says: str):
     episode = await run(tokenizer, reward)
     assert (episode.status, episode.reward) == ("failed", None)
     assert says in str(episode.error)
@@ -100,6 +100,6 @@ async def test_rewards_that_do_not_fit_fail_the_episode(tokenizer: Any, reward: 
 
 
 @pytest.mark.parametrize("reward", [{}, [], {"a": float("nan")}, [1.0, "x"], {"a": None}])
-def test_rewards_that_are_none_are_refused(reward: Any):
+def test_invalid_rewards_are_errors(reward: Any):
     with pytest.raises(WorkflowError, match=r"WorkflowOutput\.reward"):
         WorkflowOutput(reward=reward)

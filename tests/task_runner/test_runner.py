@@ -1,4 +1,4 @@
-"""TaskRunner: whatever a workflow or a judge does becomes an episode."""
+"""TaskRunner: errors of workflows and judges become failed episodes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OwnTimeout(Talk):
         raise TimeoutError("the user's own")
 
 
-class Rubbish(Talk):
+class WrongOutput(Talk):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         return "well"  # type: ignore[return-value]
 
@@ -108,7 +108,7 @@ def test_a_workflow_with_reward_needs_no_judge(tokenizer: Any):
         (Raises, "workflow", "KeyError: 'no such thing' (at "),
         (Exits, "workflow", "SystemExit: 3"),
         (OwnTimeout, "workflow", "the user's own"),
-        (Rubbish, "workflow", "must return a WorkflowOutput, got str: 'well'"),
+        (WrongOutput, "workflow", "must return a WorkflowOutput, got str: 'well'"),
         (NotANumber, "workflow", "WorkflowOutput.reward must be a finite number, got nan"),
     ],
 )
@@ -125,7 +125,7 @@ def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
     assert "train-000001-t-0/0" in (episode.error or "")
 
 
-def test_an_interrupt_before_the_workflow_begins_is_a_failed_episode(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+def test_interrupt_before_the_workflow_starts_is_a_failed_episode(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object) -> None:  # as a signal does, wherever the thread stands
         raise KeyboardInterrupt
 
@@ -147,7 +147,7 @@ def test_an_episode_without_tokens_is_dropped(tokenizer: Any):
 
 @pytest.mark.parametrize("workflow", [Talk, SwallowsErrors])
 @pytest.mark.parametrize("ends", [True, False])
-def test_madness_has_its_own_reward(tokenizer: Any, workflow: type[Workflow], ends: bool):
+def test_degenerate_output_has_its_own_reward(tokenizer: Any, workflow: type[Workflow], ends: bool):
     settings = {"madness_checklist": ("nonsense",), "madness_ends_episode": ends}
     episode = run(tokenizer, workflow, answer="la " * 300, settings=settings, madness_reward=-2.0)
     assert (episode.status, episode.reward, episode.is_success) == ("ok", -2.0, False)

@@ -1,4 +1,4 @@
-"""The tutorial's agent: AgentScope's ReActAgent with a Python tool, unchanged, on a scripted model."""
+"""The agent of the tutorial, an unmodified AgentScope ReActAgent with a Python tool, on a scripted model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_math_agent"
 
 
 def run(tokenizer: Any, answers: list[str]) -> tuple[Episode, list[str]]:
-    """Run one episode of a model that says `answers`; return it and the prompts as text."""
+    """Run one episode with a model that answers with `answers`. Return the episode and the prompts as text."""
     prompts: list[str] = []
 
     def answer(prompt: Sequence[int], params: SamplingParams) -> list[int]:
@@ -40,7 +40,7 @@ def run(tokenizer: Any, answers: list[str]) -> tuple[Episode, list[str]]:
     return asyncio.run(runner.run(task, runner.tuner(task, settings))), prompts
 
 
-def test_the_agent_runs_python_and_is_judged(tokenizer: Any):
+def test_agent_runs_python_and_is_judged(tokenizer: Any):
     call = '<tool_call>\n{"name": "execute_python_code", "arguments": {"code": "print(6*7)"}}\n</tool_call><|im_end|>'
     episode, prompts = run(tokenizer, [call, "It is \\boxed{42}<|im_end|>"])
     assert (episode.status, episode.reward, episode.is_success) == ("ok", 1.0, True), episode.error
@@ -50,12 +50,12 @@ def test_the_agent_runs_python_and_is_judged(tokenizer: Any):
     assert certificate(episode.calls, episode.samples) == 1.0
 
 
-def test_a_wrong_answer_gets_nothing(tokenizer: Any):
+def test_wrong_answer_has_zero_reward(tokenizer: Any):
     episode, _ = run(tokenizer, ["\\boxed{41}<|im_end|>"])
     assert (episode.status, episode.reward, episode.is_success) == ("ok", 0.0, False)
 
 
-def test_an_agent_that_only_calls_tools_is_asked_to_sum_up(tokenizer: Any):
+def test_agent_summarizes_after_its_last_tool_call(tokenizer: Any):
     call = '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call><|im_end|>'
     episode, prompts = run(tokenizer, [call, call, "\\boxed{42}<|im_end|>"])
     assert (episode.status, episode.reward, len(episode.calls)) == ("ok", 1.0, 3)

@@ -1,4 +1,4 @@
-"""The short agent: it runs Python, and scores itself."""
+"""The minimal agent runs Python and scores its own answer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ CALL = '<tool_call>\n{"name": "execute_python_code", "arguments": {"code": "prin
 
 
 async def run(answers: Sequence[str], tokenizer: Any) -> Episode:
-    """One episode on the task 19 + 23, in which the model says `answers`; nobody else judges it."""
-    left = [tokenizer.encode(f"{answer}<|im_end|>", add_special_tokens=False) for answer in answers]
-    engine = ScriptedEngine(lambda prompt, params: left.pop(0), max_model_len=8192)
+    """Run one episode on the task 19 + 23, without a judge, with a model that answers with `answers`."""
+    remaining = [tokenizer.encode(f"{answer}<|im_end|>", add_special_tokens=False) for answer in answers]
+    engine = ScriptedEngine(lambda prompt, params: remaining.pop(0), max_model_len=8192)
     runner = TaskRunner(MathToolWorkflow, None, engine, ChatCodec(tokenizer))
     task = WorkflowTask(Task("1", "What is 19 + 23?", metadata={"answer": "We add. #### 42"}), "train-000001-1-0")
     settings = CallSettings(max_model_len=8192, max_response_length=8192)
     return await runner.run(task, runner.tuner(task, settings))
 
 
-async def test_the_tool_is_run_and_the_answer_scored(tokenizer: Any):
+async def test_tool_runs_and_answer_is_scored(tokenizer: Any):
     episode = await run([CALL, "\\boxed{42}"], tokenizer)
     assert (episode.status, episode.reward, episode.is_success) == ("ok", 1.0, True), episode.error
     assert "<stdout>42\n</stdout>" in episode.calls[1].messages[-2]["content"]
@@ -34,6 +34,6 @@ async def test_the_tool_is_run_and_the_answer_scored(tokenizer: Any):
 
 
 @pytest.mark.parametrize("answer", ["\\boxed{41}", "I do not know."])
-async def test_a_wrong_answer_is_a_zero_and_no_failure(answer: str, tokenizer: Any):
+async def test_wrong_answer_is_a_zero_reward_and_not_a_failure(answer: str, tokenizer: Any):
     episode = await run([answer], tokenizer)
     assert (episode.status, episode.reward, episode.is_success) == ("ok", 0.0, False), episode.error

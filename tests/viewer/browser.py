@@ -18,14 +18,14 @@ SECONDS = 15
 
 
 class Page:
-    """What a test asks of a page."""
+    """Access to a page."""
 
     def __init__(self, driver: Any, address: str) -> None:
         self.driver = driver
         self.address = address
 
     def open(self, place: str) -> None:
-        """Open a place of the page, such as `run?run=a`, anew."""
+        """Open an address of the page, such as `run?run=a`, with a reload."""
         self.driver.get("about:blank")
         self.driver.get(f"{self.address}#/{place}")
         self.wait(lambda: self.all("main > *"))
@@ -33,7 +33,7 @@ class Page:
     def all(self, selector: str) -> list[Any]:
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
 
-    def one(self, selector: str) -> Any:
+    def element(self, selector: str) -> Any:
         return self.wait(lambda: self.all(selector))[0]
 
     def texts(self, selector: str) -> list[str]:
@@ -41,7 +41,7 @@ class Page:
         return list(self.driver.execute_script(script, selector))
 
     def text(self) -> str:
-        return str(self.one("main").text)
+        return str(self.element("main").text)
 
     def run(self, script: str, *values: object) -> Any:
         return self.driver.execute_script(script, *values)
@@ -50,7 +50,7 @@ class Page:
         return WebDriverWait(self.driver, SECONDS, poll_frequency=0.02).until(lambda _: holds())
 
     def complaints(self) -> list[str]:
-        """What the browser's console says: errors of scripts, and what the policy stopped."""
+        """Return messages of the browser's console: script errors and violations of the policy."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
 
 

@@ -1,4 +1,4 @@
-"""A folder of two runs, and the viewer on it."""
+"""Fixtures: a folder of two runs, and the viewer of this folder."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from astuner.loopback import listening, own_hosts
-from astuner.viewer.app import create_app
-from astuner.viewer.indexes import Indexes
-from astuner.viewer.runs import Runs
+from astuner.localhost import listen, local_hosts
+from astuner.viewer.runs import IndexCache, Runs
+from astuner.viewer.server import create_app
 from tests.viewer.records import Agents, open_record, write_step
 
 Ask = Callable[..., Any]
@@ -29,7 +28,7 @@ def agents(tokenizer: Any) -> Agents:
 
 @pytest.fixture(scope="session")
 def runs(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, `first` and `second`, with other learning rates."""
+    """Two runs, `first` and `second`, with different learning rates."""
     folder = tmp_path_factory.mktemp("launcher_record")
     model = folder / "tokenizer"
     agents.tokenizer.save_pretrained(model)
@@ -44,19 +43,19 @@ def runs(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def client(folder: Path, cache: Path) -> Iterator[TestClient]:
-    indexes = Indexes(Runs(folder), cache)
-    with TestClient(create_app(indexes, own_hosts(1234)), base_url="http://127.0.0.1:1234") as asked:
-        yield asked
+    indexes = IndexCache(Runs(folder), cache)
+    with TestClient(create_app(indexes, local_hosts(1234)), base_url="http://127.0.0.1:1234") as session:
+        yield session
     indexes.close()
 
 
 @pytest.fixture
 def ask(runs: Path, tmp_path: Path) -> Iterator[Ask]:
-    """Ask the API about the two runs."""
-    with client(runs, tmp_path) as asked:
+    """Return a function that sends requests about the two runs to the API."""
+    with client(runs, tmp_path) as session:
 
         def answer(path: str, **params: Any) -> Any:
-            response = asked.get(f"/api/{path}", params=params)
+            response = session.get(f"/api/{path}", params=params)
             assert response.status_code == 200, response.text
             return response.json()
 
@@ -65,11 +64,11 @@ def ask(runs: Path, tmp_path: Path) -> Iterator[Ask]:
 
 @contextmanager
 def served(folder: Path, cache: Path) -> Iterator[str]:
-    """Serve the page of a folder's runs on a free port; give its address."""
-    indexes = Indexes(Runs(folder), cache)
-    with listening(0) as listener:
+    """Serve the page of a folder's runs on a free port and yield its address."""
+    indexes = IndexCache(Runs(folder), cache)
+    with listen(0) as listener:
         port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(create_app(indexes, own_hosts(port)), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(create_app(indexes, local_hosts(port)), log_level="warning"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -26,7 +26,7 @@ def index_row(number: int) -> dict[str, object]:
 
 
 def many_episodes(folder: Path, episodes: int) -> Path:
-    """Write the record of a run with so many episodes, of which only the index is there."""
+    """Write the record of a run with many episodes, with an index but without the episodes' files."""
     with open_record(folder) as record:
         rows = (json.dumps(index_row(number)) + "\n" for number in range(episodes))
         (record.folder / "episodes/index.jsonl").write_text("".join(rows))
@@ -34,15 +34,15 @@ def many_episodes(folder: Path, episodes: int) -> Path:
 
 
 def many_tokens(folder: Path, tokens: int, vocabulary: int, model: str = "some/model") -> str:
-    """Write a run with one episode of so many tokens in 20 calls that extend each other, and a fork; return its id."""
+    """Write a run with an episode of 20 calls that extend each other and a fork, and return its id."""
     turn = tokens // 20
     prompt: tuple[int, ...] = ()
     calls = []
     for number in range(20):
         prompt += tuple((number * 31 + place * 7) % vocabulary for place in range(turn // 2))
-        said = tuple((number * 17 + place * 3) % vocabulary for place in range(turn - turn // 2))
-        calls.append(LlmCall(f"c{number}", "long", prompt, said, tuple(-0.1 for _ in said), "stop"))
-        prompt += said
+        completion = tuple((number * 17 + place * 3) % vocabulary for place in range(turn - turn // 2))
+        calls.append(LlmCall(f"c{number}", "long", prompt, completion, tuple(-0.1 for _ in completion), "stop"))
+        prompt += completion
     calls.append(LlmCall("fork", "long", (*prompt[:turn], 1, 2, 3), (4, 5), (-0.1, -0.2), "stop"))
     samples = tuple(build_samples(calls))
     episode = Episode("long", Task("long", "?"), 0, "ok", 1.0, True, tuple(calls), samples)

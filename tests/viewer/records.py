@@ -1,4 +1,4 @@
-"""Records for the viewer, made by the project's own tuner and writer."""
+"""Records for the viewer, made with the model tuner and the run record of astuner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def user(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Agents:
-    """Agents whose model says what it is told to."""
+    """Agents with scripted model answers."""
 
     tokenizer: Any
 
@@ -36,7 +36,7 @@ class Agents:
         return ModelTuner(engine, ChatCodec(self.tokenizer, "qwen3"), CallSettings(), episode_id=episode_id)
 
     def solve(self, episode_id: str, question: str, answer: str, forks: bool) -> tuple[LlmCall, ...]:
-        """A solver that uses a tool; where it forks, it is asked again with other tools, and a critic reads it."""
+        """Calls of a solver with a tool. If it forks, it is called again with other tools, followed by a critic."""
 
         async def run(tuner: ModelTuner) -> None:
             first = await tuner.chat([user(question)], tools=TOOLS)
@@ -68,10 +68,10 @@ def an_episode(name: str, task: str, repeat: int, calls: tuple[LlmCall, ...], **
 
 
 def updates_of(episode: Episode, advantage: float, *, by_call: bool) -> tuple[SampleUpdate, ...]:
-    """What an update of one mini-batch could have done: each next call of a sample is half as good, if `by_call`."""
+    """Return updates of one mini-batch; with `by_call`, advantages halve from call to call."""
     updates = []
     for sample in episode.samples:
-        trained = [place for place, mask in enumerate(sample.loss_mask) if mask]
+        trained = [place for place, mask in enumerate(sample.train_counts) if mask]
         share = {
             place: advantage / 2**number if by_call else advantage
             for number, span in enumerate(sample.spans)
@@ -83,7 +83,7 @@ def updates_of(episode: Episode, advantage: float, *, by_call: bool) -> tuple[Sa
 
 
 def step_metrics(step: int, lag: float = 0.0) -> dict[str, float]:
-    """Metrics such as a run logs, of a run that learns."""
+    """Return metrics of a run that learns."""
     done = 1 - math.exp(-(step + 1) / (12 + lag))
     wave = math.sin(step * 1.7) * 0.04
     return {
@@ -100,7 +100,7 @@ def step_metrics(step: int, lag: float = 0.0) -> dict[str, float]:
 def write_step(
     record: RunRecord, agents: Agents, step: int, tasks: int = 2, repeats: int = 3, lag: float = 0.0
 ) -> None:
-    """Write the episodes of a step, with forks, a failure and wrong answers among them, and its metrics."""
+    """Write metrics and episodes of a step, including forks, a failure and wrong answers."""
     for task in range(tasks):
         for repeat in range(repeats):
             name, task_id = f"train-{step:06d}-sum/{task}-{repeat}", f"sum/{task}"

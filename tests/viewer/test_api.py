@@ -1,4 +1,4 @@
-"""The viewer's answers, against the record."""
+"""The viewer's API, compared with the record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from astuner.errors import RecordError
-from astuner.loopback import own_hosts
+from astuner.localhost import local_hosts
 from astuner.run_record import read_episode, read_index, read_metrics, read_recorded_episode
 from astuner.viewer.index import RunIndex, key_of
 from astuner.viewer.runs import Runs, config_difference
@@ -19,13 +19,13 @@ from tests.viewer.conftest import Ask, client
 from tests.viewer.records import Agents, open_record, write_step
 
 
-def test_runs_and_metrics_are_those_of_the_record(ask: Ask, runs: Path):
+def test_runs_and_metrics_equal_the_record(ask: Ask, runs: Path):
     assert {run["name"] for run in ask("runs")} == {"first", "second"}
-    found = ask("metrics", run="first")
-    series = found["series"]
+    answer = ask("metrics", run="first")
+    series = answer["series"]
     rows = read_metrics(runs / "first")
     assert [value for _, _, value in series["reward/mean"]] == [row.metrics["reward/mean"] for row in rows]
-    assert ask("metrics", run="first", after=found["last"], generation=found["generation"])["series"] == {}
+    assert ask("metrics", run="first", after=answer["last"], generation=answer["generation"])["series"] == {}
 
 
 def test_config_difference(ask: Ask):
@@ -33,7 +33,7 @@ def test_config_difference(ask: Ask):
     assert differs == [{"key": "astuner.trainer_common.optim.lr", "values": [1e-06, 3e-06]}]
 
 
-def test_values_that_python_calls_equal_differ_in_a_configuration(tmp_path: Path):
+def test_values_that_are_equal_in_python_differ_in_a_configuration(tmp_path: Path):
     for name, config in (
         ("one", "a: 1\nb: {}\nc: .nan\nd: [1, {e: 0}]\nf: 2\n"),
         ("two", "a: true\nc: .nan\nd: [1, {e: 0.0}]\nf: 2\n"),
@@ -62,7 +62,7 @@ def test_steps_and_groups_add_up(ask: Ask, runs: Path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "holds"),
+    ("filters", "holds"),
     [
         ({"agent": "critic"}, lambda entry: "critic" in entry.agents),
         ({"tag": "default"}, lambda entry: "default" in entry.tags),
@@ -78,14 +78,14 @@ def test_steps_and_groups_add_up(ask: Ask, runs: Path):
         ({"agent": "nobody"}, lambda entry: False),
     ],
 )
-def test_filters(ask: Ask, runs: Path, asked: dict[str, str], holds: Any):
+def test_filters(ask: Ask, runs: Path, filters: dict[str, str], holds: Any):
     expected = sorted(entry.episode_id for entry in read_index(runs / "first") if holds(entry))
-    answer = ask("episodes", run="first", **asked)
+    answer = ask("episodes", run="first", **filters)
     assert sorted(row["episode"] for row in answer["rows"]) == expected
     assert answer["total"] == len(expected)
 
 
-def test_an_episode_has_every_call_and_every_mask(ask: Ask, runs: Path):
+def test_an_episode_has_all_calls_and_masks(ask: Ask, runs: Path):
     entry = next(entry for entry in read_index(runs / "first") if entry.forks)
     episode = read_episode(runs / "first" / entry.path)
     view = ask("episode", run="first", episode=key_of(entry.episode_id))
@@ -97,11 +97,11 @@ def test_an_episode_has_every_call_and_every_mask(ask: Ask, runs: Path):
         assert tuple(view["messages"][number] for number in shown["messages"]) == call.messages
     stretches = [run for part in segments for run in part["trained"]]
     trained = sum((run["to"] - run["from"]) * run["mask"] for run in stretches)
-    assert trained == view["tokens"]["trained"] == sum(sum(sample.loss_mask) for sample in episode.samples)
+    assert trained == view["tokens"]["trained"] == sum(sum(sample.train_counts) for sample in episode.samples)
     recorded = read_recorded_episode(runs / "first" / entry.path)
     current = [value for update in recorded.updates for value in update.logprobs or ()]
-    told = [value for run in stretches if run["mask"] for value in run["logprobs"]]
-    assert sorted(told) == pytest.approx(sorted(current), abs=1e-4)
+    shown = [value for run in stretches if run["mask"] for value in run["logprobs"]]
+    assert sorted(shown) == pytest.approx(sorted(current), abs=1e-4)
     assert {run["advantage"] for run in stretches if run["mask"]} == {entry.advantage}
     sampled = sum(len(run["logprobs"]) for part in segments for run in part["sampled"])
     assert sampled == sum(len(call.completion_ids) for call in episode.calls)
@@ -122,30 +122,30 @@ def test_template_and_texts(ask: Ask, runs: Path, tokenizer: Any):
     assert view["vocabulary"][str(tokenizer.eos_token_id)] == "<|im_end|>"
 
 
-def test_a_growing_record_is_followed_and_a_resumed_one_read_anew(agents: Agents, tmp_path: Path):
-    with open_record(tmp_path / "live") as record, client(tmp_path, tmp_path / "cache") as asked:
+def test_new_lines_are_read_and_a_resumed_record_is_read_again(agents: Agents, tmp_path: Path):
+    with open_record(tmp_path / "live") as record, client(tmp_path, tmp_path / "cache") as session:
 
         def episodes() -> int:
-            return int(asked.get("/api/episodes?run=live").json()["total"])
+            return int(session.get("/api/episodes?run=live").json()["total"])
 
         (tmp_path / "cache").mkdir(exist_ok=True)
         write_step(record, agents, 1)
         assert episodes() == 6
-        assert asked.get("/api/run?run=live").json()["state"] == "running"
+        assert session.get("/api/run?run=live").json()["state"] == "running"
         write_step(record, agents, 2)
         assert episodes() == 12
-        seen = asked.get("/api/metrics?run=live").json()["last"]
+        previous = session.get("/api/metrics?run=live").json()["last"]
         record.truncate_after(1)
         assert episodes() == 6
-        after = asked.get(f"/api/metrics?run=live&after={seen}").json()
-        assert after["anew"]
+        after = session.get(f"/api/metrics?run=live&after={previous}").json()
+        assert after["restarted"]
         write_step(record, agents, 2, repeats=1)
         assert episodes() == 8
         record.close()
-        assert asked.get("/api/run?run=live").json()["state"] == "stopped"
+        assert session.get("/api/run?run=live").json()["state"] == "stopped"
 
 
-def test_metrics_of_a_run_that_began_again_are_told_from_the_earlier_ones(agents: Agents, tmp_path: Path):
+def test_metrics_of_a_restarted_run_are_distinguished_from_earlier_ones(agents: Agents, tmp_path: Path):
     def write(steps: range, lag: float) -> None:
         with open_record(tmp_path / "run") as record:
             for step in steps:
@@ -154,24 +154,24 @@ def test_metrics_of_a_run_that_began_again_are_told_from_the_earlier_ones(agents
     def rewards(answer: dict[str, Any]) -> list[float]:
         return [value for _, _, value in answer["series"].get("reward/mean", [])]
 
-    with client(tmp_path, tmp_path) as asked:
+    with client(tmp_path, tmp_path) as session:
 
-        def ask(seen: dict[str, Any] | None = None) -> Any:
-            known = {"after": seen["last"], "generation": seen["generation"]} if seen else {}
-            return asked.get("/api/metrics", params={"run": "run", **known}).json()
+        def ask(previous: dict[str, Any] | None = None) -> Any:
+            query = {"after": previous["last"], "generation": previous["generation"]} if previous else {}
+            return session.get("/api/metrics", params={"run": "run", **query}).json()
 
         write(range(3), lag=0.0)
-        seen = ask()
-        assert not ask(seen)["anew"]
-        assert rewards(ask(seen)) == []
-        # Another run under the same name, with as many rows and more before the page asks again.
+        previous = ask()
+        assert not ask(previous)["restarted"]
+        assert rewards(ask(previous)) == []
+        # Another run with the same name writes at least as many rows before the next request.
         write(range(5), lag=9.0)
-        now = ask(seen)
-        assert now["anew"]
+        now = ask(previous)
+        assert now["restarted"]
         assert rewards(now) == [row.metrics["reward/mean"] for row in read_metrics(tmp_path / "run")]
         assert len(rewards(now)) == 5
-        assert now["generation"] != seen["generation"]
-        assert not ask(now)["anew"]
+        assert now["generation"] != previous["generation"]
+        assert not ask(now)["restarted"]
 
 
 def test_damaged_lines_are_counted(agents: Agents, tmp_path: Path):
@@ -181,18 +181,18 @@ def test_damaged_lines_are_counted(agents: Agents, tmp_path: Path):
     index.write_bytes(index.read_bytes() + b'\xff\xfe\n[1]\n{"step": "x"}\n' + b"[" * 100_000 + b"\n{not whole")
     with RunIndex(tmp_path / "run", tmp_path).reading() as db:
         assert db.execute("select count(*) from episodes").fetchone()[0] == 6
-        assert db.execute("select sum(bad) from places").fetchone()[0] == 4
+        assert db.execute("select sum(bad) from positions").fetchone()[0] == 4
 
 
 def test_the_record_is_never_written_to(runs: Path, tmp_path: Path):
     before = {path: path.stat().st_mtime_ns for path in runs.rglob("*")}
-    with client(runs, tmp_path) as asked:
+    with client(runs, tmp_path) as session:
         for path in ("runs", "run?run=first", "metrics?run=first", "episodes?run=first", "config?run=first"):
-            assert asked.get(f"/api/{path}").status_code == 200
+            assert session.get(f"/api/{path}").status_code == 200
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
 
 
-def test_without_a_place_for_the_index_a_temporary_one_serves(runs: Path, tmp_path: Path, monkeypatch: Any):
+def test_a_temporary_folder_is_used_if_the_cache_cannot_be_written(runs: Path, tmp_path: Path, monkeypatch: Any):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
@@ -202,12 +202,12 @@ def test_without_a_place_for_the_index_a_temporary_one_serves(runs: Path, tmp_pa
     index.close()
 
 
-def test_a_wrong_folder_is_explained(tmp_path: Path):
-    with pytest.raises(RecordError, match="expected a run's folder, or a folder of runs"):
+def test_a_missing_folder_is_an_error(tmp_path: Path):
+    with pytest.raises(RecordError, match="give the folder of a run or a folder of runs"):
         Runs(tmp_path / "nothing")
 
 
-def test_a_folder_without_a_run_may_get_one(agents: Agents, tmp_path: Path):
+def test_runs_can_appear_in_an_empty_folder(agents: Agents, tmp_path: Path):
     (tmp_path / "notes.txt").write_text("of mine")
     runs = Runs(tmp_path)
     assert runs.all() == {}
@@ -215,9 +215,9 @@ def test_a_folder_without_a_run_may_get_one(agents: Agents, tmp_path: Path):
     assert list(runs.all()) == ["run"]
 
 
-def test_at_the_default_port_browsers_send_none():
-    assert set(own_hosts(80)) == {"127.0.0.1", "localhost", "127.0.0.1:80", "localhost:80"}
-    assert set(own_hosts(8765)) == {"127.0.0.1:8765", "localhost:8765"}
+def test_browsers_omit_the_default_port():
+    assert set(local_hosts(80)) == {"127.0.0.1", "localhost", "127.0.0.1:80", "localhost:80"}
+    assert set(local_hosts(8765)) == {"127.0.0.1:8765", "localhost:8765"}
 
 
 @pytest.mark.parametrize(
@@ -233,18 +233,18 @@ def test_at_the_default_port_browsers_send_none():
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, 403),
     ],
 )
-def test_foreign_requests_are_refused(runs: Path, tmp_path: Path, headers: dict[str, str], code: int):
-    with client(runs, tmp_path) as asked:
+def test_foreign_requests_are_rejected(runs: Path, tmp_path: Path, headers: dict[str, str], code: int):
+    with client(runs, tmp_path) as session:
         for path in ("/", "/api/runs"):
-            response = asked.get(path, headers=headers)
+            response = session.get(path, headers=headers)
             assert response.status_code == code
             assert "script-src 'self'" in response.headers["content-security-policy"]
-        assert asked.post("/api/runs").status_code == 405
-        assert asked.get("/../pyproject.toml").status_code == 404
-        assert asked.get("/docs").status_code == 404
+        assert session.post("/api/runs").status_code == 405
+        assert session.get("/../pyproject.toml").status_code == 404
+        assert session.get("/docs").status_code == 404
 
 
-def test_an_index_cannot_name_a_file_outside(agents: Agents, tmp_path: Path):
+def test_files_outside_the_run_are_not_read(agents: Agents, tmp_path: Path):
     with open_record(tmp_path / "run") as record:
         write_step(record, agents, 1)
     index = tmp_path / "run/episodes/index.jsonl"
@@ -252,23 +252,23 @@ def test_an_index_cannot_name_a_file_outside(agents: Agents, tmp_path: Path):
     os.rename(tmp_path / "run" / row["path"], tmp_path / "moved.json")
     row["path"] = "../moved.json"
     index.write_text(json.dumps(row) + "\n")
-    with client(tmp_path, tmp_path / "cache") as asked:
+    with client(tmp_path, tmp_path / "cache") as session:
         (tmp_path / "cache").mkdir(exist_ok=True)
-        answer = asked.get("/api/episode", params={"run": "run", "episode": key_of(row["episode_id"])})
+        answer = session.get("/api/episode", params={"run": "run", "episode": key_of(row["episode_id"])})
         assert answer.status_code == 404
         assert "outside" in answer.json()["error"]
 
 
-def test_the_pages_own_files_are_kept_by_the_browser_and_nothing_else_is(runs: Path, tmp_path: Path):
-    with client(runs, tmp_path) as asked:
-        page = asked.get("/")
+def test_browsers_cache_static_files_only(runs: Path, tmp_path: Path):
+    with client(runs, tmp_path) as session:
+        page = session.get("/")
         assert page.headers["cache-control"] == "no-cache"
         files = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
         assert {Path(file).suffix for file in files} == {".js", ".css", ".svg"}
         for file in files:
-            response = asked.get(f"/{file}")
+            response = session.get(f"/{file}")
             assert response.status_code == 200, file
             assert "immutable" in response.headers["cache-control"]
             assert response.headers["x-content-type-options"] == "nosniff"
-        assert asked.get("/api/runs").headers["cache-control"] == "no-cache"
-        assert asked.get("/js/app.js").status_code == 404
+        assert session.get("/api/runs").headers["cache-control"] == "no-cache"
+        assert session.get("/js/app.js").status_code == 404

@@ -1,4 +1,4 @@
-"""The pages in a real browser, against the record."""
+"""The pages in a real browser, compared with the record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def page(driver: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @contextmanager
 def another(page: Page, folder: Path) -> Iterator[Page]:
-    """Serve another folder's runs, and leave the page before its server ends: it would go on asking."""
+    """Serve the runs of another folder. The page is left before the server ends, as it polls the server."""
     with served(folder, folder) as address:
         yield Page(page.driver, address)
         page.driver.get("about:blank")
@@ -50,19 +50,19 @@ def nothing_is_complained_of(page: Page) -> Iterator[None]:
     assert page.complaints() == []
 
 
-def test_the_runs_can_be_chosen_and_compared(page: Page):
+def test_runs_can_be_selected_and_compared(page: Page):
     page.open("runs")
     boxes = page.all("input[type=checkbox]")
     assert len(boxes) == 2
     for box in boxes:
         box.click()
-    page.one(".bar button").click()
+    page.element(".bar button").click()
     page.wait(lambda: page.all("#differs"))
     assert set(page.texts("#differs td")) == {"astuner.trainer_common.optim.lr", "0.000001", "0.000003"}
     assert {"first reward/mean", "second reward/mean"} <= set(page.texts(".u-label"))
 
 
-def test_a_run_shows_what_was_logged(page: Page, runs: Path):
+def test_a_run_shows_its_metrics(page: Page, runs: Path):
     page.open("run?run=first")
     page.wait(lambda: page.all(".charts canvas"))
     last = [row for row in read_metrics(runs / "first") if "reward/mean" in row.metrics][-1]
@@ -85,16 +85,16 @@ def test_a_run_shows_what_was_logged(page: Page, runs: Path):
     assert len([text for text in page.texts("main table.list a") if text.startswith("train ")]) == 3
 
 
-def test_a_chart_is_read_with_the_pointer(page: Page):
+def test_the_pointer_reads_values_of_a_chart(page: Page):
     page.open("run?run=first")
-    over = page.one(".u-over")
+    over = page.element(".u-over")
     ActionChains(page.driver).move_to_element(over).perform()
     assert page.wait(lambda: page.texts(".u-legend .u-value")[1] not in ("–", "--"))
 
 
 def test_from_step_to_group_to_episode(page: Page, runs: Path):
     page.open("step?run=first&step=2&split=train")
-    page.one("a[title='sum/0']").click()
+    page.element("a[title='sum/0']").click()
     page.wait(lambda: page.all(".side article"))
     assert page.texts("h1") == ["What is 1 + 2?"]
     assert "task sum/0" in page.text()
@@ -109,7 +109,7 @@ def test_from_step_to_group_to_episode(page: Page, runs: Path):
 def test_filters_narrow_the_list_and_stay_in_the_address(page: Page, runs: Path):
     page.open("episodes?run=first")
     assert page.texts("[data-total]")[0].endswith("of 18")
-    Select(page.one("select[name=fork]")).select_by_value("tools_changed")
+    Select(page.element("select[name=fork]")).select_by_value("tools_changed")
     expected = sum("tools_changed" in (entry.forks or {}) for entry in read_index(runs / "first"))
     page.wait(lambda: page.texts("[data-total]")[0].endswith(f"of {expected}"))
     assert "fork=tools_changed" in page.driver.current_url
@@ -118,53 +118,53 @@ def test_filters_narrow_the_list_and_stay_in_the_address(page: Page, runs: Path)
     page.open("episodes?run=first&text=what%20is%201")
     assert page.texts("[data-total]")[0].endswith("of 18")
     page.open("episodes?run=first&text=nothing-has-this")
-    assert page.texts("[data-total]")[0] == "no episode"
+    assert page.texts("[data-total]")[0] == "no episodes"
 
 
-def test_a_token_says_all_that_is_known_of_it(page: Page, runs: Path, tokenizer: Any):
+def test_details_of_a_token(page: Page, runs: Path, tokenizer: Any):
     entry = next(entry for entry in read_index(runs / "first") if entry.episode_id == FORKED)
     recorded = read_recorded_episode(runs / "first" / entry.path)
     call = recorded.episode.calls[0]
     at = len(call.prompt_ids)
     page.open(f"episode?run=first&episode={key_of(FORKED)}")
-    element = page.one(f"[data-at='{at}']")
+    element = page.element(f"[data-at='{at}']")
     assert "k2" in element.get_attribute("class")
     ActionChains(page.driver).move_to_element(element).perform()
     page.wait(lambda: page.all(".tip:not([hidden])"))
-    said = dict(zip(page.texts(".tip dt"), page.texts(".tip dd"), strict=True))
-    assert said["id"] == str(call.completion_ids[0])
-    assert said["text"] == tokenizer.decode([call.completion_ids[0]])
-    assert said["kind"] == "generated, trained"
-    assert said["mask"] == "1"
-    assert said["logprob, call 1"].startswith("-0.05 ")
-    assert said["current logprob"].startswith("-0.3 ")
-    assert said["current logprob"].endswith("-0.25")
-    assert said["advantage"] == f"{recorded.labels.advantage}"
-    assert said["policy version"] == "3"
+    text = dict(zip(page.texts(".tip dt"), page.texts(".tip dd"), strict=True))
+    assert text["id"] == str(call.completion_ids[0])
+    assert text["text"] == tokenizer.decode([call.completion_ids[0]])
+    assert text["kind"] == "generated, trained"
+    assert text["mask"] == "1"
+    assert text["logprob, call 1"].startswith("-0.05 ")
+    assert text["current logprob"].startswith("-0.3 ")
+    assert text["current logprob"].endswith("-0.25")
+    assert text["advantage"] == f"{recorded.labels.advantage}"
+    assert text["policy version"] == "3"
 
 
 def test_each_calls_own_advantage_is_shown(page: Page, runs: Path):
-    """On the pages of the group and of the episode, by agent and by timeline, and at the token."""
+    """On the pages of the group and of the episode, by agent, by timeline and by token."""
     entry = next(e for e in read_index(runs / "first") if (e.step, e.task_id, e.repeat_index) == (2, "sum/0", 2))
     recorded = read_recorded_episode(runs / "first" / entry.path)
-    own = call_advantages(recorded.episode.samples, recorded.updates)
+    by_call = call_advantages(recorded.episode.samples, recorded.updates)
     calls = recorded.episode.calls
-    second = next(call for call in calls if own.get(call.call_id) not in (None, entry.advantage))
-    assert len(set(own.values())) > 1
-    between = f"{round(min(own.values()), 3):g} … {round(max(own.values()), 3):g}"
+    second = next(call for call in calls if by_call.get(call.call_id) not in (None, entry.advantage))
+    assert len(set(by_call.values())) > 1
+    between = f"{round(min(by_call.values()), 3):g} … {round(max(by_call.values()), 3):g}"
     page.open("step?run=first&step=2&split=train")
-    page.one("a[title='sum/0']").click()
+    page.element("a[title='sum/0']").click()
     page.wait(lambda: page.all(".side article"))
     assert any(f"solver {between}" in text for text in page.texts(".side article p"))
     page.open(f"episode?run=first&episode={key_of(entry.episode_id)}&timeline=1")
     assert between in page.text()
     place = next(n for n, head in enumerate(page.texts(".list:has(th:nth-child(10)) th")) if head == "advantage")
     cells = page.texts(f".list:has(th:nth-child(10)) td:nth-child({place + 1})")
-    assert cells == [f"{round(own[c.call_id], 3):g}" if c.call_id in own else "–" for c in calls]
-    ActionChains(page.driver).move_to_element(page.one(f"[data-at='{len(second.prompt_ids)}']")).perform()
+    assert cells == [f"{round(by_call[c.call_id], 3):g}" if c.call_id in by_call else "–" for c in calls]
+    ActionChains(page.driver).move_to_element(page.element(f"[data-at='{len(second.prompt_ids)}']")).perform()
     page.wait(lambda: page.all(".tip:not([hidden])"))
-    said = dict(zip(page.texts(".tip dt"), page.texts(".tip dd"), strict=True))
-    assert said["advantage"] == f"{round(own[second.call_id], 4):g}"
+    text = dict(zip(page.texts(".tip dt"), page.texts(".tip dd"), strict=True))
+    assert text["advantage"] == f"{round(by_call[second.call_id], 4):g}"
 
 
 def test_the_tree_opens_timelines_and_names_causes(page: Page):
@@ -185,15 +185,15 @@ def test_the_tree_opens_timelines_and_names_causes(page: Page):
     assert not page.all(".tokens .k2")
 
 
-def test_a_link_leads_to_a_token(page: Page):
+def test_a_link_selects_a_token(page: Page):
     page.open(f"episode?run=first&episode={key_of(FORKED)}&timeline=2&token=40")
-    assert page.one(".t.at").get_attribute("data-at") == "40"
+    assert page.element(".t.at").get_attribute("data-at") == "40"
     assert page.texts("h2")[1:3] == ["Messages of timeline 2", "Tokens of timeline 2"]
-    page.one(".tokens").send_keys("\ue014")  # the right arrow
+    page.element(".tokens").send_keys("\ue014")  # the right arrow
     assert "token=41" in page.driver.current_url
 
 
-def test_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
+def test_a_running_run_is_refreshed(page: Page, agents: Agents, tmp_path: Path):
     with open_record(tmp_path / "live") as record:
         write_step(record, agents, 1)
         with another(page, tmp_path) as live:
@@ -207,9 +207,9 @@ def test_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
             live.wait(lambda: live.texts("[data-total]")[0].endswith("of 18"))
 
 
-def test_what_begins_and_ends_while_a_run_is_followed(page: Page, agents: Agents, tmp_path: Path):
+def test_a_run_that_is_restarted_and_ends_while_it_is_shown(page: Page, agents: Agents, tmp_path: Path):
     def last_step_on_the_chart() -> str:
-        ActionChains(page.driver).move_to_element_with_offset(page.one(".u-over"), 100, 0).perform()
+        ActionChains(page.driver).move_to_element_with_offset(page.element(".u-over"), 100, 0).perform()
         ActionChains(page.driver).move_by_offset(5, 5).perform()
         return page.texts(".u-legend .u-value")[0]
 
@@ -219,7 +219,7 @@ def test_what_begins_and_ends_while_a_run_is_followed(page: Page, agents: Agents
                 write_step(record, agents, step)
             live.open("run?run=live")
             assert live.texts(".pill") == ["running"]
-            over = live.one(".u-over")
+            over = live.element(".u-over")
             drag = ActionChains(page.driver).move_to_element_with_offset(over, -60, 0).click_and_hold()
             drag.move_by_offset(60, 0).release().perform()
             zoomed = last_step_on_the_chart()
@@ -231,7 +231,7 @@ def test_what_begins_and_ends_while_a_run_is_followed(page: Page, agents: Agents
             record.log_metrics(7, {"val/loss": 0.5})
             live.wait(lambda: "val/loss" in live.texts(".u-label"))
             live.open("runs")
-            live.one("input[type=checkbox]").send_keys(" ")
+            live.element("input[type=checkbox]").send_keys(" ")
             write_step(record, agents, 8)
             live.wait(lambda: "8" in live.texts("td"))
             assert page.run("return document.activeElement.name") == "live"
@@ -248,8 +248,8 @@ def test_without_a_tokenizer_ids_are_shown(page: Page, agents: Agents, tmp_path:
         other = Page(page.driver, address)
         other.open(f"episode?run=run&episode={key_of(FORKED)}")
         first = read_recorded_episode(next((tmp_path / "run").glob("episodes/**/sum_0-1-*.json"))).episode.calls[0]
-        assert other.one(".t").text.strip() == str(first.prompt_ids[0])
-        assert "Ids only" in other.text()
+        assert other.element(".t").text.strip() == str(first.prompt_ids[0])
+        assert "tokenizer is not on this machine" in other.text()
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -260,5 +260,5 @@ def test_light_and_dark_follow_the_system_and_the_button(runs: Path, tmp_path: P
             page.open(place)
             assert page.run("return document.documentElement.scrollWidth <= innerWidth"), place
         assert page.run("return document.documentElement.dataset.theme") == ("dark" if dark else "light")
-        page.one("#theme").click()
+        page.element("#theme").click()
         assert page.run("return document.documentElement.dataset.theme") == ("light" if dark else "dark")

@@ -1,4 +1,4 @@
-"""A record that a disk, a kill or a hand damaged costs the page what was damaged, and nothing else."""
+"""Damage of a record only affects the damaged content on the page."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from fastapi.testclient import TestClient
 
 from astuner.context_tracker import build_samples
 from astuner.errors import RecordError
-from astuner.run_record import SampleUpdate, read_index, trained_tokens
+from astuner.run_record import SampleUpdate, count_trained_tokens, read_index
 from astuner.schema import Episode, Task
-from astuner.viewer.episode_view import episode_view, read_episode_at
-from astuner.viewer.guard import Guard
+from astuner.viewer.episode_view import episode_view, read_episode_at, transcript
 from astuner.viewer.index import key_of
+from astuner.viewer.security import RequestGuard
 from astuner.viewer.token_texts import TokenTexts
-from astuner.viewer.transcript import transcript
 from tests.viewer.conftest import client
 from tests.viewer.records import Agents, open_record, write_step
 
@@ -35,7 +34,7 @@ from tests.viewer.records import Agents, open_record, write_step
         ("metrics.jsonl", {"time": float("inf")}),
     ],
 )
-def test_a_number_that_no_database_holds_is_a_damaged_line(
+def test_a_number_too_large_for_the_database_is_a_damaged_line(
     agents: Agents, tmp_path: Path, file: str, damage: dict[str, Any]
 ):
     with open_record(tmp_path / "run") as record:
@@ -43,10 +42,10 @@ def test_a_number_that_no_database_holds_is_a_damaged_line(
     lines = (tmp_path / "run" / file).read_bytes().splitlines(keepends=True)
     bad = json.dumps(json.loads(lines[0]) | {"path": "elsewhere.json"} | damage).encode() + b"\n"
     (tmp_path / "run" / file).write_bytes(b"".join([bad, *lines]))
-    with client(tmp_path, tmp_path) as asked:
-        assert asked.get("/api/run?run=run").json()["counts"] == {"episodes": 1, "step": 1, "bad_lines": 1}
-        assert len(asked.get("/api/runs").json()) == 1
-        assert len(asked.get("/api/metrics?run=run").json()["series"]["reward/mean"]) == 1
+    with client(tmp_path, tmp_path) as session:
+        assert session.get("/api/run?run=run").json()["counts"] == {"episodes": 1, "step": 1, "bad_lines": 1}
+        assert len(session.get("/api/runs").json()) == 1
+        assert len(session.get("/api/metrics?run=run").json()["series"]["reward/mean"]) == 1
 
 
 def test_sums_of_damaged_counts_do_not_overflow(agents: Agents, tmp_path: Path):
@@ -56,12 +55,12 @@ def test_sums_of_damaged_counts_do_not_overflow(agents: Agents, tmp_path: Path):
     *others, last = (json.loads(line) for line in index.read_bytes().splitlines())
     rows = [*(row | {"tokens_raw": 2**62} for row in others), last]
     index.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with client(tmp_path, tmp_path) as asked:
-        (step,) = asked.get("/api/run?run=run").json()["steps"]
+    with client(tmp_path, tmp_path) as session:
+        (step,) = session.get("/api/run?run=run").json()["steps"]
         assert (step["episodes"], step["tokens_raw"]) == (3, last["tokens_raw"])
 
 
-def test_a_run_that_cannot_be_read_stays_alone_with_it(agents: Agents, tmp_path: Path):
+def test_an_unreadable_run_does_not_affect_others(agents: Agents, tmp_path: Path):
     for name in ("good", "bad", "odd", "deep"):
         with open_record(tmp_path / name) as record:
             write_step(record, agents, 1, tasks=1, repeats=1)
@@ -69,17 +68,17 @@ def test_a_run_that_cannot_be_read_stays_alone_with_it(agents: Agents, tmp_path:
     (tmp_path / "bad/episodes/index.jsonl").mkdir()
     (tmp_path / "odd/config.yaml").write_text("a: &a\n  b: *a\nc: 2001-99-99\n")
     (tmp_path / "deep/environment.json").write_text("[" * 100_000)
-    with client(tmp_path, tmp_path) as asked:
+    with client(tmp_path, tmp_path) as session:
         for _ in range(2):
-            rows = {row["name"]: row for row in asked.get("/api/runs").json()}
+            rows = {row["name"]: row for row in session.get("/api/runs").json()}
             assert {name: row["state"] for name, row in rows.items()} == {
                 "good": "stopped", "bad": "unreadable", "odd": "stopped",
             }  # fmt: skip
             assert rows["good"]["counts"]["episodes"] == rows["odd"]["counts"]["episodes"] == 1
             assert "index.jsonl" in rows["bad"]["error"]
             assert rows["bad"].keys() - {"error"} == rows["good"].keys()
-        assert asked.get("/api/run?run=bad").status_code == 404
-        assert asked.get("/api/run?run=good").status_code == 200
+        assert session.get("/api/run?run=bad").status_code == 404
+        assert session.get("/api/run?run=good").status_code == 200
 
 
 BAD_VALUES: tuple[Any, ...] = (
@@ -88,7 +87,7 @@ BAD_VALUES: tuple[Any, ...] = (
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield where each value of a JSON document stands; of long lists of numbers only the ends."""
+    """Yield the path of each value of a JSON document; only the ends of long lists of numbers."""
     if isinstance(tree, dict):
         keys: Any = tree
     elif isinstance(tree, list):
@@ -112,35 +111,35 @@ def trained_episode(agents: Agents, merge: str) -> Episode:
 
 
 @pytest.mark.parametrize("merge", ["leaf", "tree"])
-def test_a_damaged_episode_is_shown_or_said_to_be_damaged(agents: Agents, tmp_path: Path, merge: str):
+def test_a_damaged_episode_is_shown_or_reported(agents: Agents, tmp_path: Path, merge: str):
     texts = TokenTexts(agents.tokenizer.backend_tokenizer)
     episode = trained_episode(agents, merge)
     updates = [
-        SampleUpdate(((trained_tokens(sample), 0.5),), tuple(-0.5 for _ in range(trained_tokens(sample))))
+        SampleUpdate(((count_trained_tokens(sample), 0.5),), tuple(-0.5 for _ in range(count_trained_tokens(sample))))
         for sample in episode.samples
     ]
     with open_record(tmp_path / "run") as record:
         file = record.write_episode(1, "train", episode, 0.5, updates=updates)
     document = json.loads(file.read_bytes())
     path = file.relative_to(tmp_path / "run").as_posix()
-    refused = shown = 0
+    rejected = shown = 0
     for number, place in enumerate(places(document)):
-        # A third of the values at each place, other ones at the next.
+        # A third of the values at each path, with different values at the next.
         for value in BAD_VALUES[number % 3 :: 3]:
             file.write_text(json.dumps(replaced(document, place, value)))
             try:
                 recorded = read_episode_at(tmp_path / "run", path)
             except RecordError:
-                refused += 1
+                rejected += 1
                 continue
             shown += 1
             episode_view(recorded, texts)
             transcript(recorded.episode)
-    assert refused > 300
+    assert rejected > 300
     assert shown > 300
 
 
-def test_a_damaged_episode_costs_its_group_nothing_else(agents: Agents, tmp_path: Path):
+def test_a_damaged_episode_does_not_affect_its_group(agents: Agents, tmp_path: Path):
     with open_record(tmp_path / "run") as record:
         write_step(record, agents, 1, tasks=1, repeats=3)
     first, second, third = read_index(tmp_path / "run")
@@ -152,31 +151,31 @@ def test_a_damaged_episode_costs_its_group_nothing_else(agents: Agents, tmp_path
         file.write_text(json.dumps(replaced(json.loads(file.read_bytes()), place, value)))
     index = tmp_path / "run/episodes/index.jsonl"
     index.write_text(index.read_text().replace(third.path, "episodes/\\u0000.json"))
-    with client(tmp_path, tmp_path) as asked:
-        rows = asked.get(f"/api/group?run=run&step=1&task={key_of('sum/0')}").json()["rows"]
+    with client(tmp_path, tmp_path) as session:
+        rows = session.get(f"/api/group?run=run&step=1&task={key_of('sum/0')}").json()["rows"]
         assert [row["episode"] for row in rows if "unreadable" not in row] == [first.episode_id]
         assert len(rows) == 3
         for entry, code in ((first, 200), (second, 404), (third, 404)):
-            answer = asked.get(f"/api/episode?run=run&episode={key_of(entry.episode_id)}")
+            answer = session.get(f"/api/episode?run=run&episode={key_of(entry.episode_id)}")
             assert answer.status_code == code, answer.text
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "request_path",
     ["groups?step=1{}", "group?task=x&step=1{}", "episodes?offset=1{}", "episodes?step=1{}", "metrics?after=1{}"],
 )
-def test_numbers_in_the_address_are_bounded(runs: Path, tmp_path: Path, asked: str):
+def test_numbers_in_the_address_are_bounded(runs: Path, tmp_path: Path, request_path: str):
     with client(runs, tmp_path) as page:
-        answer = page.get(f"/api/{asked.format('0' * 30)}&run=first")
+        answer = page.get(f"/api/{request_path.format('0' * 30)}&run=first")
         assert answer.status_code in (200, 422)
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_what_nobody_foresaw_is_answered_with_the_guards_headers():
+def test_unexpected_errors_are_answered_with_security_headers():
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         raise ZeroDivisionError("of all things")
 
-    answer = TestClient(Guard(fails, ["page:1"]), base_url="http://page:1").get("/api/runs")
+    answer = TestClient(RequestGuard(fails, ["page:1"]), base_url="http://page:1").get("/api/runs")
     assert answer.status_code == 500
     assert "ZeroDivisionError: of all things" in answer.json()["error"]
     assert answer.headers["x-content-type-options"] == "nosniff"

@@ -1,4 +1,4 @@
-"""The index's file: shared with other viewers, damaged, or not to be had."""
+"""The index's database: shared with other viewers, damaged, or not available."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def episodes(index: RunIndex) -> int:
         return int(db.execute("select count(*) from episodes").fetchone()[0])
 
 
-def test_viewers_of_two_versions_keep_their_own_index(runs: Path, tmp_path: Path, monkeypatch: Any):
+def test_viewers_of_two_versions_have_separate_indexes(runs: Path, tmp_path: Path, monkeypatch: Any):
     older = RunIndex(runs / "first", tmp_path)
     assert episodes(older) == 18
     monkeypatch.setattr(database, "_VERSION", database._VERSION + 1)
     newer = RunIndex(runs / "first", tmp_path)
     assert episodes(newer) == episodes(older) == 18
-    # As a page does that is kept open: another run was looked at in between.
+    # As an open page does after another run was shown in between.
     again = RunIndex(runs / "first", tmp_path)
     assert episodes(again) == 18
     assert len(list(tmp_path.glob("*.sqlite3"))) == 2
@@ -38,7 +38,7 @@ def test_an_index_that_cannot_be_opened_is_not_removed(runs: Path, tmp_path: Pat
     assert episodes(index) == 18
     (file,) = tmp_path.glob("*.sqlite3")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Each number below it is taken.
+    # All lower file descriptors are in use.
     free = os.open("/", os.O_RDONLY)
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
@@ -53,17 +53,17 @@ def test_an_index_that_cannot_be_opened_is_not_removed(runs: Path, tmp_path: Pat
     index.close()
 
 
-@pytest.mark.parametrize("what", ["the file", "what lies beside it"])
-def test_a_damaged_index_is_made_anew(runs: Path, tmp_path: Path, what: str):
+@pytest.mark.parametrize("what", ["the file", "its journals"])
+def test_a_damaged_index_is_rebuilt(runs: Path, tmp_path: Path, what: str):
     index = RunIndex(runs / "first", tmp_path)
     assert episodes(index) == 18
     (file,) = tmp_path.glob("*.sqlite3")
-    beside = [file.with_name(file.name + suffix) for suffix in ("-wal", "-shm")]
-    kept = {path: path.read_bytes() for path in beside}
+    journals = [file.with_name(file.name + suffix) for suffix in ("-wal", "-shm")]
+    contents = {path: path.read_bytes() for path in journals}
     index.close()
     file.write_bytes(b"no database " * 1000)
     if what != "the file":
-        for path, content in kept.items():
+        for path, content in contents.items():
             path.write_bytes(content)
     index = RunIndex(runs / "first", tmp_path)
     assert episodes(index) == 18
@@ -71,11 +71,11 @@ def test_a_damaged_index_is_made_anew(runs: Path, tmp_path: Path, what: str):
     assert file.read_bytes().startswith(b"SQLite format 3")
 
 
-def test_what_went_wrong_is_said_although_the_transaction_is_over(runs: Path, tmp_path: Path):
+def test_the_first_error_of_a_transaction_is_raised(runs: Path, tmp_path: Path):
     index = RunIndex(runs / "first", tmp_path)
     with index.reading() as db:
-        db.execute("create trigger full before insert on places begin select raise(rollback, 'disk full'); end")
-        db.execute("delete from places")
+        db.execute("create trigger full before insert on positions begin select raise(rollback, 'disk full'); end")
+        db.execute("delete from positions")
     with pytest.raises(sqlite3.DatabaseError, match="disk full"):
         episodes(index)
     index.close()

@@ -1,4 +1,4 @@
-"""`astuner export`: what is written is what the record holds."""
+"""`astuner export`: the files equal the record."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_json_lines_are_the_episodes(runs: Path, tmp_path: Path):
     entries = read_index(runs / "first")
     rows = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert [row["episode"]["episode_id"] for row in rows] == [entry.episode_id for entry in entries]
-    with pytest.raises(RecordError, match="not written over"):
+    with pytest.raises(RecordError, match="not overwritten"):
         export(runs / "first", "--out", out)
 
 
-def test_parquet_has_a_row_a_sample(runs: Path, tmp_path: Path):
+def test_parquet_has_one_row_per_sample(runs: Path, tmp_path: Path):
     out = tmp_path / "samples.parquet"
     export(runs / "first", "--format", "parquet", "--out", out)
     rows = pq.read_table(out).to_pylist()
@@ -49,11 +49,11 @@ def test_parquet_has_a_row_a_sample(runs: Path, tmp_path: Path):
             sample.weight,
         )
         assert tuple(row["token_ids"]) == sample.token_ids
-        assert tuple(row["loss_mask"]) == sample.loss_mask
+        assert tuple(row["loss_mask"]) == sample.train_counts
         assert tuple(row["logprobs"]) == sample.logprobs
 
 
-def test_what_is_damaged_is_named_and_left_out(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_damaged_episodes_are_reported_and_skipped(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     damaged = tmp_path / "damaged"
     shutil.copytree(runs / "first", damaged)
     index = damaged / "episodes/index.jsonl"
@@ -63,29 +63,29 @@ def test_what_is_damaged_is_named_and_left_out(runs: Path, tmp_path: Path, capsy
     entries = read_index(runs / "first")
     (damaged / entries[4].path).write_text("{")
     (damaged / entries[5].path).unlink()
-    kept = [entry for place, entry in enumerate(entries) if place not in (2, 4, 5)]
+    remaining = [entry for place, entry in enumerate(entries) if place not in (2, 4, 5)]
     export(damaged, "--out", tmp_path / "all.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_bytes().splitlines()]
-    assert [row["episode"]["episode_id"] for row in rows] == [entry.episode_id for entry in kept]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 5
+    assert [row["episode"]["episode_id"] for row in rows] == [entry.episode_id for entry in remaining]
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 5
     for number in (3, 4, 5):
-        assert any(line.startswith("left out: ") and f"index.jsonl, line {number}: " in line for line in said)
+        assert any(line.startswith("skipped: ") and f"index.jsonl, line {number}: " in line for line in printed)
     for entry in entries[4:6]:
-        assert any(entry.path in line for line in said)
+        assert any(entry.path in line for line in printed)
     export(damaged, "--format", "parquet", "--out", tmp_path / "all.parquet")
     names = pq.read_table(tmp_path / "all.parquet").column("episode_id").to_pylist()
-    assert set(names) == {entry.episode_id for entry in kept if entry.samples}
+    assert set(names) == {entry.episode_id for entry in remaining if entry.samples}
     index.write_bytes(b"".join(lines[2:5]))
     with pytest.raises(RecordError, match="nothing could be exported"):
         export(damaged, "--out", tmp_path / "none.jsonl")
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def test_a_place_that_cannot_be_written_is_explained(runs: Path, tmp_path: Path):
-    with pytest.raises(RecordError, match=r"cannot write the export .*none.*make its folder, or give another --out"):
+def test_paths_that_cannot_be_written_are_errors(runs: Path, tmp_path: Path):
+    with pytest.raises(RecordError, match=r"cannot write .*none.*create its folder, or give another --out"):
         export(runs / "first", "--out", tmp_path / "none" / "all.jsonl")
-    with pytest.raises(RecordError, match=r"is a folder: give --out the file to write"):
+    with pytest.raises(RecordError, match=r"is a folder; give a file with --out, such as .*episodes\.jsonl"):
         export(runs / "first", "--out", tmp_path)
 
 
@@ -95,7 +95,7 @@ def test_html_needs_an_episode(runs: Path):
 
 
 @pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on the PATH")
-def test_an_html_file_shows_an_episode_by_itself(runs: Path, hostile: Path, tmp_path: Path):
+def test_an_html_file_is_self_contained(runs: Path, hostile: Path, tmp_path: Path):
     plain, bad = tmp_path / "episode.html", tmp_path / "hostile.html"
     export(runs / "first", "--format", "html", "--episode", "train-000002-sum/0-1", "--out", plain)
     export(hostile / NAME, "--format", "html", "--episode", HOSTILE["script"], "--out", bad)
@@ -104,7 +104,7 @@ def test_an_html_file_shows_an_episode_by_itself(runs: Path, hostile: Path, tmp_
         page.open("?timeline=2")
         assert page.texts("h1") == ["train-000002-sum/0-1"]
         assert page.texts("h2")[1:3] == ["Messages of timeline 2", "Tokens of timeline 2"]
-        page.one("[data-at='3']").click()
+        page.element("[data-at='3']").click()
         assert page.all(".tip:not([hidden])")
         assert_harmless(page)
         page = Page(driver, bad.as_uri())

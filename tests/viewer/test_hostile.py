@@ -1,4 +1,4 @@
-"""What a model, a task or a damaged disk can put into a record neither runs nor breaks the page."""
+"""Hostile or damaged content of a record is not executed and does not break the page."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def hostile_episode(text: str, name: str, ids: tuple[int, ...]) -> Episode:
 
 @pytest.fixture(scope="module")
 def hostile(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose every text is hostile: names, messages, tokens, metrics, configuration; and bytes that are none."""
+    """A run with hostile texts in names, messages, tokens, metrics and configuration, and with invalid bytes."""
     folder = tmp_path_factory.mktemp("hostile")
     bad = copy.deepcopy(tokenizer)
     words = [text for name, text in HOSTILE.items() if name != "surrogates"]
@@ -75,16 +75,16 @@ def hostile(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_api_answers(hostile: Path, tmp_path: Path):
-    with client(hostile, tmp_path) as asked:
+    with client(hostile, tmp_path) as session:
         for path in ("runs", "run", "metrics", "config", "episodes"):
-            response = asked.get(f"/api/{path}", params={"run": NAME})
+            response = session.get(f"/api/{path}", params={"run": NAME})
             assert response.status_code == 200, path
             assert len(response.content) < 100_000, path
             assert response.headers["content-type"] == "application/json"
             assert response.headers["x-content-type-options"] == "nosniff"
-        assert asked.get("/api/run", params={"run": NAME}).json()["counts"]["bad_lines"] == 6
+        assert session.get("/api/run", params={"run": NAME}).json()["counts"]["bad_lines"] == 6
         for name, text in HOSTILE.items():
-            answer = asked.get("/api/episode", params={"run": NAME, "episode": key_of(f"{text}{name}")})
+            answer = session.get("/api/episode", params={"run": NAME, "episode": key_of(f"{text}{name}")})
             assert answer.status_code == 200
             assert answer.json()["messages"][0]["content"] == text
 
@@ -120,7 +120,7 @@ def test_episodes_and_groups_are_harmless(page: Page, name: str):
     run = page.run("return new URLSearchParams({run: arguments[0]}).toString()", NAME)
     page.open(f"episode?{run}&episode={key_of(text + name)}&token=2")
     page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    page.one(".t.at").click()
+    page.element(".t.at").click()
     page.wait(lambda: page.all(".tip:not([hidden])"))
     assert_harmless(page)
     page.open(f"group?{run}&step=1&task={key_of(f'{name} {text}')}")

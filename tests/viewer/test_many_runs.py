@@ -1,4 +1,4 @@
-"""A folder with many runs that come, change and go while the page is open."""
+"""A folder whose runs appear, change and disappear while the page is open."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import shutil
 import threading
 from pathlib import Path
 
-from astuner.viewer.indexes import Indexes
-from astuner.viewer.runs import Runs
+from astuner.viewer.runs import IndexCache, Runs
 from tests.viewer.conftest import client
 from tests.viewer.records import Agents, open_record, write_step
 
 
 def open_files(under: Path) -> int:
-    """How many files under a folder this process has open."""
+    """Return the number of files in a folder that this process has open."""
     links = (os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd"))
     return sum(os.path.realpath(link).startswith(str(under.resolve())) for link in links)
 
@@ -27,25 +26,25 @@ def many(agents: Agents, folder: Path, runs: int) -> Path:
     return folder
 
 
-def test_only_the_indexes_last_asked_for_stay_open(agents: Agents, tmp_path: Path):
+def test_only_recently_used_indexes_stay_open(agents: Agents, tmp_path: Path):
     folder, cache = many(agents, tmp_path / "runs", 100), tmp_path / "cache"
     cache.mkdir()
-    with client(folder, cache) as asked:
-        assert len(asked.get("/api/runs").json()) == 100
+    with client(folder, cache) as session:
+        assert len(session.get("/api/runs").json()) == 100
         assert 0 < open_files(cache) < 100
         for number in range(100):
-            assert asked.get(f"/api/run?run=run-{number}").json()["counts"]["episodes"] == 1
+            assert session.get(f"/api/run?run=run-{number}").json()["counts"]["episodes"] == 1
         assert 0 < open_files(cache) < 100
         for number in range(100):
             shutil.rmtree(folder / f"run-{number}")
-        assert asked.get("/api/runs").json() == []
+        assert session.get("/api/runs").json() == []
         assert open_files(cache) == 0
 
 
-def test_an_index_that_was_closed_can_still_be_read_by_who_has_it(agents: Agents, tmp_path: Path):
+def test_a_closed_index_can_still_be_read(agents: Agents, tmp_path: Path):
     folder, cache = many(agents, tmp_path / "runs", 2), tmp_path / "cache"
     cache.mkdir()
-    indexes = Indexes(Runs(folder), cache)
+    indexes = IndexCache(Runs(folder), cache)
     held = indexes.of("run-0")
     with held.reading() as db:
         closing = threading.Thread(target=indexes.close)
@@ -58,11 +57,11 @@ def test_an_index_that_was_closed_can_still_be_read_by_who_has_it(agents: Agents
     assert open_files(cache) == 0
 
 
-def test_the_list_follows_runs_that_come_change_and_end(agents: Agents, tmp_path: Path):
-    with open_record(tmp_path / "run") as record, client(tmp_path, tmp_path) as asked:
+def test_the_list_shows_new_changed_and_removed_runs(agents: Agents, tmp_path: Path):
+    with open_record(tmp_path / "run") as record, client(tmp_path, tmp_path) as session:
 
         def episodes() -> dict[str, int]:
-            return {row["name"]: row["counts"]["episodes"] for row in asked.get("/api/runs").json()}
+            return {row["name"]: row["counts"]["episodes"] for row in session.get("/api/runs").json()}
 
         assert episodes() == {"run": 0}
         write_step(record, agents, 1, tasks=1, repeats=1)

@@ -1,4 +1,4 @@
-"""Long runs and long episodes: what is shown is right; how long it takes is in tests/bench/bench_view.py."""
+"""Correctness for long runs and long episodes; tests/bench/bench_view.py measures the time."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tests.viewer.long_runs import index_row, many_episodes, many_tokens
 def test_a_hundred_thousand_episodes_are_listed_and_filtered(tmp_path: Path):
     many_episodes(tmp_path / "long", 100_000)
     rows = [index_row(number) for number in range(100_000)]
-    with client(tmp_path, tmp_path) as asked:
+    with client(tmp_path, tmp_path) as session:
 
         def ask(**params: object) -> tuple[int, list[str]]:
-            answer = asked.get("/api/episodes", params={"run": "long", **params}).json()  # type: ignore[arg-type]
+            answer = session.get("/api/episodes", params={"run": "long", **params}).json()  # type: ignore[arg-type]
             return answer["total"], [row["episode"] for row in answer["rows"]]
 
         assert ask(order="step", offset=99_900, limit=100) == (100_000, [f"e-{n:06d}" for n in range(99_900, 100_000)])
@@ -29,7 +29,7 @@ def test_a_hundred_thousand_episodes_are_listed_and_filtered(tmp_path: Path):
         best = [row["episode_id"] for row in rows if row["reward"] == 1.0]
         assert ask(order="reward", limit=3) == (100_000, best[:-4:-1])
         assert ask(least=1) == (len(best), best[:-101:-1])
-        assert len(asked.get("/api/run?run=long").json()["steps"]) == 196
+        assert len(session.get("/api/run?run=long").json()["steps"]) == 196
 
 
 def test_a_hundred_thousand_tokens_scroll(tmp_path: Path):
@@ -46,4 +46,4 @@ def test_a_hundred_thousand_tokens_scroll(tmp_path: Path):
         page.wait(lambda: page.all("[data-at='99999']"))
         assert page.text().count("100,000") >= 1
         page.open(f"episode?run=long&episode={key}&token=54321")
-        assert page.one(".t.at").get_attribute("data-at") == "54321"
+        assert page.element(".t.at").get_attribute("data-at") == "54321"

@@ -1,4 +1,4 @@
-"""The shortest math agent: it may run Python, and returns its own reward, so no judge is needed."""
+"""A minimal math agent with a Python tool. It returns its own reward, so it needs no judge."""
 
 from agentscope.agent import ReActAgent
 from agentscope.formatter import OpenAIChatFormatter

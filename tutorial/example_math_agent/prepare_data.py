@@ -1,7 +1,8 @@
-"""Make the arithmetic tasks: seeded, and no question stands in both splits.
+"""Generate the arithmetic tasks of math_agent_tiny.yaml.
 
-`python tutorial/example_math_agent/prepare_data.py` writes them; math_agent_tiny.yaml does so by itself, since
-its `file_path`s name the two functions below.
+The tasks are seeded, and the two splits share no question. A run generates them automatically, because the `file_path`
+keys of the YAML file name the two functions below. `python tutorial/example_math_agent/prepare_data.py` writes the same
+files by hand.
 """
 
 import json
@@ -16,7 +17,7 @@ FOLDER = Path(__file__).parent / "data"
 
 
 def make_task(rng: random.Random) -> dict[str, str]:
-    """Return one question about two numbers of two digits, with its answer."""
+    """Return a question about two two-digit numbers, with its answer."""
     left, right = rng.randint(10, 99), rng.randint(10, 99)
     operator = rng.choice("+-*")
     answer = {"+": left + right, "-": left - right, "*": left * right}[operator]
@@ -24,7 +25,7 @@ def make_task(rng: random.Random) -> dict[str, str]:
 
 
 def make_splits() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Return the training and the validation tasks."""
+    """Return the training tasks and the validation tasks."""
     rng = random.Random(SEED)
     distinct: dict[str, dict[str, str]] = {}
     while len(distinct) < TRAINING_TASKS + VALIDATION_TASKS:
@@ -35,12 +36,12 @@ def make_splits() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 
 def training_file() -> Path:
-    """Write the training tasks and return where they are."""
+    """Write the training tasks and return the path of the file."""
     return _write("train.jsonl", make_splits()[0])
 
 
 def validation_file() -> Path:
-    """Write the validation tasks and return where they are."""
+    """Write the validation tasks and return the path of the file."""
     return _write("validation.jsonl", make_splits()[1])
 
 
@@ -48,7 +49,7 @@ def _write(name: str, tasks: list[dict[str, str]]) -> Path:
     FOLDER.mkdir(exist_ok=True)
     path, unfinished = FOLDER / name, FOLDER / f"{name}.{os.getpid()}"
     unfinished.write_text("".join(json.dumps(task) + "\n" for task in tasks))
-    return unfinished.replace(path)  # at once: another run may be reading it
+    return unfinished.replace(path)  # atomic, because another run may be reading the file
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Make the small starting model of math_agent_tiny.yaml: about 1 M parameters, warmed up to know the agent's form.
+"""Create the starting model of math_agent_tiny.yaml, which has about 1 M parameters.
 
-A blank Qwen3-shaped model is fine-tuned with astuner's own supervised stage on seeded transcripts, half of which
-use the Python tool while the other half guess. So it starts out using the tool about half the time, which leaves
-the rest to reinforcement learning. The result lies in the user's cache folder, under a name that changes
-with this recipe.
+A randomly initialised Qwen3 model is fine-tuned with astuner's supervised training on seeded transcripts. Half of the
+transcripts use the Python tool and half guess, so the model starts out using the tool about half of the time and
+reinforcement learning can improve on that. The model is cached in the user's cache folder under a name that contains a
+hash of this recipe.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that the starting model depends on, beside the text of these files."""
+    """Hyperparameters of the starting model and of its supervised training."""
 
     seed: int = 1
     hidden_size: int = 128
@@ -46,18 +46,18 @@ class Recipe:
 
 
 def tiny_model() -> Path:
-    """Return the folder of the starting model, after making it if it is not there yet."""
+    """Return the folder of the starting model. Create the model if it does not exist."""
     recipe = Recipe()
     folder = _cache_folder() / f"math_agent_tiny_{_fingerprint(recipe)}"
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_at_a_time(folder):
+    with _exclusive(folder):
         if not (folder / "model" / "config.json").exists():
-            _make(recipe, folder)
+            _create(recipe, folder)
     return folder / "model"
 
 
 def transcript(rng: random.Random, avoid: set[str], tools: list[dict]) -> dict:
-    """Return one conversation, as the agent would have had it; questions in `avoid` are not used."""
+    """Return a conversation in the form of the agent's. Questions in `avoid` are not used."""
     task = make_task(rng)
     while task["question"] in avoid:
         task = make_task(rng)
@@ -78,12 +78,12 @@ def transcript(rng: random.Random, avoid: set[str], tools: list[dict]) -> dict:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        logger.info("waiting for another run, which is making the starting model")
+        logger.info("waiting for another run to create the starting model")
         lock.acquire()
     try:
         yield
@@ -99,8 +99,8 @@ def _tools() -> list[dict]:
     return toolkit.get_json_schemas()
 
 
-def _make(recipe: Recipe, folder: Path) -> None:
-    logger.info("making the starting model, which takes some minutes once; it is kept in {}", folder)
+def _create(recipe: Recipe, folder: Path) -> None:
+    logger.info("creating the starting model in {}; this takes some minutes and happens only once", folder)
     rng = random.Random(recipe.seed)
     training, validation = make_splits()
     avoid = {task["question"] for task in (*training, *validation)}
@@ -167,8 +167,8 @@ def _blank_model(recipe: Recipe, tokenizer):
 
 
 def _fingerprint(recipe: Recipe) -> str:
-    here = Path(__file__).parent
-    sources = [(here / name).read_text() for name in ("prepare_model.py", "tiny_tokenizer.py", "prepare_data.py")]
+    folder = Path(__file__).parent
+    sources = [(folder / name).read_text() for name in ("prepare_model.py", "tiny_tokenizer.py", "prepare_data.py")]
     text = json.dumps([asdict(recipe), system_prompt, *sources])
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 

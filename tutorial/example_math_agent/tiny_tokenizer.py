@@ -1,13 +1,13 @@
-"""A small byte-level BPE tokenizer with Qwen's chat and tool markup, trained on the transcripts themselves."""
+"""A small byte-level BPE tokenizer with Qwen's chat and tool-call markup, trained on the transcripts."""
 
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 1024
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-# Plain tokens, as in Qwen's tokenizers: decoding keeps them, so that tool calls can be read.
+# Not special tokens, as in Qwen's tokenizers: decoding keeps them, so that tool calls can be parsed.
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
-# Qwen's ChatML template with Hermes tool calls, without the parts about thinking.
+# Qwen's ChatML template with Hermes tool calls, without the reasoning parts.
 CHAT_TEMPLATE = """
 {%- if tools %}
     {{- '<|im_start|>system\\n' }}
@@ -53,10 +53,14 @@ CHAT_TEMPLATE = """
 
 
 def build_tokenizer(transcripts: list[dict], context: int) -> PreTrainedTokenizerFast:
-    """Train on the text of `transcripts` (rows with `messages` and `tools`).
+    """Return a tokenizer trained on the text of `transcripts`.
 
-    Digits stand alone. Anything else may merge without bound, so that what the agent's prompt always says in the
-    same words becomes a few long tokens: reading it is not worth a small model's time.
+    Each digit is a token. All other text merges without a length limit, so that the constant parts of the agent's
+    prompt become a few long tokens. This keeps the prompt short for the small model.
+
+    Args:
+        transcripts: Rows with `messages` and `tools`.
+        context: Maximum sequence length of the model, in tokens.
     """
     from tokenizers import trainers
 
@@ -108,7 +112,7 @@ def _wrap(tokenizer, context: int) -> PreTrainedTokenizerFast:
 
 
 def _between_markup(texts: list[str]) -> list[str]:
-    """Return the text between markup tokens, which are added whole and must not be merged into others."""
+    """Return the pieces of text between markup tokens, which are added separately and must not take part in merges."""
     import re
 
     markup = "|".join(re.escape(token) for token in (*SPECIAL, *MARKUP))

@@ -1,81 +1,63 @@
-"""The debug backbone: roll out a few tasks, judge them, make their samples, and stop there."""
+"""The debug backbone: roll out a few tasks, judge the episodes and build their samples, without training."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
-from dataclasses import asdict
 
-from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
-from astuner.backbone.batch import Batch, dry_run
-from astuner.backbone.causal_lm import choose_device, compute_dtype, load_causal_lm
-from astuner.backbone.ingredients import api_key
-from astuner.backbone.memory import engine_memory, model_shape
-from astuner.backbone.vllm_server.installed import installed_vllm
-from astuner.backbone.vllm_server.server import vllm_server
-from astuner.backbone.vllm_server.settings import settings_for
+from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.training.memory_estimate import engine_memory, model_shape
+from astuner.backbone.training.run_inputs import api_key
+from astuner.backbone.training.run_state import RunState
+from astuner.backbone.training.session import dry_run, write_summary
 from astuner.config.root import AstunerConfig, starts_vllm
+from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.run_record import EpisodesSummary, RunSummary, TokensSummary
+from astuner.llm_engine.vllm_server.installation import installed_vllm
+from astuner.llm_engine.vllm_server.server import vllm_server
+from astuner.llm_engine.vllm_server.settings import settings_for
 from astuner.schema import Episode
 from astuner.task_rollout import Split
-from astuner.task_rollout.statistics import RunTotals
-
-NAME = "debug"
 
 
 class DebugBackbone:
-    """Rolls out with the embedded engine, a vLLM server, or a server of the user's; has no trainer, and loads none."""
+    """Rolls out with the embedded engine, a vLLM server that it starts, or the user's own server. It has no trainer."""
 
     def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
-        """Roll out a few tasks."""
-        config = context.config.astuner
+        """Roll out a few tasks, and write the summary."""
+        config, state = context.config.astuner, RunState()
         with contextlib.ExitStack() as stack:
             with context.phase("load_model"):
                 engine = stack.enter_context(_engine(context))
             stack.callback(engine.close)
-            rollout = context.ingredients.rollout(config, engine, context.running)
+            rollout = context.run_inputs.rollout(config, engine, context.active_episodes)
             stack.callback(rollout.close)
-            batch = dry_run(context, rollout, split, config.debug.debug_vllm_seed)
-        context.record.write_summary(_summary(context, batch))
-        return batch.episodes
+            episodes = dry_run(context, rollout.run, split, state, config.debug.debug_vllm_seed)
+        state.totals.add(episodes)
+        write_summary(context, state, model=None)
+        return episodes
 
-    def refuse(self, prospect: Prospect) -> None:
-        """Refuse nothing: the configuration's own checks know all of it."""
+    def preflight(self, preflight_context: PreflightContext) -> None:
+        """Check nothing: the checks of the configuration cover this backbone."""
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Estimate from shapes, the engine in process or in a server of astuner's; None where another server has it."""
+        """Estimate the memory of the engine from the shape of the model; None if the user's own server runs it."""
         if config.debug.base_url:
             return None
         shape = model_shape(config, model_path)
         return MemoryEstimate(shape.parameters, 0, engine_memory(config, shape), shape.available)
 
 
-def _summary(context: RunContext, batch: Batch) -> RunSummary:
-    totals = RunTotals()
-    totals.add(batch.episodes)
-    return RunSummary(
-        backbone=NAME,
-        seed=context.config.astuner.debug.debug_vllm_seed,
-        steps=0,
-        seconds=round(time.time() - context.started, 3),
-        first_reward_seconds=batch.first_reward_seconds,
-        tokens=TokensSummary(**asdict(totals.tokens)),
-        episodes=EpisodesSummary(ok=totals.ok, failed=totals.failed, dropped=totals.dropped),
-    )
-
-
 @contextlib.contextmanager
 def _engine(context: RunContext) -> Iterator[LlmEngine]:
-    config, model_path = context.config.astuner, context.ingredients.model_path
+    config, model_path = context.config.astuner, context.run_inputs.model_path
     if config.debug.base_url:
         yield CompletionsEngine.connect(
             config.debug.base_url,
             model=config.debug.served_model,
-            wanted=config.model.path,
+            default_model=config.model.path,
             max_model_len=config.rollout.max_model_len,
             api_key=api_key("debug.api_key_env", config.debug.api_key_env),
             timeout=config.debug.base_url_timeout,
@@ -87,7 +69,7 @@ def _engine(context: RunContext) -> Iterator[LlmEngine]:
             yield CompletionsEngine.connect(
                 f"{settings.address}/v1",
                 model=settings.name,
-                wanted=settings.name,
+                default_model=settings.name,
                 max_model_len=settings.max_model_len,
                 api_key=None,
                 launched=True,

@@ -1,4 +1,4 @@
-"""The local backbone: everything in one process, on a CPU or one GPU."""
+"""The local backbone: rollout and training in one process, on a CPU or one GPU."""
 
 from __future__ import annotations
 
@@ -7,94 +7,72 @@ from collections.abc import Iterator
 
 import torch
 
-from astuner.backbone.algorithms import resolve
-from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
-from astuner.backbone.batch import dry_run
-from astuner.backbone.causal_lm import choose_device
-from astuner.backbone.finish import leave_summary, run_to_end
-from astuner.backbone.local.checkpoint import Checkpoints
-from astuner.backbone.local.estimate import estimate_memory
-from astuner.backbone.local.loop import LocalLoop, LocalReinforcementLoop
+from astuner.algorithms import resolve
+from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.session import LocalSession
 from astuner.backbone.local.supervised import SupervisedLoop
-from astuner.backbone.progress_state import RunState
+from astuner.backbone.training.memory_estimate import estimate_training_memory
+from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.session import dry_run, evaluate
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError
-from astuner.model_tuner import first_line
+from astuner.errors import BackboneError, first_line
+from astuner.llm_engine.causal_lm import choose_device
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 
-NAME = "local"
-
 
 class LocalBackbone:
-    """Trains with PyTorch in this process, sampling from the embedded engine."""
+    """Trains with PyTorch in this process and samples with the embedded engine."""
 
     def train(self, context: RunContext) -> RunSummary:
-        """Run the configured algorithm and leave the tuned model in `{record}/model`."""
-        common = context.config.astuner.trainer_common
-        algorithm = resolve(common.algorithm)
-        checkpoints = Checkpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
-        with _session(context) as session:
-            kind = SupervisedLoop if algorithm.rule is None else LocalReinforcementLoop
-            loop: LocalLoop = kind(session, algorithm, checkpoints)
-            return run_to_end(loop, NAME)
+        """Train with the configured algorithm, and write the tuned model to `{record}/model`."""
+        supervised = resolve(context.config.astuner.trainer_common.algorithm).rule is None
+        with _local_session(context) as session:
+            return (SupervisedLoop(context, session) if supervised else RlLoop(context, session)).run()
 
     def evaluate(self, context: RunContext) -> RunSummary:
-        """Validate once."""
-        with _session(context) as session:
-            session.validate("validation")
-        session.state.after = session.state.latest
-        return leave_summary(session, NAME, session.ingredients.model_path)
+        """Validate the model once."""
+        with _local_session(context) as session:
+            return evaluate(context, session)
 
     def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
         """Roll out a few tasks."""
-        with _session(context) as session:
-            batch = dry_run(context, session.rollout, split, context.config.astuner.trainer_common.seed)
-            session.engine.raise_if_broken()
-        return batch.episodes
+        with _local_session(context) as session:
+            session.sync(0)
+            return dry_run(context, session.roll_out, split)
 
-    def refuse(self, prospect: Prospect) -> None:
-        """Refuse nothing: the configuration's own checks know all of it."""
+    def preflight(self, preflight_context: PreflightContext) -> None:
+        """Check nothing: the checks of the configuration cover this backbone."""
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
-        """Estimate from shapes."""
-        return estimate_memory(config, model_path)
+        """Estimate the memory of a run from the shape of the model."""
+        return estimate_training_memory(config, model_path)
 
 
 @contextlib.contextmanager
-def _session(context: RunContext) -> Iterator[LocalSession]:
-    """Load what a run of episodes needs, and stop it afterwards."""
-    config = context.config.astuner
-    torch.manual_seed(config.trainer_common.seed)
-    with _memory_named(config):
-        device = choose_device(config.trainer_common.device)
-        with context.phase("load_model"):
-            policy = Policy(config.model, context.ingredients.model_path, device, config.update.pack)
-        session = LocalSession(context, RunState(), policy)
-        try:
-            yield session
-        finally:
-            session.close()
-
-
-@contextlib.contextmanager
-def _memory_named(config: AstunerConfig) -> Iterator[None]:
-    """Turn PyTorch's errors about memory into one that says what takes less of it.
+def _local_session(context: RunContext) -> Iterator[LocalSession]:
+    """Load the policy, and close the session after the block.
 
     Raises:
-        BackboneError: there was not enough memory.
+        BackboneError: the device ran out of memory.
     """
+    config = context.config.astuner
+    torch.manual_seed(config.trainer_common.seed)
     try:
-        yield
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; for the CPU there is no class of its own
+        device = choose_device(config.trainer_common.device)
+        with context.phase("load_model"):
+            policy = Policy(config.model, context.run_inputs.model_path, device, config.update.pack)
+        with contextlib.closing(LocalSession(context, policy)) as session:
+            yield session
+    except RuntimeError as error:
+        # torch.OutOfMemoryError is a RuntimeError; for the CPU there is no class.
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
         tokens = config.trainer_common.max_tokens_per_micro_batch
         raise BackboneError(
             f"out of memory: {first_line(error)}. Lower trainer_common.max_tokens_per_micro_batch ({tokens}) or "
             "rollout.max_num_seqs, set model.gradient_checkpointing, or train adapters (model.lora.rank: 16); "
-            "`astuner check` estimates what each part takes"
+            "`astuner check` estimates the memory of each part"
         ) from error

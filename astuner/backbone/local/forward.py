@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens under a model."""
+"""Log-probabilities of tokens under a model."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.backbone.algorithms import entropy_from_logprobs
-from astuner.backbone.local.packed import packed_logits
+from astuner.algorithms import entropy_from_logprobs
+from astuner.backbone.local.packed_attention import packed_logits
 from astuner.context_tracker import Packing
 
 
 def token_logprobs(
-    model: Any, token_ids: Tensor, wanted: Tensor, temperature: float, packing: Packing | None = None
+    model: Any, token_ids: Tensor, mask: Tensor, temperature: float, packing: Packing | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probability of each wanted token given those before it, and the entropy at its place.
+    """Return the log-probability of each selected token given the tokens before it, and the entropy at its position.
 
     Args:
         model: a causal language model of transformers.
         token_ids: [B, T] int64, padded on the right, T of 2 or more.
-        wanted: [B, T]: non-zero where the result is needed; the first column cannot be.
-        temperature: logits are divided by it first, as the sampler did (0, greedy, leaves them as they are).
-        packing: of the B rows, to compute every distinct prefix once; the model must take it (`packed.enable`).
+        mask: [B, T], non-zero for selected tokens; the first column must be 0.
+        temperature: divides the logits, as in the sampler; 0 (greedy) leaves them unchanged.
+        packing: a packing of the B rows, which computes every distinct prefix once; needs `enable_packed_attention`.
 
     Returns:
-        Two [B, T] float32 tensors, 0 where nothing is wanted. The entropy has no gradient.
+        Two [B, T] float32 tensors, 0 for other tokens. The entropy has no gradient.
     """
-    rows, columns = wanted.ne(0).nonzero(as_tuple=True)
+    rows, columns = mask.ne(0).nonzero(as_tuple=True)
     places = _nodes(packing, token_ids)[rows, columns - 1] if packing else columns - 1
     needed, index = torch.unique(places, return_inverse=True)
     if packing:

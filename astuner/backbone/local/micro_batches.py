@@ -1,4 +1,4 @@
-"""Training rows as padded tensors, cut into micro-batches by a token budget."""
+"""Training rows as padded tensors, split into micro-batches by a token budget."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from astuner.backbone.algorithms import CallTable
-from astuner.backbone.rows import Row, token_advantages
+from astuner.algorithms import CallTable
+from astuner.algorithms.training_rows import TrainingRow, token_advantages
 from astuner.context_tracker import ID_BYTES, Packing, encode_ids, pack_encoded, shared_prefix_length
 
 # Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
@@ -23,19 +23,19 @@ class MicroBatch:
     Attributes:
         token_ids: [B, T] int64, padded with 0.
         present: [B, T] bool, False for padding.
-        loss_mask: [B, T] int64.
+        train_counts: [B, T] int64.
         logprobs: [B, T] float32, as sampled, 0 where not sampled.
-        old_logprobs: [B, T] float32, what ratios are taken to.
+        old_logprobs: [B, T] float32, the denominators of the ratios.
         advantages: [B, T] float32, of the call that each trained token belongs to.
-        calls: where each LLM call's completion lies.
+        calls: the position of the completion of each LLM call.
         episodes: [B] int64.
-        rows: indices of its rows in the list it was cut from.
-        packing: of its rows, where each distinct prefix is to be computed once.
+        rows: indices of its rows in the list that was split.
+        packing: the packing of its rows, if each distinct prefix is computed once.
     """
 
     token_ids: Tensor
     present: Tensor
-    loss_mask: Tensor
+    train_counts: Tensor
     logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
@@ -46,35 +46,39 @@ class MicroBatch:
 
 
 def micro_batches(
-    rows: Sequence[Row], token_budget: int, device: torch.device, pays: Callable[[Packing], bool] | None = None
+    rows: Sequence[TrainingRow],
+    token_budget: int,
+    device: torch.device,
+    should_pack: Callable[[Packing], bool] | None = None,
 ) -> list[MicroBatch]:
-    """Cut rows into micro-batches.
+    """Split rows into micro-batches.
 
     Args:
-        rows: what to train on.
-        token_budget: the most tokens that a micro-batch computes, padding included; a longer row goes alone.
-        device: where the tensors are to be.
-        pays: says of a packing whether to compute it in the place of padded rows; None packs nothing.
+        rows: the rows to train on.
+        token_budget: maximum number of tokens of a micro-batch, including padding; a longer row is a
+            micro-batch by itself.
+        device: the device of the tensors.
+        should_pack: returns whether to compute a packing instead of padded rows; None packs nothing.
 
     Returns:
-        Micro-batches in an order that depends on the rows alone.
+        Micro-batches, in an order that depends on the rows only.
     """
     padded_budget = min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
-    if pays is None:
+    if should_pack is None:
         return _padded_batches(rows, range(len(rows)), padded_budget, device)
     encoded = [encode_ids(row.token_ids) for row in rows]
     batches: list[MicroBatch] = []
-    for chosen in _alike(encoded, token_budget):
+    for chosen in _prefix_groups(encoded, token_budget):
         packing = pack_encoded([encoded[index] for index in chosen])
-        if pays(packing):
+        if should_pack(packing):
             batches.append(_pad(rows, chosen, device, packing))
         else:
             batches += _padded_batches(rows, chosen, padded_budget, device)
     return batches
 
 
-def _alike(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
-    """Cut rows into parts of at most `token_budget` distinct prefixes; rows that begin alike go together."""
+def _prefix_groups(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
+    """Split rows into groups of at most `token_budget` distinct prefixes; rows with a common prefix stay together."""
     parts: list[list[int]] = []
     total = 0
     for index in sorted(range(len(encoded)), key=lambda index: (encoded[index], index)):
@@ -90,9 +94,9 @@ def _alike(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
 
 
 def _padded_batches(
-    rows: Sequence[Row], chosen: Sequence[int], token_budget: int, device: torch.device
+    rows: Sequence[TrainingRow], chosen: Sequence[int], token_budget: int, device: torch.device
 ) -> list[MicroBatch]:
-    """Put rows of like length together, so that little is padded."""
+    """Group rows of similar length, which minimises padding."""
     order = sorted(chosen, key=lambda index: (-len(rows[index].token_ids), index))
     batches: list[MicroBatch] = []
     current: list[int] = []
@@ -108,7 +112,7 @@ def _padded_batches(
 
 
 def _pad(
-    rows: Sequence[Row], chosen: Sequence[int], device: torch.device, packing: Packing | None = None
+    rows: Sequence[TrainingRow], chosen: Sequence[int], device: torch.device, packing: Packing | None = None
 ) -> MicroBatch:
     length = max(len(rows[index].token_ids) for index in chosen)
 
@@ -125,7 +129,7 @@ def _pad(
     return MicroBatch(
         token_ids=padded("token_ids", torch.int64),
         present=(torch.arange(length) < lengths[:, None]).to(device),
-        loss_mask=padded("loss_mask", torch.int64),
+        train_counts=padded("train_counts", torch.int64),
         logprobs=padded("logprobs", torch.float32),
         old_logprobs=padded("old_logprobs" if rows[chosen[0]].old_logprobs else "logprobs", torch.float32),
         advantages=token_advantages([rows[index] for index in chosen], length).to(device),

@@ -1,4 +1,4 @@
-"""AdamW with a learning rate that depends on the step alone, so that a resumed run needs no scheduler state."""
+"""AdamW with a learning rate that depends on the step only, so that a resumed run needs no scheduler state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from astuner.backbone.schedule import learning_rate
+from astuner.backbone.training.schedule import learning_rate
 from astuner.config.trainer import OptimConfig
 from astuner.errors import BackboneError
 
@@ -32,7 +32,7 @@ class Optimiser:
         """Apply the accumulated gradient and clear it; return its norm before clipping.
 
         Raises:
-            BackboneError: the gradient is not finite; the weights are left as they were.
+            BackboneError: the gradient is not finite; the weights are unchanged.
         """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.grad_clip))
         if not math.isfinite(norm):
@@ -48,9 +48,9 @@ class Optimiser:
         return norm
 
     def state(self) -> dict[str, Any]:
-        """Return what `load` takes back."""
+        """Return the state of AdamW, for `load`."""
         return self._adamw.state_dict()
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take back `state`."""
+        """Restore a state that `state` returned."""
         self._adamw.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""Whether packing a micro-batch pays: what it costs to compute, measured on the model itself."""
+"""Measured costs of packed and separate rows, which decide whether a micro-batch is packed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from astuner.backbone.local.packed import packed_logits
+from astuner.backbone.local.packed_attention import packed_logits
 from astuner.context_tracker import Packing, pack
 
 _SHORT, _LONG, _PIECES, _REPEATS = 128, 512, 32, 3
@@ -18,46 +18,46 @@ _SHORT, _LONG, _PIECES, _REPEATS = 128, 512, 32, 3
 
 @dataclass(frozen=True)
 class PackCosts:
-    """Seconds that a forward pass takes; a backward pass takes some fixed multiple of each.
+    """Coefficients of the estimated time of a forward pass. A backward pass takes a fixed multiple of that time.
 
     Attributes:
-        token: for each token.
-        pair: for each pair of tokens that an attention kernel looks at: half the square for a causal one, all with
-            a mask.
-        batch: for each batch of pieces of a packing, whose attention is a call of its own.
+        per_token: seconds per token.
+        per_pair: seconds per pair of tokens that an attention kernel computes. A causal kernel computes half of all
+            pairs, a kernel with a mask all of them.
+        per_batch: seconds per batch of pieces of a packing. The attention of each batch is a separate kernel call.
     """
 
-    token: float
-    pair: float
-    batch: float
+    per_token: float
+    per_pair: float
+    per_batch: float
 
-    def packed(self, packing: Packing) -> float:
-        """Return the seconds for a packing."""
+    def packed_seconds(self, packing: Packing) -> float:
+        """Return the estimated seconds of a forward pass over a packing."""
         pairs = 0.0
         for batch in packing.batches:
             piece = packing.pieces[batch[0]]
-            seen = piece.depth + piece.size if piece.path else piece.size / 2
-            pairs += len(batch) * piece.size * seen
-        return self.token * len(packing.token_ids) + self.pair * pairs + self.batch * len(packing.batches)
+            keys = piece.depth + piece.size if piece.path else piece.size / 2
+            pairs += len(batch) * piece.size * keys
+        return self.per_token * len(packing.token_ids) + self.per_pair * pairs + self.per_batch * len(packing.batches)
 
-    def apart(self, packing: Packing) -> float:
-        """Return the seconds for its sequences as rows of their own; those of like length are padded together."""
+    def separate_seconds(self, packing: Packing) -> float:
+        """Return the seconds to compute the sequences of a packing as separate rows, without padding."""
         lengths = [len(places) for places in packing.places]
-        return sum(self.token * length + self.pair * length * length / 2 for length in lengths)
+        return sum(self.per_token * length + self.per_pair * length * length / 2 for length in lengths)
 
-    def pays(self, packing: Packing) -> bool:
-        """Whether the packing is the cheaper of the two."""
-        return self.packed(packing) < self.apart(packing)
+    def is_cheaper_packed(self, packing: Packing) -> bool:
+        """Return whether a packing takes less time than separate rows."""
+        return self.packed_seconds(packing) < self.separate_seconds(packing)
 
 
-def measure_pack_costs(model: Any, longest: int) -> PackCosts:
-    """Time forward passes of a model that takes packings.
+def measure_pack_costs(model: Any, max_length: int) -> PackCosts:
+    """Measure the forward passes of a model that supports packing.
 
     Args:
-        model: prepared by `packed.enable`.
-        longest: the most positions that it knows.
+        model: prepared by `enable_packed_attention`.
+        max_length: maximum sequence length of the model.
     """
-    long = min(_LONG, longest)
+    long = min(_LONG, max_length)
     short = max(long // 4, 1)
     device = next(model.parameters()).device
 
@@ -65,26 +65,28 @@ def measure_pack_costs(model: Any, longest: int) -> PackCosts:
         last = torch.tensor([len(packing.token_ids) - 1], device=device)
         return lambda: packed_logits(model, packing, last)
 
-    # Each goes on where the last but one ends, so that no two can be computed together.
+    # Each sequence extends the path of the one before it, so that no two pieces can be batched.
     size = max(short // _PIECES, 2)
     many = pack([[0] * (size * number) + [1] * size for number in range(1, _PIECES)])
-    one, longer = pack([[0] * short]), pack([[0] * long])
-    seconds_many, seconds_short, seconds_long = (_seconds(forward(packing)) for packing in (many, one, longer))
-    # Two lengths give the line and the parabola; rounding must not make either negative.
+    short_row, long_row = pack([[0] * short]), pack([[0] * long])
+    seconds_many, seconds_short, seconds_long = (
+        _median_seconds(forward(packing)) for packing in (many, short_row, long_row)
+    )
+    # Two lengths determine the linear and the quadratic term. Measurement noise must not make either negative.
     pair = max((seconds_long - seconds_short * long / short) / (long * (long - short) / 2), 0.0)
     token = max((seconds_short - pair * short * short / 2) / short, 1e-12)
-    without = PackCosts(token, pair, 0.0)
-    return PackCosts(token, pair, max((seconds_many - without.packed(many)) / len(many.batches), 0.0))
+    without_batches = PackCosts(token, pair, 0.0)
+    return PackCosts(token, pair, max((seconds_many - without_batches.packed_seconds(many)) / len(many.batches), 0.0))
 
 
 @torch.no_grad()
-def _seconds(compute: Callable[[], object]) -> float:
+def _median_seconds(compute: Callable[[], object]) -> float:
     compute()
     times = []
     for _ in range(_REPEATS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         compute()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - start)
     return statistics.median(times)

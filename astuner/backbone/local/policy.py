@@ -1,4 +1,4 @@
-"""The model in training: loading, LoRA, precision, and what leaves it."""
+"""The model in training: loading, LoRA, precision, saving."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.backbone.causal_lm import compute_dtype, load_causal_lm
-from astuner.backbone.local import packed
+from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.micro_batches import MicroBatch, micro_batches
 from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
-from astuner.backbone.lora import merged_weights, with_lora
-from astuner.backbone.rows import Row
+from astuner.backbone.local.packed_attention import MODEL_TYPES, enable_packed_attention, supports_packing
+from astuner.backbone.training.lora import merged_weights, with_lora
 from astuner.config.rollout import ModelConfig
 from astuner.config.trainer import PackMode
 from astuner.context_tracker import Packing
 from astuner.errors import BackboneError
+from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
 from astuner.model_tuner import ChatCodec
 
 
 class Policy:
-    """A causal language model that is trained, with its starting weights at hand as the reference.
+    """A causal language model in training. Its starting weights serve as the reference model.
 
-    Trained weights are kept in float32, since a learning rate of 1e-6 would be lost in bfloat16's rounding;
-    computation runs in the configured type under autocast.
+    Trained weights are float32, because bfloat16 would round away updates with a learning rate of 1e-6. Computation
+    uses the configured dtype under autocast.
     """
 
     def __init__(self, config: ModelConfig, path: str, device: torch.device, pack: PackMode = "auto") -> None:
         """Load the model at `path`.
 
         Raises:
-            ModelError: `path` is no model, or LoRA's target modules are not in it.
-            BackboneError: `pack` is tree, and the model does not take packings.
+            ModelError: `path` has no readable model, or the model lacks the target modules of LoRA.
+            BackboneError: `pack` is tree, and the model does not support packed attention.
         """
         self.device = device
         self.dtype = compute_dtype(config.dtype, device)
         self.uses_lora = config.lora.rank > 0
         base = load_causal_lm(path, self.dtype if self.uses_lora else torch.float32)
         base.to(device)
-        packed.enable(base)
+        enable_packed_attention(base)
         self._pack = pack
-        if pack == "tree" and not packed.takes_packings(base):
+        if pack == "tree" and not supports_packing(base):
             raise BackboneError(
                 f"update.pack is tree, but {type(base).__name__} is not among the models whose attention can be packed "
-                f"({', '.join(packed.MODEL_TYPES)}, without sliding windows); write auto, which packs where it can"
+                f"({', '.join(MODEL_TYPES)}, without sliding windows); write auto, which packs where it can"
             )
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -60,27 +60,27 @@ class Policy:
 
     @property
     def max_length(self) -> int:
-        """The most positions that the model knows."""
+        """Maximum sequence length of the model in tokens."""
         return int(getattr(self.model.config, "max_position_embeddings", None) or 1_000_000)
 
     @cached_property
     def pack_costs(self) -> PackCosts | None:
-        """What packed micro-batches cost, measured on first use; None if the model does not take them."""
-        if not packed.takes_packings(self.model):
+        """Costs of packed micro-batches, measured on first use; None if the model does not support them."""
+        if not supports_packing(self.model):
             return None
         with self.autocast():
             return measure_pack_costs(self.model, self.max_length)
 
-    def micro_batches(self, rows: Sequence[Row], token_budget: int) -> list[MicroBatch]:
+    def micro_batches(self, rows: Sequence[TrainingRow], token_budget: int) -> list[MicroBatch]:
         """Cut rows into micro-batches of at most `token_budget` tokens, packed where that is cheaper."""
-        return micro_batches(rows, token_budget, self.device, self._pays)
+        return micro_batches(rows, token_budget, self.device, self._should_pack)
 
     @property
-    def _pays(self) -> Callable[[Packing], bool] | None:
-        """Whether a packing is to be computed; None where none is."""
+    def _should_pack(self) -> Callable[[Packing], bool] | None:
+        """The function that decides whether to compute a packing; None to pack nothing."""
         if self._pack == "tree":
             return lambda packing: True
-        return self.pack_costs.pays if self._pack == "auto" and self.pack_costs else None
+        return self.pack_costs.is_cheaper_packed if self._pack == "auto" and self.pack_costs else None
 
     @property
     def parameters(self) -> int:
@@ -88,25 +88,25 @@ class Policy:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def trainable(self) -> list[torch.nn.Parameter]:
-        """Return the parameters that an optimiser should move."""
+        """Return the trained parameters."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Compute in the configured type."""
+        """Return a context that computes in the configured dtype."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
-        """Give the starting model: the adapters switched off, or a frozen second copy made on first use."""
+        """Yield the starting model: the model with adapters disabled, or a frozen copy that is created lazily."""
         if self.uses_lora:
             with self.model.disable_adapter():
                 yield self.model
             return
         if self._reference is None:
             self._reference = self.frozen_copy()
-            packed.enable(self._reference)
+            enable_packed_attention(self._reference)
         yield self._reference
 
     @torch.no_grad()
@@ -117,7 +117,7 @@ class Policy:
         return merged_weights(self.model)
 
     def frozen_copy(self) -> Any:
-        """Return the starting model once more, in the type that the policy computes in."""
+        """Return a frozen copy of the starting model, in the dtype that the policy computes in."""
         return load_causal_lm(self._path, self.dtype).to(self.device).eval().requires_grad_(False)
 
     def save(self, folder: Path, codec: ChatCodec) -> None:
@@ -132,20 +132,20 @@ class Policy:
             model.save_pretrained(folder, state_dict=weights)
         codec.save(folder)
 
-    def learning(self) -> None:
-        """Prepare for a backward pass: dropout stays off, since the tokens were sampled without it."""
+    def prepare_update(self) -> None:
+        """Prepare for a backward pass. Dropout stays off, because the tokens were sampled without it."""
         self.model.train(self._recomputes)
         for module in self.model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.eval()
 
     def training_state(self) -> dict[str, Tensor]:
-        """Return the trained parameters by name: what a checkpoint must hold beside the starting model."""
+        """Return the trained parameters by name. A checkpoint restores them on top of the starting model."""
         return {name: value.detach() for name, value in self.model.named_parameters() if value.requires_grad}
 
     @torch.no_grad()
     def load_training_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `training_state` gave."""
+        """Restore the parameters that `training_state` returned."""
         named = dict(self.model.named_parameters())
         for name, value in state.items():
             named[name].copy_(value)
@@ -153,7 +153,7 @@ class Policy:
 
 @contextlib.contextmanager
 def _reporting_its_own_type(model: Any, dtype: torch.dtype) -> Iterator[None]:
-    """Let config.json name the type that the model computes in, not the float32 of its master weights."""
+    """Make config.json name the dtype that the model computes in, not the float32 of its master weights."""
     before = model.config.dtype
     model.config.dtype = dtype
     try:

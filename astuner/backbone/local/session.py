@@ -1,65 +1,169 @@
-"""The local backbone's session: a policy in this process, and an embedded engine that samples from it."""
+"""The training session of the local backbone: policy, optimizer and engine in this process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from astuner.backbone.batch import Batch, run_batch
+import psutil
+import torch
+
+from astuner.algorithms import resolve
+from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.backbone.base import RunContext
+from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.session import Session
+from astuner.backbone.local.update import PolicyUpdate
+from astuner.backbone.training.checkpoints import CheckpointFolder, save_synced, unreadable
+from astuner.backbone.training.schedule import TaskOrder
+from astuner.backbone.training.session import TrainingSession
+from astuner.errors import first_line
 from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.schema import Episode
+from astuner.task_rollout import BatchRequest, OnEpisode, TaskRollout
+
+_STATE_FILE = "trainer.pt"
+_MODEL_DIR = "model"
+# The shortest interval over which idle cores are measured.
+_MIN_MEASURED_SECONDS = 0.5
 
 
-@dataclass
-class LocalSession(Session):
-    """A policy with an engine that samples from it.
+class LocalSession(TrainingSession):
+    """A policy, its optimizer, and an embedded engine that samples from it.
+
+    A checkpoint `checkpoints/step_000020/` holds the tuned `model/`, and `trainer.pt` with the state of the trainer.
 
     Attributes:
-        context: the run.
-        state: counters.
-        policy: the model.
+        context: inputs of the run.
+        policy: the model in training.
+        spare_cores: adapts the number of CPU threads after each step.
     """
 
-    policy: Policy
+    def __init__(self, context: RunContext, policy: Policy) -> None:
+        self.context = context
+        self.policy = policy
+        self.spare_cores = SpareCores()
+        self._config = context.config.astuner
+        keep = self._config.trainer_common.max_checkpoints_to_keep
+        self._checkpoints = CheckpointFolder(context.record.folder / "checkpoints", keep, _STATE_FILE)
+        self._engine: EmbeddedEngine | None = None
+        self._rollout: TaskRollout | None = None
 
     @cached_property
-    def engine(self) -> EmbeddedEngine:
-        """The engine, started on first use with the policy's weights of then."""
-        with self.context.phase("load_model"):
-            engine = EmbeddedEngine(
-                self.policy.frozen_copy(),
-                max_model_len=min(self.config.rollout.max_model_len, self.policy.max_length),
-                max_num_seqs=self.config.rollout.max_num_seqs,
-            )
-        self.sync_weights(engine, self.state.step)
-        return engine
-
-    def sync_weights(self, engine: EmbeddedEngine, version: int) -> None:
-        """Have `engine` sample from the policy's weights of now, as that version."""
-        with self.context.phase("sync_weights"):
-            engine.update_weights(self.policy.full_weights(), version)
+    def optimiser(self) -> Optimiser:
+        """The optimizer of the policy. Created lazily."""
+        common = self._config.trainer_common
+        order = TaskOrder.from_config(self._config, self.context.run_inputs.tasks.training)
+        total_steps = order.total_steps(common.total_epochs, common.total_training_steps)
+        return Optimiser(self.policy.trainable(), common.optim, total_steps)
 
     @cached_property
-    def rollout(self) -> TaskRollout:
-        """What runs episodes."""
-        return self.ingredients.rollout(self.config, self.engine, self.context.running)
+    def _policy_update(self) -> PolicyUpdate:
+        algorithm = resolve(self._config.trainer_common.algorithm)
+        return PolicyUpdate(self._config, algorithm, self.policy, self.optimiser)
 
-    def roll_out(self, request: BatchRequest, name: str) -> Batch:
+    def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Run the episodes in threads of this process."""
-        batch = run_batch(self.context, self.rollout, request, name)
-        self.engine.raise_if_broken()
-        return batch
+        assert self._engine is not None
+        assert self._rollout is not None
+        episodes = self._rollout.run(request, on_episode, on_attempt)
+        self._engine.raise_if_broken()
+        return episodes
 
-    def save_model(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder, adapters merged in."""
-        self.policy.save(folder, self.ingredients.codec)
+    def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
+        """Update the weights."""
+        assert self._engine is not None
+        self._engine.free_cache()
+        self.policy.prepare_update()
+        return self._policy_update.step(episodes, step)
+
+    def sync(self, step: int) -> None:
+        """Copy the policy's weights to the engine, which is started by the first call."""
+        if self._engine is None:
+            with self.context.phase("load_model"):
+                self._engine = EmbeddedEngine(
+                    self.policy.frozen_copy(),
+                    max_model_len=min(self._config.rollout.max_model_len, self.policy.max_length),
+                    max_num_seqs=self._config.rollout.max_num_seqs,
+                )
+            inputs = self.context.run_inputs
+            self._rollout = inputs.rollout(self._config, self._engine, self.context.active_episodes)
+        else:
+            self.spare_cores.adapt_threads()
+        self._engine.update_weights(self.policy.full_weights(), step)
+
+    def save(self, step: int, progress: dict[str, Any]) -> bool:
+        """Write the checkpoint of `step`."""
+        state = {
+            "trained": self.policy.training_state(),
+            "optimiser": self.optimiser.state(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all(),
+            "progress": {**progress, "step": step},
+        }
+
+        def write(folder: Path) -> None:
+            self.save_model(folder / _MODEL_DIR, step)
+            save_synced(state, folder / _STATE_FILE)
+
+        self._checkpoints.write(step, write)
+        return True
+
+    def load(self) -> dict[str, Any] | None:
+        """Restore the newest checkpoint and return its progress, or None if there is no checkpoint."""
+        checkpoint = self._checkpoints.newest()
+        if checkpoint is None:
+            return None
+        try:
+            state = torch.load(checkpoint / _STATE_FILE, map_location=self.policy.device, weights_only=True)
+            self.policy.load_training_state(state["trained"])
+            self.optimiser.load(state["optimiser"])
+            torch.set_rng_state(state["rng"].cpu())
+            torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
+            progress: dict[str, Any] = state["progress"]
+        except Exception as error:  # PyTorch and pickle raise errors of many types for a damaged file
+            raise unreadable(checkpoint, first_line(error)) from error
+        return progress
+
+    def save_model(self, folder: Path, step: int) -> None:
+        """Write the model as a Hugging Face folder, with adapters merged."""
+        self.policy.save(folder, self.context.run_inputs.codec)
 
     def close(self) -> None:
-        """Stop the engine and the episode threads, where they were started."""
-        if "rollout" in self.__dict__:
-            self.rollout.close()
-        if "engine" in self.__dict__:
-            self.engine.close()
+        """Stop the engine and the threads that run episodes."""
+        if self._rollout is not None:
+            self._rollout.close()
+        if self._engine is not None:
+            self._engine.close()
+
+
+class SpareCores:
+    """Adapts PyTorch's threads to the cores that other processes leave idle.
+
+    An operation ends when its slowest thread ends, so a thread without a core delays all others. On two cores, two
+    runs of two threads each take three times as long as two runs of one thread each.
+    """
+
+    def __init__(self) -> None:
+        self._max_threads = torch.get_num_threads()
+        self._process = psutil.Process()
+        self._last = self._measure()
+
+    def adapt_threads(self) -> None:
+        """Set the number of threads to the cores that were idle since the last call, at most the initial number."""
+        now = self._measure()
+        seconds, busy = now[0] - self._last[0], now[1] - self._last[1]
+        # The system counts hundredths of a second, so a short interval is too inaccurate.
+        if seconds >= _MIN_MEASURED_SECONDS:
+            idle = (psutil.cpu_count() or self._max_threads) - max(busy / seconds, 0.0)
+            torch.set_num_threads(min(max(round(idle), 1), self._max_threads))
+            self._last = now
+
+    def _measure(self) -> tuple[float, float]:
+        """Return the time in seconds, and the CPU seconds of processes other than this one and its children."""
+        system, this = psutil.cpu_times(), self._process.cpu_times()
+        total = system.user + system.system + getattr(system, "nice", 0.0)
+        return time.monotonic(), total - this.user - this.system - this.children_user - this.children_system

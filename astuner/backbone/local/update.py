@@ -1,4 +1,4 @@
-"""One training step: from episodes with rewards to moved weights."""
+"""One training step: from episodes with rewards to updated weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.backbone.algorithms import (
+from astuner.algorithms import (
     Algorithm,
     LossMetrics,
     PolicyBatch,
@@ -18,31 +18,61 @@ from astuner.backbone.algorithms import (
     token_kl,
     token_weights,
 )
+from astuner.algorithms.credit_assignment import (
+    UpdateResult,
+    check_logprob_gap,
+    has_gradient,
+    shuffle_seed,
+    step_advantages,
+    uses_kl_loss,
+)
+from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
+from astuner.algorithms.update_records import SampleKey
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.trained import SeenLogprobs
-from astuner.backbone.rows import Row, mini_batches, row_scales
-from astuner.backbone.step_credit import (
-    UpdateResult,
-    refuse_foreign_logprobs,
-    shuffle_seed,
-    step_credit,
-    teaches,
-    uses_kl_loss,
-)
 from astuner.config.root import AstunerConfig
 from astuner.schema import Episode
 
 
 @dataclass
+class _UpdateLogprobs:
+    """The logprobs that an update computes, for the run record. They stay on the device until they are read."""
+
+    batches: list[tuple[list[SampleKey], Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, rows: Sequence[TrainingRow], batch: MicroBatch, logprobs: Tensor) -> None:
+        """Add the logprobs of a micro-batch.
+
+        Args:
+            rows: the rows that the micro-batch was split from.
+            batch: [B, T].
+            logprobs: [B, T] float32, detached.
+        """
+        keys = [(rows[index].episode, rows[index].sample) for index in batch.rows]
+        self.batches.append((keys, logprobs, batch.train_counts))
+
+    def by_sample(self) -> dict[SampleKey, tuple[float, ...]]:
+        """Return the logprobs of each sample's trained tokens, in order."""
+        by_key: dict[SampleKey, tuple[float, ...]] = {}
+        for keys, logprobs, train_counts in self.batches:
+            is_trained = train_counts.ne(0)
+            values = logprobs[is_trained].tolist()
+            end = 0
+            for key, count in zip(keys, is_trained.sum(dim=1).tolist(), strict=True):
+                by_key[key] = tuple(values[end : end + count])
+                end += count
+        return by_key
+
+
+@dataclass
 class _Sums:
-    """What a step's micro-batches add up to, kept on the device until the step ends."""
+    """Sums over the micro-batches of a step. They stay on the device until the step ends."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
     loss: LossMetrics | None = None
-    seen: SeenLogprobs = field(default_factory=SeenLogprobs)
+    logprobs: _UpdateLogprobs = field(default_factory=_UpdateLogprobs)
 
     def add(self, name: str, value: Tensor) -> None:
         value = value.detach().double()
@@ -54,12 +84,12 @@ class _Sums:
 
 @dataclass
 class PolicyUpdate:
-    """Moves a policy's weights by one batch of episodes.
+    """Updates the weights of a policy with batches of episodes.
 
     Attributes:
         config: the run's configuration.
-        algorithm: resolved; it has a rule.
-        policy, optimiser: what moves.
+        algorithm: the resolved algorithm; it must have a rule.
+        policy, optimiser: the model and its optimizer.
     """
 
     config: AstunerConfig
@@ -76,110 +106,126 @@ class PolicyUpdate:
         """Train on episodes that have a reward and samples; groups are the episodes of one task.
 
         Raises:
-            BackboneError: the engine's logprobs do not belong to the policy's weights, or the gradient is not finite.
+            BackboneError: the engine did not sample with the policy's weights, or the gradient is not finite.
         """
         rows = [
-            Row.of_sample(sample, index, number)
+            TrainingRow.from_sample(sample, index, number)
             for index, episode in enumerate(episodes)
             for number, sample in enumerate(episode.samples)
         ]
-        several = min(self.config.trainer_common.mini_batch_num, len(episodes)) > 1
-        if self._rounds_coarsely and (several or self._uses_kl_in_reward):
-            rows = self._with_own_logprobs(rows)
+        has_mini_batches = min(self.config.trainer_common.mini_batch_num, len(episodes)) > 1
+        if self._is_low_precision and (has_mini_batches or self._uses_kl_in_reward):
+            rows = self._with_trainer_logprobs(rows)
         kl_sums = self._kl_of_episodes(rows, len(episodes)) if self._uses_kl_in_reward else None
-        credit = step_credit(self.config, self.algorithm, episodes, kl_sums)
-        rows = credit.given_to(rows)
+        advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
+        rows = advantages.assign_to(rows)
         sums = _Sums()
-        moved = self._move(rows, sums, step) if any(row.has_advantage for row in rows) else {}
-        return credit.result(moved, rows, sums.seen.by_sample())
+        metrics = self._update_weights(rows, sums, step) if any(row.has_advantage for row in rows) else {}
+        return advantages.update_result(metrics, rows, sums.logprobs.by_sample())
 
     @property
-    def _rounds_coarsely(self) -> bool:
+    def _is_low_precision(self) -> bool:
         return self.policy.dtype != torch.float32
 
     @property
     def _uses_kl_in_reward(self) -> bool:
         return self.config.trainer_common.algorithm.use_kl_in_reward
 
-    def _move(self, rows: Sequence[Row], sums: _Sums, step: int) -> dict[str, float]:
+    def _update_weights(self, rows: Sequence[TrainingRow], sums: _Sums, step: int) -> dict[str, float]:
         norms: list[float] = []
-        parts = mini_batches(rows, self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step))
-        for part in ([rows[place] for place in places] for places in parts):
-            if teaches(self.config, part):
-                self._accumulate(part, sums, first=not norms, only=len(parts) == 1)
+        index_lists = mini_batches(rows, self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step))
+        for part in ([rows[index] for index in indexes] for indexes in index_lists):
+            if has_gradient(self.config, part):
+                self._accumulate(part, sums, first=not norms, only=len(index_lists) == 1)
                 if not norms:
-                    self._refuse_foreign_logprobs(sums, step)
+                    self._check_logprob_gap(sums, step)
                 norms.append(self.optimiser.step(step))
         return self._summary(sums, norms, step)
 
     @torch.no_grad()
-    def _with_own_logprobs(self, rows: Sequence[Row]) -> list[Row]:
-        """Return rows whose old logprobs are the trainer's own in the place of the sampler's.
+    def _with_trainer_logprobs(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        """Return the rows with old logprobs that the trainer computes, instead of the sampler's.
 
-        In bfloat16 the two differ by some hundredths, as their kernels round differently. The probability ratio, and
-        clip ranges as narrow as GSPO's 3e-4, are about how far the weights have moved, so both of its sides have to
-        be computed by the same code.
+        In bfloat16 the two differ by some hundredths, because their kernels round differently. The probability ratio
+        measures how far the weights have moved, with clip ranges as narrow as GSPO's 3e-4. The same code must
+        therefore compute both of its sides.
         """
-        own = list(rows)
+        result = list(rows)
         for batch in self._micro_batches(rows):
             logprobs = self._logprobs(self.policy.model, batch).tolist()
             for values, index in zip(logprobs, batch.rows, strict=True):
-                own[index] = replace(rows[index], old_logprobs=values[: len(rows[index].token_ids)])
-        return own
+                result[index] = replace(rows[index], old_logprobs=values[: len(rows[index].token_ids)])
+        return result
 
     @torch.no_grad()
-    def _kl_of_episodes(self, rows: Sequence[Row], n_episodes: int) -> Tensor:
+    def _kl_of_episodes(self, rows: Sequence[TrainingRow], n_episodes: int) -> Tensor:
         total = torch.zeros(n_episodes)
         for batch in self._micro_batches(rows):
             reference = self._reference_logprobs(batch)
             kl = token_kl(batch.old_logprobs, reference, self.config.trainer_common.algorithm.kl_penalty)
-            total += episode_sums(kl, batch.loss_mask, batch.episodes, n_episodes).cpu()
+            total += episode_sums(kl, batch.train_counts, batch.episodes, n_episodes).cpu()
         return total
 
-    def _accumulate(self, rows: Sequence[Row], sums: _Sums, *, first: bool, only: bool) -> None:
-        """Add the gradient of a mini-batch, the `first` or even the `only` one of its step, to the parameters'."""
+    def _accumulate(self, rows: Sequence[TrainingRow], sums: _Sums, *, first: bool, only: bool) -> None:
+        """Add the gradient of a mini-batch to the gradients of the parameters.
+
+        Args:
+            rows: the rows of the mini-batch.
+            sums: the sums of the step, which are updated.
+            first: whether this is the first mini-batch of the step.
+            only: whether the step has no other mini-batch.
+        """
         scales = row_scales(rows, self.algorithm.loss_agg_mode, self.config.data.max_response_length)
-        wanted = list(range(len(rows)))
+        indexes = list(range(len(rows)))
         if not uses_kl_loss(self.config):
-            # A row whose advantage is zero has no gradient; its tokens have their weight in `scales` already.
-            wanted = [index for index in wanted if rows[index].has_advantage]
-        chosen = [rows[index] for index in wanted]
-        chosen_scales = scales[wanted]
-        for batch in self._micro_batches(chosen):
-            place = list(batch.rows)
-            place_scales = chosen_scales[place].to(self.policy.device)
-            loss, logprobs = self._loss(batch, place_scales, sums, first=first, only=only)
+            # A row whose advantage is zero has no gradient. `scales` already accounts for its tokens.
+            indexes = [index for index in indexes if rows[index].has_advantage]
+        rows, scales = [rows[index] for index in indexes], scales[indexes]
+        for batch in self._micro_batches(rows):
+            batch_scales = scales[list(batch.rows)].to(self.policy.device)
+            loss, logprobs = self._loss(batch, batch_scales, sums, first=first, only=only)
             loss.backward()  # type: ignore[no-untyped-call]
-            sums.seen.add(chosen, batch, logprobs)
+            sums.logprobs.add(rows, batch, logprobs)
 
     def _loss(
         self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return this micro-batch's share of the mini-batch's loss, and [B, T] logprobs without gradient."""
+        """Return the contribution of a micro-batch to the loss of its mini-batch, and its logprobs.
+
+        Args:
+            batch: the micro-batch.
+            scales: [B], the loss factors of its rows.
+            sums: sums over the step, which are updated.
+            first: whether its mini-batch is the first of the step.
+            only: whether its mini-batch is the only one of the step.
+
+        Returns:
+            The loss, and the logprobs [B, T] without gradient.
+        """
         with self.policy.autocast():
             logprobs, entropy = token_logprobs(
                 self.policy.model,
                 batch.token_ids,
-                batch.loss_mask,
+                batch.train_counts,
                 self.config.rollout.temperature,
                 batch.packing,
             )
-        weights = token_weights(batch.loss_mask, scales)
+        weights = token_weights(batch.train_counts, scales)
         policy_batch = PolicyBatch(
             logprobs=logprobs,
-            # Before the first of a step's updates the weights have not moved since sampling: what differs is rounding.
-            old_logprobs=logprobs.detach() if only and self._rounds_coarsely else batch.old_logprobs,
+            # Before the first update of a step, the weights are those that sampled: only rounding differs.
+            old_logprobs=logprobs.detach() if only and self._is_low_precision else batch.old_logprobs,
             advantages=batch.advantages,
-            loss_mask=batch.loss_mask,
+            train_counts=batch.train_counts,
             calls=batch.calls,
         )
         result = self._rule.policy_loss(policy_batch)
         loss = (result.token_losses * weights).sum()
         sums.add("loss/policy", loss)
         sums.add_loss(result.metrics)
-        sums.add("entropy", (entropy * batch.loss_mask).sum())
+        sums.add("entropy", (entropy * batch.train_counts).sum())
         if first:
-            _compare(sums, batch, logprobs.detach())
+            _add_logprob_differences(sums, batch, logprobs.detach())
         if uses_kl_loss(self.config):
             common = self.config.trainer_common
             with torch.no_grad():
@@ -197,11 +243,11 @@ class PolicyUpdate:
     def _logprobs(self, model: Any, batch: MicroBatch) -> Tensor:
         with self.policy.autocast():
             logprobs, _ = token_logprobs(
-                model, batch.token_ids, batch.loss_mask, self.config.rollout.temperature, batch.packing
+                model, batch.token_ids, batch.train_counts, self.config.rollout.temperature, batch.packing
             )
         return logprobs
 
-    def _micro_batches(self, rows: Sequence[Row]) -> list[MicroBatch]:
+    def _micro_batches(self, rows: Sequence[TrainingRow]) -> list[MicroBatch]:
         return self.policy.micro_batches(rows, self.config.trainer_common.max_tokens_per_micro_batch)
 
     def _summary(self, sums: _Sums, norms: Sequence[float], step: int) -> dict[str, float]:
@@ -209,13 +255,13 @@ class PolicyUpdate:
         values = {name: float(value) for name, value in sums.values.items()}
         assert sums.loss is not None
         loss = sums.loss.summary()
-        trained = float(sums.loss.trained_tokens)
+        trained_tokens = float(sums.loss.trained_tokens)
         compared = max(values["compared_tokens"], 1.0)
         metrics: dict[str, float] = {
             name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
         }
         return metrics | {
-            "entropy": values["entropy"] / max(trained, 1.0),
+            "entropy": values["entropy"] / max(trained_tokens, 1.0),
             "clip_fraction": loss["clip_fraction_low"] + loss["clip_fraction_high"],
             "kl/rollout": values["rollout_kl"] / compared,
             "kl/update": loss["approx_kl"],
@@ -227,16 +273,16 @@ class PolicyUpdate:
             "update/optimiser_steps": steps,
         }
 
-    def _refuse_foreign_logprobs(self, sums: _Sums, step: int) -> None:
+    def _check_logprob_gap(self, sums: _Sums, step: int) -> None:
         difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
-        refuse_foreign_logprobs(difference, self.policy.dtype, f"step {step}")
+        check_logprob_gap(difference, self.policy.dtype, f"step {step}")
 
 
-def _compare(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:
-    """Add how far the trainer's logprobs are from the sampler's."""
-    trained = batch.loss_mask.ne(0)
-    counts = batch.loss_mask[trained]
-    log_ratio = (logprobs - batch.logprobs)[trained].double()
+def _add_logprob_differences(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:
+    """Add the differences between the trainer's logprobs and the sampler's."""
+    is_trained = batch.train_counts.ne(0)
+    counts = batch.train_counts[is_trained]
+    log_ratio = (logprobs - batch.logprobs)[is_trained].double()
     sums.add("logprob_difference", (log_ratio.abs() * counts).sum())
     sums.add("rollout_kl", ((log_ratio.expm1() - log_ratio) * counts).sum())
     sums.add("compared_tokens", counts.sum())

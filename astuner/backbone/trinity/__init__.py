@@ -1,1 +1,1 @@
-"""Trains with Trinity-RFT's explorer and trainer on Ray, asynchronously."""
+"""The trinity backbone: trains asynchronously with Trinity-RFT's explorer and trainer on Ray."""

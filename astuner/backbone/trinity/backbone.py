@@ -1,55 +1,233 @@
-"""The trinity backbone: Trinity's explorer and trainer on a Ray cluster, astuner's episodes, algorithms and record."""
+"""The trinity backbone: Trinity's explorer and trainer on a Ray cluster, with astuner's episodes and algorithms."""
 
 from __future__ import annotations
 
-from astuner.backbone.algorithms import resolve
-from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
-from astuner.backbone.batch import dry_run
-from astuner.backbone.finish import leave_summary, run_to_end
-from astuner.backbone.trinity.checkpoint import TrinityCheckpoints
-from astuner.backbone.trinity.session import AskedFor, refuse_unfit, trinity_session
-from astuner.config.root import AstunerConfig
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from loguru import logger
+
+import astuner
+from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.training.episode_worker import AgentJob
+from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.schedule import TaskOrder
+from astuner.backbone.training.session import dry_run, evaluate
+from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
+from astuner.backbone.trinity.composition import check_trinity_config, configured_tinker_service, trinity_config
+from astuner.backbone.trinity.preflight import MIN_GPUS
+from astuner.backbone.trinity.rules import runner_count
+from astuner.backbone.trinity.run_facts import Mode, TrinityRunFacts
+from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server, service_key
+from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, TrainingBackend, VerlTrainingBackend
+from astuner.config.root import AstunerConfig, RunConfig
+from astuner.debugging.breakpoints import active_breakpoints
+from astuner.localhost import ADDRESS
+from astuner.ray_cluster.connection import check_ray_reachable
+from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
+from astuner.ray_cluster.head import is_own_ray
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 
-NAME = "trinity"
+if TYPE_CHECKING:
+    from astuner.backbone.trinity.session import TrinitySession
+
+# Folders in the run record: Trinity's state, and the output of the Tinker server.
+_STATE_DIR, _SERVER_DIR = "trinity", "tinker"
+
+_ENVIRONMENT = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "TINKER_TELEMETRY": "0",
+    # Trinity's default loads every installed plugin of vLLM.
+    "VLLM_PLUGINS": "none",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # For the launcher; the log files of Trinity's processes follow Trinity's configuration.
+    "TRINITY_LOG_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 class TrinityBackbone:
-    """Trains with Trinity-RFT: episodes are run while the weights learn from those before."""
+    """Trains with Trinity-RFT, which runs episodes while it trains on earlier ones."""
 
     def train(self, context: RunContext) -> RunSummary:
-        """Run the configured algorithm and leave the tuned model in `{record}/model`."""
-        common = context.config.astuner.trainer_common
-        checkpoints = TrinityCheckpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
-        with trinity_session(context, "both", checkpoints) as session:
-            # What it needs is imported only once the environment is set up.
-            from astuner.backbone.trinity.loop import TrinityLoop
-
-            return run_to_end(TrinityLoop(session, resolve(common.algorithm), checkpoints), NAME)
+        """Train with the configured algorithm, and write the tuned model to `{record}/model`."""
+        with _trinity_session(context, "both") as session:
+            return RlLoop(context, session).run()
 
     def evaluate(self, context: RunContext) -> RunSummary:
-        """Validate once."""
-        with trinity_session(context, "bench") as session:
-            session.validate("validation")
-            session.state.after = session.state.latest
-            return leave_summary(session, NAME, session.ingredients.model_path)
+        """Validate the model once."""
+        with _trinity_session(context, "bench") as session:
+            return evaluate(context, session)
 
     def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
         """Roll out a few tasks."""
-        with trinity_session(context, "bench") as session:
-            batch = dry_run(context, AskedFor(session), split, context.config.astuner.trainer_common.seed)
-        return batch.episodes
+        with _trinity_session(context, "bench") as session:
+            return dry_run(context, session.run_on_explorer, split)
 
-    def refuse(self, prospect: Prospect) -> None:
-        """Refuse what Trinity or the Ray to join does not take.
-
-        Raises:
-            AstunerError: what, and what to do.
-        """
-        refuse_unfit(prospect)
+    def preflight(self, preflight_context: PreflightContext) -> None:
+        """Check that Trinity supports the configuration, and that Ray is reachable if the run joins it."""
+        address = preflight_context.config.astuner.trainer_common.ray_address
+        # The server that the run starts has no port yet.
+        training_backend = _configured_training_backend(preflight_context.config) or TinkerTrainingBackend(
+            RemoteTinkerService(f"http://{ADDRESS}", LOCAL_KEY)
+        )
+        mode: Mode = "both" if preflight_context.trains else "bench"
+        with _trinity_environment(is_own_ray(address, preflight_context.ray), training_backend):
+            training_backend.prepare_imports()
+            trinity_config(preflight_context.config, _run_facts(preflight_context, mode, training_backend, "astuner"))
+            check_ray_reachable(address)
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Return None: the model is in other processes, on machines that this one may not see."""
+        """Return None: the model is in other processes, possibly on other machines."""
         return None
+
+
+def on_gpus(config: AstunerConfig) -> bool:
+    """Return whether vLLM and verl's workers sample and train on GPUs: `device` is cuda, or auto with enough GPUs."""
+    device = config.trainer_common.device
+    return device == "cuda" or (device == "auto" and torch.cuda.device_count() >= MIN_GPUS)
+
+
+def _configured_training_backend(config: RunConfig) -> TrainingBackend | None:
+    """Return the training backend for GPUs or for the service of the `trinity:` section; None for its own server.
+
+    Raises:
+        ConfigError: no API key is set for the Tinker service.
+    """
+    url = configured_tinker_service(config)
+    if url is not None:
+        return TinkerTrainingBackend(RemoteTinkerService(url, service_key()))
+    return VerlTrainingBackend() if on_gpus(config.astuner) else None
+
+
+def _trinity_environment(
+    own_ray: bool, training_backend: TrainingBackend
+) -> contextlib.AbstractContextManager[dict[str, str]]:
+    """Set the variables that Ray and Trinity read when they are imported; yield those that their processes need."""
+    return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, **training_backend.environment})
+
+
+@contextlib.contextmanager
+def _trinity_session(context: RunContext, mode: Mode) -> Iterator[TrinitySession]:
+    """Start Ray, Trinity's explorer and trainer, and a Tinker server if needed; stop them after the block.
+
+    Args:
+        context: inputs of the run.
+        mode: "both" to train from the newest checkpoint; "bench" to sample only.
+
+    Raises:
+        AstunerError: Trinity does not support the configuration, or a process fails.
+    """
+    config, record = context.config.astuner, context.record.folder.absolute()
+    checkpoints = TrinityCheckpoints(record / "checkpoints", config.trainer_common.max_checkpoints_to_keep)
+    with contextlib.ExitStack() as stack:
+        training_backend = _configured_training_backend(context.config)
+        if training_backend is None:
+            model = _resolved_model_path(context.run_inputs.model_path)
+            server = local_tinker_server(model, config.model.dtype, record / _SERVER_DIR)
+            training_backend = TinkerTrainingBackend(stack.enter_context(server))
+        environment = stack.enter_context(_trinity_environment(context.has_own_ray, training_backend))
+        state = TrinityState(record / _STATE_DIR, training_backend)
+        state.clear()
+        if mode == "both" and (checkpoint := checkpoints.newest()) is not None:
+            state.restore(checkpoint, config.trainer_common.mini_batch_num)
+        with context.phase("load_model"):
+            session = _start_session(context, mode, training_backend, state, checkpoints, environment, stack)
+        yield session
+
+
+def _start_session(
+    context: RunContext,
+    mode: Mode,
+    training_backend: TrainingBackend,
+    state: TrinityState,
+    checkpoints: TrinityCheckpoints,
+    environment: dict[str, str],
+    stack: contextlib.ExitStack,
+) -> TrinitySession:
+    training_backend.prepare_imports()
+    from astuner.ray_cluster.connection import check_not_connected, ray_connected
+
+    config = context.config.astuner
+    check_not_connected()
+    logger.info("starting Ray and Trinity's explorer and trainer; this takes up to a minute")
+    namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
+    facts = _run_facts(context.preflight_context, mode, training_backend, namespace)
+    composed = trinity_config(context.config, facts)
+    address = context.ray.address if context.ray else config.trainer_common.ray_address
+    runtime_env = _runtime_env(training_backend, environment, composed.get_envs())
+    stack.enter_context(ray_connected({"address": address, "namespace": namespace, "runtime_env": runtime_env}))
+    # These modules import Trinity and Ray.
+    from astuner.backbone.trinity.actors import trinity_actors
+    from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator
+    from astuner.backbone.trinity.event_consumer import EventConsumer
+    from astuner.backbone.trinity.session import TrinitySession
+
+    agent = AgentJob(config, context.run_inputs.search, Path.cwd(), facts.model_path, active_breakpoints())
+    coordinator = start_coordinator(
+        CoordinatorJob(
+            agent=agent,
+            uses_tinker=facts.uses_tinker,
+            max_model_len=facts.max_model_len,
+            updates=config.trainer_common.mini_batch_num,
+            runners=facts.runners,
+        )
+    )
+    training_backend.wait_until_ready(config.deadlines.load_model or 3600.0)
+    actors = stack.enter_context(
+        trinity_actors(check_trinity_config(composed), training_backend.trainer_class(), training_backend.check_alive)
+    )
+    event_consumer = EventConsumer(config, coordinator, actors)
+    actors.prepare(config.deadlines.load_model)
+    return TrinitySession(context, actors, event_consumer, facts, training_backend, state, checkpoints)
+
+
+def _runtime_env(
+    training_backend: TrainingBackend, environment: dict[str, str], trinity_environment: dict[str, str]
+) -> dict[str, Any]:
+    """Return the runtime environment of Ray's processes, in which astuner and the trainer can be imported."""
+    package = str(Path(astuner.__file__).parents[1])
+    python_path = filter(None, (*training_backend.python_path, package, os.environ.get("PYTHONPATH")))
+    variables = {**environment, "PYTHONPATH": os.pathsep.join(python_path), **trinity_environment}
+    return {**training_backend.ray_runtime_env, "env_vars": variables}
+
+
+def _run_facts(
+    preflight_context: PreflightContext, mode: Mode, training_backend: TrainingBackend, namespace: str
+) -> TrinityRunFacts:
+    """Return the values of Trinity's configuration that depend on the model, the tasks and the device."""
+    from transformers import AutoConfig
+
+    config, tasks = preflight_context.config.astuner, preflight_context.run_inputs.tasks
+    common = config.trainer_common
+    model = _resolved_model_path(preflight_context.run_inputs.model_path)
+    positions = getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", None)
+    max_model_len = config.rollout.max_model_len
+    order = TaskOrder.from_config(config, tasks.training)
+    return TrinityRunFacts(
+        mode=mode,
+        device=training_backend.device,
+        model_path=model,
+        checkpoint_root_dir=preflight_context.folder.absolute() / _STATE_DIR,
+        total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
+        namespace=namespace,
+        max_model_len=min(max_model_len, positions) if isinstance(positions, int) else max_model_len,
+        tinker_base_url=training_backend.tinker_url,
+        runners=runner_count(config),
+        validates=bool(tasks.validation),
+        origins=preflight_context.origins,
+    )
+
+
+def _resolved_model_path(model: str) -> str:
+    """Return the absolute path of a model's folder; return a Hugging Face name unchanged.
+
+    Trinity's processes have other working directories, so a relative path would not work there.
+    """
+    return str(Path(model).resolve()) if Path(model).exists() else model

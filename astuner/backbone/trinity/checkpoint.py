@@ -1,4 +1,4 @@
-"""Trinity's own state on disk, and the run's checkpoints, which are made of it."""
+"""The run's checkpoints with Trinity, and Trinity's own state folder, from which it resumes."""
 
 from __future__ import annotations
 
@@ -9,76 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from astuner.backbone.checkpoint_folder import CheckpointFolder, unreadable
+from astuner.backbone.training.checkpoints import CheckpointFolder, unreadable
 from astuner.backbone.trinity.composition import NAME, PROJECT
-from astuner.backbone.trinity.sides import Side
-from astuner.errors import RecordError
-from astuner.model_tuner import first_line
+from astuner.backbone.trinity.training_backends import TrainingBackend
+from astuner.errors import RecordError, first_line
 
-_STATE = "progress.json"
+_PROGRESS_FILE = "progress.json"
 _MODEL = "model"
 _WEIGHTS = "weights"
-_NEWEST = "latest_checkpointed_iteration.txt"
-
-
-class TrinityState:
-    """What Trinity keeps of a run on disk; made anew by each process of the launcher's."""
-
-    def __init__(self, root: Path, side: Side) -> None:
-        """Use `root`, Trinity's `checkpoint_root_dir`, in which `side` saves weights."""
-        self._root, self._side = root, side
-        self._folder = root / PROJECT / NAME
-
-    def clear(self) -> None:
-        """Remove what an earlier process has left: it may be of steps that the record does not have."""
-        shutil.rmtree(self._root, ignore_errors=True)
-
-    def saved(self, number: int) -> str | None:
-        """Return where the weights are that the trainer saved after its step `number`."""
-        return self._side.saved(self._place(number))
-
-    def newest(self) -> str:
-        """Return where the weights are that the trainer saved last.
-
-        Raises:
-            RecordError: it says that it saved, and did not.
-        """
-        number = int((self._folder / _NEWEST).read_text())
-        found = self.saved(number)
-        if found is None:
-            raise RecordError(f"{self._place(number)} lacks the trainer's weights; is the disk full?")
-        return found
-
-    def restore(self, kept: Kept, updates: int) -> None:
-        """Have Trinity go on.
-
-        Args:
-            kept: the run's checkpoint.
-            updates: steps of Trinity's trainer in a training step.
-        """
-        step = kept.progress["step"]
-        number = step * updates
-        self._side.put_back(kept.weights, kept.folder, self._place(number))
-        (self._folder / _NEWEST).write_text(str(number))
-        (self._folder / "trainer_meta.json").write_text(
-            json.dumps({"latest_iteration": number, "sample_strategy_state": {}})
-        )
-        (self._folder / "explorer_meta.json").write_text(
-            json.dumps({"latest_iteration": step, "taskset_states": [{"current_index": 0}]})
-        )
-
-    def _place(self, number: int) -> Path:
-        return self._folder / f"global_step_{number}"
+_LATEST_FILE = "latest_checkpointed_iteration.txt"
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A checkpoint.
+class TrinityCheckpoint:
+    """A checkpoint of the run.
 
     Attributes:
-        folder: where it is.
-        progress: with `step`, the finished training steps.
-        weights: what its side kept, see `Side.keep`.
+        folder: the folder with its files.
+        progress: the run's progress; `step` is the number of finished training steps.
+        weights: the reference that `TrainingBackend.store_weights` returned.
     """
 
     folder: Path
@@ -86,41 +35,106 @@ class Kept:
     weights: str
 
 
+class TrinityState:
+    """Trinity's state folder (`checkpoint_root_dir`); it is recreated whenever a run starts or resumes.
+
+    Args:
+        root: the folder.
+        training_backend: reads and writes the weights in it.
+    """
+
+    def __init__(self, root: Path, training_backend: TrainingBackend) -> None:
+        self._root, self._training_backend = root, training_backend
+        self._folder = root / PROJECT / NAME
+
+    def clear(self) -> None:
+        """Delete the state: an earlier process may have left steps that the run record does not have."""
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    def saved_weights(self, trainer_step: int) -> str | None:
+        """Return the location of the weights that the trainer saved after a step; None if it did not."""
+        return self._training_backend.saved_weights(self._step_folder(trainer_step))
+
+    def newest_weights(self) -> str:
+        """Return the location of the weights that the trainer saved last.
+
+        Raises:
+            RecordError: the trainer reported the save, but the weights are missing.
+        """
+        trainer_step = int((self._folder / _LATEST_FILE).read_text())
+        weights = self.saved_weights(trainer_step)
+        if weights is None:
+            raise RecordError(
+                f"{self._step_folder(trainer_step)} lacks the weights that the trainer saved; is the disk full?"
+            )
+        return weights
+
+    def restore(self, checkpoint: TrinityCheckpoint, updates: int) -> None:
+        """Write the state from which Trinity resumes.
+
+        Args:
+            checkpoint: the run's checkpoint.
+            updates: trainer steps in a training step.
+        """
+        step = checkpoint.progress["step"]
+        trainer_step = step * updates
+        step_folder = self._step_folder(trainer_step)
+        self._training_backend.restore_weights(checkpoint.weights, checkpoint.folder, step_folder)
+        (self._folder / _LATEST_FILE).write_text(str(trainer_step))
+        (self._folder / "trainer_meta.json").write_text(
+            json.dumps({"latest_iteration": trainer_step, "sample_strategy_state": {}})
+        )
+        (self._folder / "explorer_meta.json").write_text(
+            json.dumps({"latest_iteration": step, "taskset_states": [{"current_index": 0}]})
+        )
+
+    def _step_folder(self, trainer_step: int) -> Path:
+        return self._folder / f"global_step_{trainer_step}"
+
+
 class TrinityCheckpoints:
-    """`checkpoints/step_000020/` holds the tuned `model/` and `progress.json`, and what the run's side keeps."""
+    """The checkpoints of a run.
+
+    `checkpoints/step_000020/` contains the tuned `model/`, `progress.json` and any files of the training backend.
+
+    Args:
+        folder: the `checkpoints` folder.
+        keep: number of checkpoints to keep; older ones are deleted.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """Use `folder`; older checkpoints beyond `keep` are removed."""
-        self._place = folder
-        self._folder = CheckpointFolder(folder, keep, _STATE)
+        self._root = folder
+        self._folder = CheckpointFolder(folder, keep, _PROGRESS_FILE)
 
     def save(
         self,
         step: int,
-        keep: Callable[[Path], str],
+        store_weights: Callable[[Path], str],
         save_model: Callable[[Path], None],
         progress: dict[str, Any],
     ) -> None:
         """Write the checkpoint of `step`.
 
         Args:
-            step: finished training steps.
-            keep: keeps the weights with the checkpoint, see `Side.keep`.
+            step: number of finished training steps.
+            store_weights: stores the weights in the checkpoint's folder; see `TrainingBackend.store_weights`.
             save_model: writes a Hugging Face folder.
-            progress: anything else that a resumed run needs, of plain types.
+            progress: other state that a resumed run needs, as JSON values.
 
         Raises:
-            RecordError: it cannot be written; earlier checkpoints are untouched.
+            RecordError: the checkpoint cannot be written; earlier checkpoints are unchanged.
         """
 
         def fill(folder: Path) -> None:
             save_model(folder / _MODEL)
-            (folder / _STATE).write_text(json.dumps({**progress, "step": step, _WEIGHTS: keep(folder)}))
+            (folder / _PROGRESS_FILE).write_text(
+                json.dumps({**progress, "step": step, _WEIGHTS: store_weights(folder)})
+            )
 
         self._folder.write(step, fill)
 
-    def newest(self) -> Kept | None:
-        """Return the newest checkpoint; None where there is none.
+    def newest(self) -> TrinityCheckpoint | None:
+        """Return the newest checkpoint; None if there is none.
 
         Raises:
             RecordError: it cannot be read.
@@ -129,17 +143,21 @@ class TrinityCheckpoints:
         if newest is None:
             return None
         try:
-            progress: dict[str, Any] = json.loads((newest / _STATE).read_text())
-            return Kept(newest, progress, progress.pop(_WEIGHTS))
+            progress: dict[str, Any] = json.loads((newest / _PROGRESS_FILE).read_text())
+            return TrinityCheckpoint(newest, progress, progress.pop(_WEIGHTS))
         except (OSError, ValueError, KeyError) as error:
             raise unreadable(newest, first_line(error)) from error
 
-    def kept(self) -> list[str]:
-        """Return what the side kept of all checkpoints that are there."""
-        found = []
-        for file in self._place.glob(f"step_*/{_STATE}"):
+    def stored_weights(self) -> list[str]:
+        """Return the weight references of all checkpoints.
+
+        Raises:
+            RecordError: a checkpoint cannot be read.
+        """
+        references = []
+        for file in self._root.glob(f"step_*/{_PROGRESS_FILE}"):
             try:
-                found.append(json.loads(file.read_text())[_WEIGHTS])
+                references.append(json.loads(file.read_text())[_WEIGHTS])
             except (OSError, ValueError, KeyError) as error:
-                raise RecordError(f"{file} cannot be read: {first_line(error)}; remove its folder") from error
-        return found
+                raise RecordError(f"{file} cannot be read: {first_line(error)}; delete its folder") from error
+        return references

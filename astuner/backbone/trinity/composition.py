@@ -1,61 +1,86 @@
-"""From a run's configuration to Trinity's.
-
-What mapping.yaml makes of astuner's keys and what machine.yaml has for the machine, over that the `trinity:` section.
-"""
+"""Trinity's configuration of a run: the run's values and the user's `trinity:` section."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from astuner.backbone.handed_through import Given, given_values, problem_with, problems_with
-from astuner.backbone.key_mapping import PLAIN
-from astuner.backbone.trinity.mapping import machine_mapping, trinity_mapping
-from astuner.backbone.trinity.plan import TrinityPlan
-from astuner.backbone.trinity.rules import RULES
-from astuner.backbone.trinity.unfit import unfit
-from astuner.config.keys import KeyPath, dotted, parts, value_at
+from astuner.backbone.base import missing_packages
+from astuner.backbone.trinity.preflight import machine_problems
+from astuner.backbone.trinity.run_facts import TrinityRunFacts
+from astuner.config.keys import KeyPath, dotted, parts
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import RunConfig
-from astuner.errors import BackboneError
+from astuner.config.trainer_mapping import trainer_mapping
+from astuner.config.trainer_overrides import TrainerOverride, override_problem, override_problems, trainer_overrides
+from astuner.errors import BackboneError, first_line
 
-PROJECT, NAME = (str(trinity_mapping().fixed[key].value) for key in ("project", "name"))
+if TYPE_CHECKING:
+    from trinity.common.config import Config
+
+PROJECT, NAME = (str(trainer_mapping("trinity").fixed[key].value) for key in ("project", "name"))
 """Trinity keeps its state in `{checkpoint_root_dir}/{PROJECT}/{NAME}`."""
 
-_BASE_URL = ("model", "tinker", "base_url")
 
-
-def compose_trinity_config(config: RunConfig, plan: TrinityPlan) -> dict[str, Any]:
-    """Return Trinity's `Config` as a nested mapping of plain values; what it lacks has Trinity's default.
-
-    Args:
-        config: as loaded, names resolved.
-        plan: what it leaves open.
+def trinity_config(config: RunConfig, facts: TrinityRunFacts) -> Config:
+    """Return Trinity's configuration of a run, before Trinity's own check, which contacts the Tinker service.
 
     Raises:
-        ConfigError: the `trinity:` section names a key that Trinity does not have, one that astuner sets, or a value
-            that it cannot have; or a key of astuner does not go with the device; with the place of each.
+        ConfigError: the same errors as in `compose_trinity_config`.
         BackboneError: Trinity is not installed.
     """
-    packaged = packaged_config()
-    given = list(_beside_ours(given_values(config.trinity, "trinity", packaged)))
-    raise_problems([*problems_with(given, trinity_mapping(), packaged, plan.origins), *unfit(config, plan)])
-    raise_problems(list(_impossible(given, packaged, plan)))
+    composed = OmegaConf.merge(packaged_config(), compose_trinity_config(config, facts))
+    result: Any = OmegaConf.to_object(composed)
+    # Trinity's check sets the same folder; its processes read it from their environment before.
+    result.log.save_dir = str(Path(result.get_checkpoint_job_dir()) / "log")
+    return cast("Config", result)
+
+
+def check_trinity_config(config: Config) -> Config:
+    """Return a configuration as checked and completed by Trinity.
+
+    Raises:
+        BackboneError: Trinity's check failed.
+    """
+    try:
+        return config.check_and_update()
+    # Trinity's checks raise errors of many types.
+    except Exception as error:
+        raise BackboneError(f"Trinity rejected its configuration: {first_line(error)}") from error
+
+
+def compose_trinity_config(config: RunConfig, facts: TrinityRunFacts) -> dict[str, Any]:
+    """Return Trinity's configuration as a nested mapping of plain values; missing keys have Trinity's defaults.
+
+    Args:
+        config: the configuration, with the names and folders from `resolve_names`.
+        facts: values that are known only when the run starts.
+
+    Raises:
+        ConfigError: the `trinity:` section has a key that Trinity does not have or that astuner sets, or a value that
+            the key cannot have, or a key of astuner does not fit the machine. The message states where each key is set.
+        BackboneError: Trinity is not installed.
+    """
+    packaged, mapping = packaged_config(), trainer_mapping("trinity")
+    overrides = list(_split_shared_mappings(trainer_overrides(config.trinity, "trinity", packaged)))
+    problems = override_problems(overrides, mapping, packaged, facts.origins)
+    raise_problems([*problems, *machine_problems(config, facts)])
+    raise_problems(list(_invalid_values(overrides, packaged, facts)))
     composed: dict[str, Any] = {}
-    for key, value in {**_mapped(config, plan), **_for_machine(config, plan)}.items():
-        _put(composed, parts(key), value)
-    for one in given:
-        _put(composed, one.path, one.value)
+    for name, value in mapping.values(config, facts, ("always", "tinker" if facts.uses_tinker else "gpus")).items():
+        _set(composed, parts(name), value)
+    for override in overrides:
+        _set(composed, override.path, override.value)
     return composed
 
 
 def packaged_config() -> DictConfig:
-    """Return Trinity's configuration as its classes have it.
+    """Return Trinity's configuration with the defaults of its classes.
 
     Raises:
         BackboneError: Trinity is not installed.
@@ -63,20 +88,15 @@ def packaged_config() -> DictConfig:
     try:
         from trinity.common.config import Config
     except ImportError as error:
-        raise BackboneError(
-            "backbone 'trinity' needs trinity-rft, not installed here; run: astuner install trinity"
-        ) from error
+        raise missing_packages("trinity", ["trinity"]) from error
     packaged: DictConfig = OmegaConf.structured(Config)
     return packaged
 
 
-def given_service(config: RunConfig) -> str | None:
-    """Return the Tinker service that the `trinity:` section names (`model.tinker.base_url`), if any."""
-    found = None
-    for path, value in _leaves(config.trinity, ()):
-        if path == _BASE_URL:
-            found = value
-    return found if found is None else str(found)
+def configured_tinker_service(config: RunConfig) -> str | None:
+    """Return the address of the Tinker service in the `trinity:` section (`model.tinker.base_url`), if there is one."""
+    values = [value for path, value in _leaves(config.trinity, ()) if path == ("model", "tinker", "base_url")]
+    return None if not values or values[-1] is None else str(values[-1])
 
 
 def _leaves(node: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
@@ -87,53 +107,34 @@ def _leaves(node: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
         yield path, node
 
 
-def _beside_ours(given: list[Given]) -> Iterator[Given]:
-    """The values, those of a mapping apart where astuner sets some of its keys."""
-    ours = [parts(key) for key in trinity_mapping().rules()]
-    for one in given:
-        if isinstance(one.value, Mapping) and any(path[: len(one.path)] == one.path != path for path in ours):
-            for path, value in _leaves(one.value, ()):
-                yield replace(one, path=(*one.path, *path), value=value)
+def _split_shared_mappings(overrides: list[TrainerOverride]) -> Iterator[TrainerOverride]:
+    """Yield the overrides, with a mapping split into its values if astuner sets other keys of that mapping."""
+    names = [parts(key.name) for keys in trainer_mapping("trinity").trainer_keys.values() for key in keys]
+    for override in overrides:
+        path = override.path
+        if isinstance(override.value, Mapping) and any(name[: len(path)] == path != name for name in names):
+            for below, value in _leaves(override.value, ()):
+                yield replace(override, path=(*path, *below), value=value)
         else:
-            yield one
+            yield override
 
 
-def _mapped(config: RunConfig, plan: TrinityPlan) -> dict[str, object]:
-    """Trinity key to value, of mapping.yaml."""
-    mapping, run = trinity_mapping(), config.astuner
-    values: dict[str, object] = {}
-    for key, (rule, source) in mapping.rules().items():
-        values[key] = _plain(value_at(config, source)) if rule == PLAIN else RULES[rule](run, plan)
-    values |= {key: RULES[rule](run, plan) for key, rule in mapping.facts.items()}
-    return values | {key: deepcopy(fixed.value) for key, fixed in mapping.fixed.items()}
-
-
-def _for_machine(config: RunConfig, plan: TrinityPlan) -> Mapping[str, object]:
-    machine = machine_mapping()
-    if not plan.uses_tinker:
-        return {**machine.everywhere, **machine.gpus}
-    facts = {key: RULES[rule](config.astuner, plan) for key, rule in machine.tinker_facts.items()}
-    return {**machine.everywhere, **machine.tinker, **facts}
-
-
-def _impossible(given: list[Given], packaged: DictConfig, plan: TrinityPlan) -> Iterator[Problem]:
-    """The values that Trinity's classes do not take."""
-    for one in given:
-        wrapped: dict[str, Any] = {}
-        _put(wrapped, one.path, one.value)
+def _invalid_values(
+    overrides: list[TrainerOverride], packaged: DictConfig, facts: TrinityRunFacts
+) -> Iterator[Problem]:
+    """Yield the values that Trinity's classes reject."""
+    for override in overrides:
+        tree: dict[str, Any] = {}
+        _set(tree, override.path, override.value)
         try:
-            OmegaConf.to_object(OmegaConf.merge(packaged, wrapped))
+            OmegaConf.to_object(OmegaConf.merge(packaged, tree))
         except OmegaConfBaseException as error:
             reason = str(error).partition("\n")[0].rstrip(".")
-            text = f"trinity.{dotted(one.path)} cannot be {one.value!r}: {reason}; give another value"
-            yield problem_with(one, trinity_mapping(), text, plan.origins)
+            text = f"trinity.{dotted(override.path)} cannot be {override.value!r}: {reason}; write another value"
+            yield override_problem(override, trainer_mapping("trinity"), text, facts.origins)
 
 
-def _put(tree: dict[str, Any], path: KeyPath, value: object) -> None:
+def _set(tree: dict[str, Any], path: KeyPath, value: object) -> None:
     for part in path[:-1]:
         tree = tree.setdefault(part, {})
     tree[path[-1]] = value
-
-
-def _plain(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value

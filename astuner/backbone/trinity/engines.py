@@ -1,4 +1,4 @@
-"""Trinity's rollout models as the one seam to whatever samples tokens."""
+"""LLM engines that sample through Trinity's rollout models."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import Any
 import tinker
 from tinker import types
 
-from astuner.errors import ContextLengthError, ModelError
+from astuner.errors import ContextLengthError, ModelError, first_line
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import first_line
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 
 @dataclass
 class TinkerEngine:
-    """Samples from a Tinker service with the weights that Trinity's rollout model has.
+    """Samples from a Tinker service with the weights of Trinity's rollout model.
 
     Attributes:
-        service: the connection.
-        max_model_len: the most tokens, prompt and completion together, that a request may have.
-        policy_version: training steps that the weights have learned from.
+        service: the client.
+        max_model_len: maximum number of tokens of prompt and completion together.
+        policy_version: number of training steps that the current weights have been trained for.
     """
 
     service: tinker.ServiceClient
@@ -32,13 +31,13 @@ class TinkerEngine:
     _path: str = ""
     _client: Any = None
 
-    async def use(self, path: str, version: int, *, base: bool) -> None:
-        """Sample new requests from other weights.
+    async def set_weights(self, path: str, version: int, *, base: bool) -> None:
+        """Set the weights for new requests.
 
         Args:
-            path: of the service's, or the name of the model to begin with.
-            version: training steps that they have learned from.
-            base: whether it is the model to begin with.
+            path: the checkpoint's path at the service, or the base model's name.
+            version: number of training steps that the weights have been trained for.
+            base: whether `path` is the base model's name.
         """
         if path != self._path:
             self._client = await self.service.create_sampling_client_async(
@@ -51,17 +50,17 @@ class TinkerEngine:
         """Sample one completion.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a single token.
-            ModelError: the service cannot be asked, or answers without tokens.
+            ContextLengthError: the prompt leaves no room for a completion.
+            ModelError: the request fails, or the response is invalid.
         """
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextLengthError(
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
-                "an answer; shorten the prompt or raise max_model_len"
+                "a completion; shorten the prompt or raise max_model_len"
             )
         client, version = self._client, self.policy_version
-        wanted = types.SamplingParams(
+        sampling_params = types.SamplingParams(
             max_tokens=min(params.max_tokens, room),
             seed=None if params.seed is None else params.seed % 2**63,
             stop=list(params.stop_token_ids),
@@ -70,58 +69,59 @@ class TinkerEngine:
             top_p=params.top_p,
         )
         try:
-            answer = await client.sample_async(types.ModelInput.from_ints(list(prompt_ids)), 1, wanted)
+            response = await client.sample_async(types.ModelInput.from_ints(list(prompt_ids)), 1, sampling_params)
         except tinker.TinkerError as error:
-            raise ModelError(f"the Tinker service did not sample: {first_line(error)}") from error
-        one = answer.sequences[0]
-        ids, logprobs = tuple(one.tokens), tuple(one.logprobs or ())
+            raise ModelError(f"sampling from the Tinker service failed: {first_line(error)}") from error
+        sequence = response.sequences[0]
+        ids, logprobs = tuple(sequence.tokens), tuple(sequence.logprobs or ())
         if not ids or len(ids) != len(logprobs):
             raise ModelError(
-                f"the Tinker service gave {len(ids)} tokens and {len(logprobs)} logprobs; expected at least one token, "
-                "and a logprob for each"
+                f"the Tinker service returned {len(ids)} tokens and {len(logprobs)} logprobs; expected at least one "
+                "token, and one logprob per token"
             )
         reason: FinishReason = "stop" if ids[-1] in params.stop_token_ids else "length"
         return Completion(ids, logprobs, reason, version)
 
     def close(self) -> None:
-        """Do nothing: the service is not ours."""
+        """Do nothing: the service outlives the engine."""
 
 
 class RolloutEngine:
-    """The engine behind Trinity's rollout model, which gets new weights between a runner's tasks.
+    """The engine behind Trinity's rollout model; its weights are refreshed before each share of a batch.
 
     Args:
-        tinker_service: whether it is a Tinker service, and not vLLM.
-        max_model_len: the most tokens, prompt and completion together, that a request may have.
-        updates: versions of Trinity's that a training step makes.
+        uses_tinker: whether a Tinker service samples; otherwise vLLM does.
+        max_model_len: maximum number of tokens of prompt and completion together.
+        updates: model versions of Trinity in a training step.
     """
 
-    def __init__(self, *, tinker_service: bool, max_model_len: int, updates: int) -> None:
+    def __init__(self, *, uses_tinker: bool, max_model_len: int, updates: int) -> None:
         self.max_model_len = max_model_len
         self._updates = updates
-        self._tinker = TinkerEngine(tinker.ServiceClient(), max_model_len) if tinker_service else None
+        self._tinker = TinkerEngine(tinker.ServiceClient(), max_model_len) if uses_tinker else None
         self._inner: LlmEngine | None = self._tinker
 
     @property
     def policy_version(self) -> int:
-        """Training steps that the weights of new requests have learned from."""
+        """Number of training steps that the weights of new requests have been trained for."""
         return self._inner.policy_version if self._inner else 0
 
     async def refresh(self, model: Any) -> None:
-        """Take the weights that a `ModelWrapper` has by now.
+        """Use the current weights of a Trinity `ModelWrapper`.
 
-        vLLM may get others while a request runs, which is then recorded with the version of its beginning.
+        If vLLM's weights change during a request, the request is recorded with the version at its start.
         """
         version, path = None, None
+        # Both are read until they agree with the previous read: the weights may change in between.
         while (version, path) != (
-            found := (await model.model_version_async, await model.model.get_model_path.remote())
+            current := (await model.model_version_async, await model.model.get_model_path.remote())
         ):
-            version, path = found
+            version, path = current
         assert version is not None
         assert path is not None
         steps = max(version, 0) // self._updates
         if self._tinker:
-            await self._tinker.use(path, steps, base=version <= 0)
+            await self._tinker.set_weights(path, steps, base=version <= 0)
         else:
             url = f"{model.api_address}/v1"
             self._inner = CompletionsEngine(url, model.model_name, self.max_model_len, policy_version=steps)
@@ -130,11 +130,11 @@ class RolloutEngine:
         """Sample one completion.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a single token.
-            ModelError: the engine cannot be asked.
+            ContextLengthError: the prompt leaves no room for a completion.
+            ModelError: the request fails.
         """
         assert self._inner is not None
         return await self._inner.generate(prompt_ids, params)
 
     def close(self) -> None:
-        """Do nothing: the engines are Trinity's."""
+        """Do nothing: Trinity owns the engines."""

@@ -1,10 +1,10 @@
-"""Trinity's metrics under astuner's names."""
+"""Maps Trinity's metrics to astuner's names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-# Where Trinity's two trainers have other names, both.
+# Trinity's Tinker trainer and its verl trainer use different names for some metrics.
 _MEANS = {
     "loss/policy": ("actor/loss/policy",),
     "loss/kl": ("actor/loss/kl",),
@@ -12,8 +12,8 @@ _MEANS = {
     "grad_norm": ("optim/grad_norm", "actor/grad_norm"),
     "lr": ("optim/lr", "actor/lr"),
 }
-_WAITED = "time/read_experience"
-_TRAINED = "actor/ratio/trained_tokens"
+_READ_TIME = "time/read_experience"
+_TRAINED_TOKENS = "actor/ratio/trained_tokens"
 _PER_TOKEN = {
     "kl/update": ("actor/ratio/kl_sum",),
     "ratio/mean": ("actor/ratio/ratio_sum",),
@@ -26,24 +26,24 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the metrics of a training step.
 
     Args:
-        parts: what Trinity's trainer measured in each of its optimiser steps; sums over tokens, divided by a number
-            of its own that is the same for all of a step, so that their quotients are means over tokens.
+        parts: Trinity's metrics of each optimiser step. Sums over tokens are divided by the same number for a whole
+            step, so that their quotients are means over tokens.
     """
-    taught = [part for part in parts if part.get(_TRAINED)]
+    updates = [part for part in parts if part.get(_TRAINED_TOKENS)]
     metrics: dict[str, float] = {}
-    for name, theirs in _MEANS.items():
-        found = [part[one] for part in taught for one in theirs if one in part]
-        if found:
-            metrics[name] = sum(found) / len(found)
-    trained = sum(part[_TRAINED] for part in taught)
+    for name, trinity_names in _MEANS.items():
+        values = [part[key] for part in updates for key in trinity_names if key in part]
+        if values:
+            metrics[name] = sum(values) / len(values)
+    trained = sum(part[_TRAINED_TOKENS] for part in updates)
     for name, sums in _PER_TOKEN.items():
         if trained:
-            metrics[name] = sum(part.get(one, 0.0) for part in taught for one in sums) / trained
-    ages = [part["staleness/max"] for part in parts if "staleness/max" in part]
+            metrics[name] = sum(part.get(key, 0.0) for part in updates for key in sums) / trained
+    stalest = [part["staleness/max"] for part in parts if "staleness/max" in part]
     means = [part["staleness/mean"] for part in parts if "staleness/mean" in part]
-    if ages:
-        metrics |= {"staleness/max": max(ages), "staleness/mean": sum(means) / len(means)}
-    waits = [part[_WAITED] for part in parts if _WAITED in part]
-    if waits:
-        metrics["time/trainer_wait"] = sum(waits)
-    return metrics | {"update/optimiser_steps": len(taught)}
+    if stalest:
+        metrics |= {"staleness/max": max(stalest), "staleness/mean": sum(means) / len(means)}
+    read_times = [part[_READ_TIME] for part in parts if _READ_TIME in part]
+    if read_times:
+        metrics["time/trainer_wait"] = sum(read_times)
+    return metrics | {"update/optimiser_steps": len(updates)}

@@ -1,334 +1,237 @@
-"""Trinity's explorer and trainer with astuner's desk: what training and evaluation work with."""
+"""The training session of the trinity backbone. Import it once the environment of Trinity and Ray is set."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
+import ray
 from loguru import logger
+from ray.exceptions import RayError
 
-from astuner.backbone.base import Prospect, RunContext
-from astuner.backbone.batch import Batch, run_batch
-from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
-from astuner.backbone.cluster.head import is_own_ray
-from astuner.backbone.cluster.joining import refuse_missing_ray
-from astuner.backbone.episode_worker import AgentJob
-from astuner.backbone.progress_state import RunState
-from astuner.backbone.session import Session
-from astuner.backbone.task_order import TaskOrder
+from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.backbone.base import RunContext
+from astuner.backbone.training.schedule import TaskOrder
+from astuner.backbone.training.session import TrainingSession, batch_request
+from astuner.backbone.trinity.actors import TrinityActors
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
-from astuner.backbone.trinity.composition import given_service
-from astuner.backbone.trinity.plan import Mode, TrinityPlan
-from astuner.backbone.trinity.rules import runner_count
-from astuner.backbone.trinity.sides import Side, TinkerSide, VerlSide
-from astuner.backbone.trinity.tinker_process import KEY, tinker_server
-from astuner.backbone.trinity.tinker_service import TinkerService, service_key
-from astuner.backbone.trinity.unfit import FEWEST_GPUS
-from astuner.breakpoints import chosen
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.backbone.trinity.coordinator import StepSchedule
+from astuner.backbone.trinity.event_consumer import EventConsumer, coordinator_lost
+from astuner.backbone.trinity.events import AdvantagesReady, SampleKey
+from astuner.backbone.trinity.metrics import update_metrics
+from astuner.backbone.trinity.rules import steps_ahead
+from astuner.backbone.trinity.run_facts import TrinityRunFacts
+from astuner.backbone.trinity.sample_digest import check_samples_match
+from astuner.backbone.trinity.training_backends import TrainingBackend
 from astuner.errors import BackboneError
-from astuner.loopback import ADDRESS
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
 
-if TYPE_CHECKING:
-    from astuner.backbone.trinity.desk import Course, DeskJob
-    from astuner.backbone.trinity.following import Following
-    from astuner.backbone.trinity.stage import Stage
-
-STATE_FOLDER, SERVICE_FOLDER = "trinity", "tinker"
-"""In the record: what Trinity keeps of the run, and what the Tinker server does."""
-
-
-@dataclass
-class TrinitySession(Session):
-    """Trinity's two roles, and what the launcher knows of them.
-
-    Attributes:
-        context: the run.
-        state: counters.
-        stage: the roles.
-        following: reads their news.
-        plan: facts of the run.
-        side: what trains and samples.
-        trinity_state: what Trinity keeps on disk.
-    """
-
-    stage: Stage
-    following: Following
-    plan: TrinityPlan
-    side: Side
-    trinity_state: TrinityState
-
-    @property
-    def updates(self) -> int:
-        """Steps of Trinity's trainer in a training step."""
-        return self.config.trainer_common.mini_batch_num
-
-    @property
-    def begun(self) -> bool:
-        """Whether explorer and trainer work."""
-        return self.following.last > 0
-
-    def roll_out(self, request: BatchRequest, name: str) -> Batch:
-        """Wait for a training step's episodes, which the explorer runs by itself, or have it run a validation's."""
-        if request.split == "train":
-            return run_batch(self.context, self.following, request, name)
-        if self.begun:
-            with self.context.phase("sync_weights"):
-                self._hand_over_weights()
-        return run_batch(self.context, AskedFor(self), request, name)
-
-    def _hand_over_weights(self) -> None:
-        """Have the explorer, which waits, take the weights as they are after `state.step` steps."""
-        deadlines = self.config.deadlines
-        number = self.state.step * self.updates
-        if number == self.following.last:
-            self.stage.steps_done(deadlines.save_checkpoint)
-            self.stage.sync(deadlines.sync_weights)
-        elif self.config.asynchrony.sync_style == "trainer_driven":
-            self.stage.wait_for_weights(number, deadlines.sync_weights)
-        else:
-            self.stage.take_weights(deadlines.sync_weights)
-
-    def begin(self, course: Course) -> None:
-        """Let explorer and trainer work."""
-        self.following.last = course.last * self.updates
-        self.following.trained = course.done * self.updates
-        _ask(self.following.desk.begin, course)
-        self.stage.begin()
-
-    def go_on(self, step: int) -> None:
-        """Let the explorer begin the batches after `step`."""
-        _ask(self.following.desk.go_on, step)
-
-    def saved_weights(self) -> str | None:
-        """Return where the weights are that the trainer saved after `state.step` steps; None where it did not."""
-        if self.begun and self.state.step * self.updates == self.following.last:
-            self.stage.steps_done(self.config.deadlines.save_checkpoint)
-        return self.trinity_state.saved(self.state.step * self.updates)
-
-    def save_model(self, folder: Path) -> None:
-        """Write the model as a Hugging Face folder, adapters merged in.
-
-        Where the run ends before its last step, the trainer may have done one more by then.
-        """
-        weights = self.saved_weights()
-        if weights is None:
-            self.stage.save(self.config.deadlines.save_checkpoint)
-            weights = self.trinity_state.newest()
-        self.side.save_model(self.plan.model_path, weights, folder)
-        self.ingredients.codec.save(folder)
-
 
 @dataclass(frozen=True)
-class AskedFor:
-    """Has the explorer run episodes that nothing is trained of.
+class _TrainedStep:
+    """A training step that Trinity's trainer has finished.
 
     Attributes:
-        session: whose explorer.
+        advantages: the advantages of its episodes.
+        digests: digests of the samples that the trainer received.
+        metrics: the metrics of each optimizer step.
     """
 
-    session: TrinitySession
-
-    def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
-        """Return the episodes, by task and then repeat; one that was run again is preceded by its attempts."""
-        _ask(self.session.following.desk.ask, request)
-        self.session.stage.evaluate(self.session.config.deadlines.validation)
-        return self.session.following.run(request, on_episode, on_attempt)
+    advantages: AdvantagesReady
+    digests: Mapping[SampleKey, str]
+    metrics: Sequence[Mapping[str, float]]
 
 
-def _ask(method: Any, argument: object) -> None:
-    import ray
-    from ray.exceptions import RayError
+class TrinitySession(TrainingSession):
+    """Trinity's explorer, which runs episodes, and its trainer. They run asynchronously in processes of Ray.
 
-    from astuner.backbone.trinity.following import gone
+    A rollout waits for the explorer's next batch, and an update waits for the trainer.
 
+    Attributes:
+        context: inputs of the run.
+        actors: Trinity's explorer and trainer.
+        event_consumer: reads their events.
+        facts: values of Trinity's configuration that depend on model, tasks and device.
+        training_backend: the service that trains and samples.
+        trinity_state: Trinity's state on disk.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        actors: TrinityActors,
+        event_consumer: EventConsumer,
+        facts: TrinityRunFacts,
+        training_backend: TrainingBackend,
+        trinity_state: TrinityState,
+        checkpoints: TrinityCheckpoints,
+    ) -> None:
+        self.context = context
+        self.actors = actors
+        self.event_consumer = event_consumer
+        self.facts = facts
+        self.training_backend = training_backend
+        self.trinity_state = trinity_state
+        self._checkpoints = checkpoints
+        self._config = context.config.astuner
+        # Optimizer steps of Trinity's trainer in a training step.
+        self._updates = self._config.trainer_common.mini_batch_num
+        self._trained: _TrainedStep | None = None
+
+    @property
+    def _is_training(self) -> bool:
+        """Whether explorer and trainer have been started."""
+        return self.event_consumer.last_trainer_step > 0
+
+    def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        """Wait for the episodes of a training step, or have the explorer run those of a validation.
+
+        The first training step starts explorer and trainer.
+        """
+        if request.split == "val":
+            return self.run_on_explorer(request, on_episode, on_attempt)
+        if not self._is_training:
+            self._start_training(request.step - 1)
+        return self.event_consumer.run(request, on_episode, on_attempt)
+
+    def run_on_explorer(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        """Have the explorer run episodes that are not trained on."""
+        _call(self.event_consumer.coordinator.request_evaluation, request)
+        self.actors.start_evaluation(self._config.deadlines.validation)
+        return self.event_consumer.run(request, on_episode, on_attempt)
+
+    def _start_training(self, steps_done: int) -> None:
+        config, inputs = self._config, self.context.run_inputs
+        total_steps = self.facts.total_steps
+        schedule = StepSchedule(
+            order=TaskOrder.from_config(config, inputs.tasks.training),
+            request=batch_request(config, (), config.rollout.num_repeat, "train", 0),
+            steps_done=steps_done,
+            last_step=total_steps,
+            max_steps_ahead=steps_ahead(config),
+            max_staleness=config.asynchrony.max_staleness,
+            pause_every=config.trainer_common.test_freq if inputs.tasks.validation else total_steps,
+        )
+        self.event_consumer.last_trainer_step = total_steps * self._updates
+        self.event_consumer.trainer_step = steps_done * self._updates
+        _call(self.event_consumer.coordinator.start_training, schedule)
+        self.actors.start()
+
+    def wait_for_update(self, step: int) -> None:
+        """Wait until the trainer has finished `step`. The trainer does the optimiser steps even without any reward."""
+        events, last = self.event_consumer, step * self._updates
+        with self.context.phase("update"):
+            advantages = events.wait_for_update(step, last)
+        trainer_steps = range(last - self._updates + 1, last + 1)
+        digests = {key: digest for number in trainer_steps for key, digest in events.digests.pop(number, {}).items()}
+        self._trained = _TrainedStep(advantages, digests, [events.metrics.pop(n, {}) for n in trainer_steps])
+
+    def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
+        """Return the result of the update that `wait_for_update` waited for.
+
+        Raises:
+            BackboneError: the trainer received other samples, or samples that are older than `max_staleness`.
+        """
+        trained = self._trained
+        assert trained is not None
+        check_samples_match(episodes, trained.advantages.sample_keys, trained.digests, step)
+        metrics = update_metrics(trained.metrics) | {"backlog/steps": self.event_consumer.backlog}
+        staleness, max_staleness = metrics.get("staleness/max", 0.0), self._config.asynchrony.max_staleness
+        if staleness > max_staleness:
+            raise BackboneError(
+                f"step {step} was sampled with weights that are {staleness:.0f} steps old, but astuner.asynchrony."
+                f"max_staleness is {max_staleness}. This is a bug in the explorer's schedule; please report it"
+            )
+        result: UpdateResult | None = trained.advantages.result
+        if result is None:
+            return UpdateResult(metrics, (), signal=False)
+        # The trainer may have lost the experiences of an episode, which was not trained then.
+        index_of = {episode_id: index for index, episode_id in enumerate(trained.advantages.episode_ids)}
+        indexes = [index_of.get(episode.episode_id) for episode in episodes]
+        return replace(
+            result,
+            metrics={**result.metrics, **metrics},
+            advantages=tuple(0.0 if index is None else result.advantages[index] for index in indexes),
+            samples=tuple(() if index is None else result.samples[index] for index in indexes),
+        )
+
+    def sync(self, step: int) -> None:
+        """Do nothing: explorer and trainer exchange weights between themselves."""
+
+    @contextlib.contextmanager
+    def validation(self, step: int) -> Iterator[None]:
+        """Give the waiting explorer the weights after `step` steps, and let it continue after the block."""
+        if self._is_training:
+            with self.context.phase("sync_weights"):
+                self._update_explorer(step * self._updates)
+        yield
+        if self._is_training and step < self.facts.total_steps:
+            _call(self.event_consumer.coordinator.resume_after, step)
+
+    def _update_explorer(self, trainer_step: int) -> None:
+        deadlines = self._config.deadlines
+        if trainer_step == self.event_consumer.last_trainer_step:
+            self.actors.wait_until_trained(deadlines.save_checkpoint)
+            self.actors.sync_weights(deadlines.sync_weights)
+        elif self._config.asynchrony.sync_style == "trainer_driven":
+            self.actors.wait_for_pushed_weights(trainer_step, deadlines.sync_weights)
+        else:
+            self.actors.pull_weights(deadlines.sync_weights)
+
+    def save(self, step: int, progress: dict[str, Any]) -> bool:
+        """Write a checkpoint with the weights that the trainer saved after `step`; return False if it saved none.
+
+        The trainer saves every `save_freq` steps and after the last step. It cannot save in between, as it may have
+        done further steps already.
+        """
+        weights = self._saved_weights(step)
+        if weights is None:
+            logger.warning(
+                "step {} has no checkpoint: Trinity's trainer saves every trainer_common.save_freq = {} steps only",
+                step,
+                self._config.trainer_common.save_freq,
+            )
+            return False
+        earlier = set(self._checkpoints.stored_weights())
+        store_weights = partial(self.training_backend.store_weights, weights)
+        self._checkpoints.save(step, store_weights, partial(self.save_model, step=step), progress)
+        # Weights that no checkpoint had may be of a later step, which the trainer has saved by now.
+        self.training_backend.delete_weights(earlier.difference(self._checkpoints.stored_weights()))
+        return True
+
+    def load(self) -> dict[str, Any] | None:
+        """Return the progress of the newest checkpoint, or None. Trinity started from its weights."""
+        checkpoint = self._checkpoints.newest()
+        return checkpoint.progress if checkpoint else None
+
+    def save_model(self, folder: Path, step: int) -> None:
+        """Write the model as a Hugging Face folder, with adapters merged.
+
+        If the run stops before its last step, the trainer may have done one step more.
+        """
+        weights = self._saved_weights(step)
+        if weights is None:
+            self.actors.save_checkpoint(self._config.deadlines.save_checkpoint)
+            weights = self.trinity_state.newest_weights()
+        self.training_backend.save_model(self.facts.model_path, weights, folder)
+        self.context.run_inputs.codec.save(folder)
+
+    def _saved_weights(self, step: int) -> str | None:
+        """Return the location of the weights that the trainer saved after `step` steps, or None."""
+        trainer_step = step * self._updates
+        if self._is_training and trainer_step == self.event_consumer.last_trainer_step:
+            self.actors.wait_until_trained(self._config.deadlines.save_checkpoint)
+        return self.trinity_state.saved_weights(trainer_step)
+
+
+def _call(method: Any, argument: object) -> None:
+    """Call a method of the coordinator and wait until it has returned."""
     try:
         ray.get(method.remote(argument))
     except RayError as error:
-        raise BackboneError(gone(error)) from error
-
-
-def refuse_unfit(prospect: Prospect) -> None:
-    """Find out without starting anything what would end a run of this configuration.
-
-    Raises:
-        AstunerError: what, and what to do.
-    """
-    config = prospect.config.astuner
-    address = config.trainer_common.ray_address
-    # A server of the run's own has no port yet.
-    side = _known_side(prospect.config) or TinkerSide(TinkerService(f"http://{ADDRESS}", KEY))
-    with _environment_prepared(is_own_ray(address, prospect.ray), side):
-        side.before_import()
-        from astuner.backbone.trinity.checked import filled_in
-
-        filled_in(prospect.config, _plan(prospect, "both" if prospect.trains else "bench", side, "astuner"))
-        refuse_missing_ray(address)
-
-
-@contextlib.contextmanager
-def trinity_session(
-    context: RunContext, mode: Mode, checkpoints: TrinityCheckpoints | None = None
-) -> Iterator[TrinitySession]:
-    """Start the Tinker server, where there is to be one, Ray, and Trinity's roles; end all that was started afterwards.
-
-    Args:
-        context: the run.
-        mode: both trains, bench only samples.
-        checkpoints: to go on from.
-
-    Raises:
-        AstunerError: the configuration does not fit, or something does not start.
-    """
-    config, record = context.config.astuner, context.record.folder.absolute()
-    path = _path(context.ingredients.model_path)
-    with contextlib.ExitStack() as stack:
-        side = _known_side(context.config) or _with_a_server(context, path, stack)
-        environment = stack.enter_context(_environment_prepared(context.has_own_ray, side))
-        state = TrinityState(record / STATE_FOLDER, side)
-        state.clear()
-        found = checkpoints.newest() if checkpoints else None
-        if found:
-            state.restore(found, config.trainer_common.mini_batch_num)
-        with context.phase("load_model"):
-            session = _started(context, mode, path, side, state, environment, stack)
-        yield session
-
-
-def _environment_prepared(own_ray: bool, side: Side) -> contextlib.AbstractContextManager[dict[str, str]]:
-    """Set what Ray and Trinity read when they are imported, for the block; give it for their processes."""
-    return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, **side.environment})
-
-
-def _known_side(config: RunConfig) -> Side | None:
-    """Return the side of the service that the `trinity:` section names, or of GPUs; None for a server of the run's own.
-
-    Raises:
-        ConfigError: there is no key for the service.
-    """
-    url = given_service(config)
-    if url is not None:
-        return TinkerSide(TinkerService(url, service_key()))
-    return VerlSide() if on_gpus(config.astuner) else None
-
-
-def on_gpus(config: AstunerConfig) -> bool:
-    """Return whether vLLM samples and verl's workers train: on `auto`, where there are GPUs enough for both."""
-    wanted = config.trainer_common.device
-    return wanted == "cuda" or (wanted == "auto" and torch.cuda.device_count() >= FEWEST_GPUS)
-
-
-def _with_a_server(context: RunContext, model: str, stack: contextlib.ExitStack) -> Side:
-    folder = context.record.folder.absolute() / SERVICE_FOLDER
-    return TinkerSide(stack.enter_context(tinker_server(model, context.config.astuner.model.dtype, folder)))
-
-
-_ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",
-    "TINKER_TELEMETRY": "0",
-    # Trinity's own loads every plugin of vLLM's that is installed.
-    "VLLM_PLUGINS": "none",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    # In the launcher; what Trinity's processes write to its log files is for Trinity's configuration to say.
-    "TRINITY_LOG_LEVEL": "ERROR",
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def _started(
-    context: RunContext,
-    mode: Mode,
-    model: str,
-    side: Side,
-    state: TrinityState,
-    environment: dict[str, str],
-    stack: contextlib.ExitStack,
-) -> TrinitySession:
-    side.before_import()
-    from astuner.backbone.cluster.connection import ray_connected, refuse_connected
-    from astuner.backbone.trinity.checked import checked, filled_in
-
-    config = context.config.astuner
-    refuse_connected()
-    logger.info("starting Ray and Trinity's explorer and trainer; that takes up to a minute")
-    namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
-    patience = config.deadlines.load_model
-    plan = _plan(context.prospect, mode, side, namespace)
-    filled = filled_in(context.config, plan)
-    settings = {
-        "address": context.ray.address if context.ray else config.trainer_common.ray_address,
-        "namespace": namespace,
-        "runtime_env": {**side.for_ray, "env_vars": {**environment, **_paths(side), **filled.get_envs()}},
-    }
-    stack.enter_context(ray_connected(settings))
-    from astuner.backbone.trinity.desk import open_desk
-    from astuner.backbone.trinity.following import Following
-    from astuner.backbone.trinity.stage import stage
-
-    job = _job(context, plan)
-    desk = open_desk(job)
-    side.wait_until_served(patience or 3600.0)
-    running = stack.enter_context(stage(checked(filled), side.trainer_class(), side.refuse_ended))
-    following = Following(config, desk, running)
-    running.prepare(patience)
-    return TrinitySession(context, RunState(), running, following, plan, side, state)
-
-
-def _paths(side: Side) -> dict[str, str]:
-    """Return where the run's processes find packages."""
-    import astuner
-
-    package = str(Path(astuner.__file__).parents[1])
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (*side.packages, package, os.environ.get("PYTHONPATH"))))}
-
-
-def _path(model: str) -> str:
-    """Return the model's folder as processes with other working directories find it, or its name."""
-    return str(Path(model).resolve()) if Path(model).exists() else model
-
-
-def _plan(prospect: Prospect, mode: Mode, side: Side, namespace: str) -> TrinityPlan:
-    config, common = prospect.config.astuner, prospect.config.astuner.trainer_common
-    model = _path(prospect.ingredients.model_path)
-    order = TaskOrder(prospect.ingredients.tasks.training, config.data.train_batch_size, None)
-    return TrinityPlan(
-        mode=mode,
-        device=side.device,
-        model_path=model,
-        checkpoint_root_dir=prospect.folder.absolute() / STATE_FOLDER,
-        total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
-        namespace=namespace,
-        max_model_len=_max_model_len(config.rollout.max_model_len, model),
-        tinker_base_url=side.service,
-        runners=runner_count(config),
-        validates=bool(prospect.ingredients.tasks.validation),
-        origins=prospect.origins,
-    )
-
-
-def _max_model_len(wanted: int, model: str) -> int:
-    from transformers import AutoConfig
-
-    positions = getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", None)
-    return min(wanted, positions) if isinstance(positions, int) else wanted
-
-
-def _job(context: RunContext, plan: TrinityPlan) -> DeskJob:
-    from astuner.backbone.trinity.desk import DeskJob
-
-    config = context.config.astuner
-    agent = AgentJob(config, context.ingredients.search, Path.cwd(), plan.model_path, chosen())
-    return DeskJob(
-        agent=agent,
-        tinker=plan.uses_tinker,
-        max_model_len=plan.max_model_len,
-        updates=config.trainer_common.mini_batch_num,
-        runners=plan.runners,
-    )
+        raise coordinator_lost(error) from error

@@ -1,52 +1,197 @@
-"""A Tinker service that the user names, in place of a server of the run's own."""
+"""The Tinker service that trains and samples: a local `astuner serve-tinker` process or the user's own service."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
+import sys
 import tarfile
 import tempfile
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
-from astuner.backbone.causal_lm import load_causal_lm
-from astuner.errors import ConfigError, ModelError
+import torch
+from safetensors.torch import load_file
+
+from astuner.backbone.training.checkpoints import RESUME_HINT
+from astuner.backbone.training.lora import TINKER_ALPHA
+from astuner.errors import BackboneError, ConfigError, ModelError
+from astuner.llm_engine.causal_lm import load_causal_lm
+from astuner.localhost import ADDRESS, free_port
+from astuner.processes.guarded_process import GuardedProcess
 
 KEY_VARIABLE = "TINKER_API_KEY"
-_TIMEOUT = 600.0
+LOCAL_KEY = "tml-local"
+"""API key for the local server, which accepts any key that starts with `tml-`."""
+_READY_LINE = re.compile(rb"^serving .* at http://", re.MULTILINE)
+_POLL_SECONDS = 0.05
+# The newest weights, and the previous ones while their last requests finish.
+_MAX_SAMPLERS = "3"
+_DOWNLOAD_TIMEOUT_SECONDS = 600.0
+_PEFT_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
-class TinkerService:
-    """The service at `url`, asked with the key of the environment.
+class LocalTinkerServer:
+    """A local `astuner serve-tinker` process.
 
     Attributes:
-        url: of the `trinity:` section, `model.tinker.base_url`.
-        key: for all processes of the run.
+        url: its address.
+        folder: its checkpoint folder.
+        log: its log file.
+        process: the process.
+        key: the API key to use.
+    """
+
+    url: str
+    folder: Path
+    log: Path
+    process: GuardedProcess
+    key: str = LOCAL_KEY
+
+    def save_model(self, base: str, weights: str, folder: Path) -> None:
+        """Write a checkpoint's model as a Hugging Face folder, with adapters merged.
+
+        Args:
+            base: the base model's name or folder.
+            weights: the checkpoint's path, `tinker://RUN/weights/NAME`.
+            folder: the folder to write.
+
+        Raises:
+            ModelError: the base model cannot be loaded.
+            OSError: the checkpoint cannot be read.
+        """
+        save_checkpoint_model(base, checkpoint_folder(self.folder, weights), folder)
+
+    def delete_weights(self, paths: Collection[str]) -> None:
+        """Delete checkpoints by their `tinker://` paths."""
+        for path in paths:
+            shutil.rmtree(checkpoint_folder(self.folder, path), ignore_errors=True)
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait until the server accepts requests.
+
+        Raises:
+            BackboneError: the server exited or is not ready after `timeout` seconds.
+        """
+        started = time.monotonic()
+        while not _READY_LINE.search(self.log.read_bytes()):
+            self.check_alive()
+            if time.monotonic() - started > timeout:
+                raise BackboneError(f"the Tinker server was not ready after {timeout:.0f} s; see {self.log}")
+            time.sleep(_POLL_SECONDS)
+
+    def check_alive(self) -> None:
+        """Check that the server is running.
+
+        Raises:
+            BackboneError: it exited; the message quotes its last output.
+        """
+        if self.process.exit_code is not None:
+            lines = self.log.read_text(errors="replace").strip().splitlines()
+            raise BackboneError(
+                f"the Tinker server, which trains and samples, exited with code {self.process.exit_code}; its last "
+                f"output: {lines[-1] if lines else '(none)'} (log: {self.log}). {RESUME_HINT}"
+            )
+
+
+@contextlib.contextmanager
+def local_tinker_server(model: str, dtype: str, folder: Path) -> Iterator[LocalTinkerServer]:
+    """Run a local Tinker server on the CPU during the block.
+
+    Args:
+        model: the model's folder.
+        dtype: `model.dtype` of the configuration.
+        folder: the folder for checkpoints and the log.
+
+    Raises:
+        ServiceError: the server cannot be started.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log, port = folder / "server.log", str(free_port())
+    argv = [sys.executable, "-P", "-m", "astuner", "serve-tinker", "--model", model, "--dtype", dtype]
+    argv += ["--device", "cpu", "--port", port, "--checkpoint-dir", str(folder)]
+    argv += ["--max-models", "1", "--max-samplers", _MAX_SAMPLERS]
+    with log.open("wb") as output:
+        process = GuardedProcess(argv, Path.cwd(), os.environ, output=output)
+    try:
+        yield LocalTinkerServer(f"http://{ADDRESS}:{port}", folder, log, process)
+    finally:
+        process.end()
+
+
+def checkpoint_folder(folder: Path, path: str) -> Path:
+    """Return the folder of checkpoint `tinker://RUN/weights/NAME` of a server whose checkpoint folder is `folder`."""
+    run, kind, name = path.removeprefix("tinker://").split("/")
+    return folder / quote(run, safe="") / kind / quote(name, safe="")
+
+
+@torch.no_grad()
+def save_checkpoint_model(base: str, checkpoint: Path, folder: Path) -> None:
+    """Write the model of a server's checkpoint folder as a Hugging Face folder, with adapters merged.
+
+    Args:
+        base: the base model's name or folder.
+        checkpoint: the checkpoint's folder.
+        folder: the folder to write.
+
+    Raises:
+        ModelError: the base model cannot be loaded.
+        OSError: the checkpoint cannot be read.
+    """
+    model = load_causal_lm(base, torch.float32)
+    trained = load_file(checkpoint / "trained.safetensors")
+    weights: dict[str, torch.Tensor] = model.state_dict()
+    downs = {name: value for name, value in trained.items() if ".lora_A." in name}
+    if downs:
+        updated = {}
+        for name, down in downs.items():
+            up = trained[name.replace(".lora_A.", ".lora_B.")]
+            target = f"{name.removeprefix(_PEFT_PREFIX).partition('.lora_A.')[0]}.weight"
+            updated[target] = weights[target].float() + TINKER_ALPHA / down.shape[0] * (up @ down)
+    else:
+        updated = trained
+    for name, value in updated.items():
+        weights[name].copy_(value)
+    model.save_pretrained(folder)
+
+
+@dataclass(frozen=True)
+class RemoteTinkerService:
+    """A Tinker service set by the user (`trinity.model.tinker.base_url`).
+
+    Attributes:
+        url: its address.
+        key: the API key to use.
     """
 
     url: str
     key: str
 
-    def wait_until_served(self, patience: float) -> None:
-        """Do nothing: it is there or the first request fails."""
+    def wait_until_ready(self, timeout: float) -> None:
+        """Do nothing: if the service is down, the first request fails."""
 
-    def refuse_ended(self) -> None:
-        """Do nothing: what it does shows in its answers."""
+    def check_alive(self) -> None:
+        """Do nothing: if the service is down, requests fail."""
 
-    def forget(self, paths: Collection[str]) -> None:
-        """Do nothing: what the service keeps is the user's, and is removed there."""
+    def delete_weights(self, paths: Collection[str]) -> None:
+        """Do nothing: the user manages the checkpoints of the service."""
 
     def save_model(self, base: str, weights: str, folder: Path) -> None:
-        """Fetch adapters and write the model that they make, merged.
+        """Download a checkpoint's adapters and write the merged model as a Hugging Face folder.
 
         Args:
-            base: the model's name or folder.
-            weights: the service's path of the adapters.
-            folder: where to.
+            base: the base model's name or folder.
+            weights: the checkpoint's `tinker://` path.
+            folder: the folder to write.
 
         Raises:
-            ModelError: they cannot be fetched, or do not fit.
+            ModelError: the adapters cannot be downloaded or do not fit the model.
         """
         import httpx
         import tinker
@@ -55,59 +200,58 @@ class TinkerService:
             archive = Path(name) / "adapters.tar"
             try:
                 client = tinker.ServiceClient(base_url=self.url, api_key=self.key).create_rest_client()
-                found = client.get_checkpoint_archive_url_from_tinker_path(weights).result().url
+                url = client.get_checkpoint_archive_url_from_tinker_path(weights).result().url
                 with (
-                    httpx.stream("GET", found, timeout=_TIMEOUT, follow_redirects=True) as answer,
+                    httpx.stream("GET", url, timeout=_DOWNLOAD_TIMEOUT_SECONDS, follow_redirects=True) as response,
                     archive.open("wb") as file,
                 ):
-                    answer.raise_for_status()
-                    for part in answer.iter_bytes():
-                        file.write(part)
+                    response.raise_for_status()
+                    for chunk in response.iter_bytes():
+                        file.write(chunk)
             except (tinker.TinkerError, httpx.HTTPError) as error:
                 raise ModelError(
-                    f"the Tinker service did not give the weights {weights}: {type(error).__name__}; they are kept "
-                    "there, and can be fetched with its own client"
+                    f"the weights {weights} could not be downloaded from the Tinker service ({type(error).__name__}); "
+                    "the service still has them, and its own client can download them"
                 ) from error
             save_merged(base, archive, folder)
 
 
 def save_merged(base: str, archive: Path, folder: Path) -> None:
-    """Write a model with the adapters of an archive merged in.
+    """Merge the adapters of an archive into a model and write it as a Hugging Face folder.
 
     Args:
-        base: the model's name or folder.
+        base: the base model's name or folder.
         archive: a tar file, compressed or not, with PEFT's `adapter_config.json` and weights.
-        folder: where to.
+        folder: the folder to write.
 
     Raises:
-        ModelError: the archive has no adapters, or such as do not fit the model.
+        ModelError: the archive has no adapters, or they do not fit the model.
     """
-    import torch
     from peft import PeftModel
 
     with tempfile.TemporaryDirectory(prefix="astuner-adapters-") as name:
         try:
-            with tarfile.open(archive) as packed:
-                packed.extractall(name, filter="data")
+            with tarfile.open(archive) as tar:
+                tar.extractall(name, filter="data")
             configs = list(Path(name).rglob("adapter_config.json"))
             if len(configs) != 1:
                 raise ModelError(f"{archive.name} has {len(configs)} adapter_config.json; expected one")
             adapted = PeftModel.from_pretrained(load_causal_lm(base, torch.float32), str(configs[0].parent))
             adapted.merge_and_unload().save_pretrained(folder)
         except (tarfile.TarError, OSError, ValueError, RuntimeError) as error:
-            raise ModelError(f"the adapters in {archive.name} cannot be put into {base}: {error}") from error
+            raise ModelError(f"the adapters in {archive.name} cannot be merged into {base}: {error}") from error
 
 
 def service_key() -> str:
-    """Return the key for a service of the user's.
+    """Return the API key for the user's service.
 
     Raises:
-        ConfigError: the environment has none.
+        ConfigError: the environment variable is not set.
     """
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise ConfigError(
-            f"trinity.model.tinker.base_url names a Tinker service, and the environment variable {KEY_VARIABLE} is not "
-            "set; export the service's key (any that begins with tml- for `astuner serve-tinker`)"
+            f"trinity.model.tinker.base_url names a Tinker service, but the environment variable {KEY_VARIABLE} is not "
+            "set; export the service's key (for `astuner serve-tinker`, any key that starts with tml-)"
         )
     return key

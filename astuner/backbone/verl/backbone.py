@@ -1,59 +1,173 @@
-"""The verl backbone: verl's workers and engines on a Ray cluster, astuner's episodes, algorithms and record."""
+"""The verl backbone: verl's workers and engines on a Ray cluster, with astuner's episodes, algorithms and record."""
 
 from __future__ import annotations
 
-from astuner.backbone.algorithms import resolve
-from astuner.backbone.base import MemoryEstimate, Prospect, RunContext
-from astuner.backbone.batch import dry_run
-from astuner.backbone.finish import leave_summary, run_to_end
-from astuner.backbone.verl.session import refuse_unfit, verl_session
+import contextlib
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from loguru import logger
+
+from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.training.checkpoints import RESUME_HINT
+from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.schedule import TaskOrder
+from astuner.backbone.training.session import dry_run, evaluate
+from astuner.backbone.verl.composition import compose_verl_config
+from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.root import AstunerConfig
+from astuner.debugging.breakpoints import active_breakpoints
+from astuner.errors import BackboneError, first_line
+from astuner.llm_engine.causal_lm import choose_device, compute_dtype
+from astuner.llm_engine.vllm_server.on_cpu import check_head_size
+from astuner.ray_cluster.connection import check_ray_reachable
+from astuner.ray_cluster.head import is_own_ray
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 
-NAME = "verl"
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from astuner.backbone.verl.session import VerlSession
 
 
 class VerlBackbone:
     """Trains with verl, on one machine or many."""
 
     def train(self, context: RunContext) -> RunSummary:
-        """Run the configured algorithm and leave the tuned model in `{record}/model`."""
-        common = context.config.astuner.trainer_common
-        algorithm = resolve(common.algorithm)
-        with verl_session(context) as session:
-            # What it needs is imported only once the environment is set up.
-            from astuner.backbone.verl.checkpoint import VerlCheckpoints
-            from astuner.backbone.verl.loop import VerlLoop
-
-            checkpoints = VerlCheckpoints(context.record.folder / "checkpoints", common.max_checkpoints_to_keep)
-            return run_to_end(VerlLoop(session, algorithm, checkpoints), NAME)
+        """Train with the configured algorithm, and write the tuned model to `{record}/model`."""
+        with _verl_session(context) as session:
+            return RlLoop(context, session).run()
 
     def evaluate(self, context: RunContext) -> RunSummary:
-        """Validate once."""
-        with verl_session(context) as session:
-            session.sync()
-            session.validate("validation")
-            session.state.after = session.state.latest
-            return leave_summary(session, NAME, session.ingredients.model_path)
+        """Validate the model once."""
+        with _verl_session(context) as session:
+            return evaluate(context, session)
 
     def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
         """Roll out a few tasks."""
-        with verl_session(context) as session:
-            session.sync()
-            batch = dry_run(context, session.fleet, split, context.config.astuner.trainer_common.seed)
-            session.refuse_lost_engines()
-        return batch.episodes
+        with _verl_session(context) as session:
+            session.sync(0)
+            return dry_run(context, session.roll_out, split)
 
-    def refuse(self, prospect: Prospect) -> None:
-        """Refuse what verl, its engine or the Ray to join does not take.
+    def preflight(self, preflight_context: PreflightContext) -> None:
+        """Check that verl and its engine support the configuration, and that Ray is reachable."""
+        from astuner.backbone.verl.cluster import verl_environment
 
-        Raises:
-            AstunerError: what, and what to do.
-        """
-        refuse_unfit(prospect)
+        address = preflight_context.config.astuner.trainer_common.ray_address
+        facts = _run_facts(preflight_context)
+        with verl_environment(facts.device, own_ray=is_own_ray(address, preflight_context.ray)):
+            compose_verl_config(preflight_context.config, facts)
+            check_ray_reachable(address)
 
     def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Return None: the model is in verl's workers and engines, on machines that this process may not see."""
+        """Return None: the model is in verl's workers and engines, possibly on other machines."""
         return None
+
+
+@contextlib.contextmanager
+def _verl_session(context: RunContext) -> Iterator[VerlSession]:
+    """Start Ray, verl's workers and engines, and the episode workers; stop them after the block.
+
+    Raises:
+        AstunerError: verl does not support the configuration, or a process fails.
+    """
+    from astuner.backbone.verl.cluster import ray_running, verl_environment
+
+    config = context.config.astuner
+    facts = _run_facts(context.preflight_context)
+    with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(verl_environment(facts.device, own_ray=context.has_own_ray))
+        composed = compose_verl_config(context.config, facts)
+        if facts.device == "cuda" and config.trainer_common.n_gpus_per_node is None:
+            gpus = composed.trainer.n_gpus_per_node
+            logger.warning("trainer_common.n_gpus_per_node is not set: {} GPUs of each machine are used", gpus)
+        stack.enter_context(_ray_errors_explained())
+        logger.info("starting Ray, verl's workers and engines; this takes about a minute")
+        stack.enter_context(ray_running(composed, environment))
+        with context.phase("load_model"):
+            session = _start_session(context, composed, facts, stack)
+        yield session
+
+
+@contextlib.contextmanager
+def _ray_errors_explained() -> Iterator[None]:
+    """Turn the errors of Ray about its processes into errors that explain what to do.
+
+    Raises:
+        BackboneError: a process of verl raised an error or died.
+    """
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        yield
+    except RayError as error:
+        has_traceback = isinstance(error, RayTaskError)
+        cause = error.cause if has_traceback else error
+        where = "run.log has its traceback" if has_traceback else "it died without a traceback"
+        raise BackboneError(
+            f"a process of verl failed: {first_line(cause)}. {where}; if it ran out of memory, lower "
+            f"trainer_common.max_tokens_per_micro_batch. {RESUME_HINT}"
+        ) from error
+
+
+def _start_session(
+    context: RunContext, composed: DictConfig, facts: VerlRunFacts, stack: contextlib.ExitStack
+) -> VerlSession:
+    # These modules read the environment when they are imported.
+    from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool, WorkerJob
+    from astuner.backbone.verl.rollout_engine import VerlEngine
+    from astuner.backbone.verl.session import VerlSession
+    from astuner.backbone.verl.trainer import started_trainer
+
+    config = context.config.astuner
+    dtype = compute_dtype(config.model.dtype, torch.device(facts.device))
+    trainer = stack.enter_context(started_trainer(composed, config, dtype))
+    engine = VerlEngine(trainer.get_llm_client(), composed.actor_rollout_ref.rollout.max_model_len)
+    job = WorkerJob(config, context.run_inputs.search, Path.cwd(), facts.model_path, active_breakpoints(), engine)
+    worker_pool = EpisodeWorkerPool(job, context.active_episodes)
+    stack.callback(worker_pool.close)
+    worker_pool.start()
+    return VerlSession(context, trainer, worker_pool, engine, dtype, facts.total_steps)
+
+
+def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
+    """Return the values of verl's configuration that depend on the model, the tasks and the device.
+
+    Raises:
+        BackboneError: the engine is vLLM, which is not installed.
+        ModelError: vLLM cannot compute the model on a CPU.
+    """
+    from transformers import AutoConfig
+
+    config, inputs = preflight_context.config.astuner, preflight_context.run_inputs
+    common, path = config.trainer_common, inputs.model_path
+    device = choose_device(common.device)
+    text_config = AutoConfig.from_pretrained(path).get_text_config()
+    engine = config.rollout.name
+    if engine == "auto":
+        engine = "vllm" if device.type == "cuda" else "embedded"
+    if engine == "vllm" and find_spec("vllm") is None:
+        command = "astuner install verl" + (" --cpu --vllm" if device.type == "cpu" else "")
+        alternative = "; or set rollout.name: embedded" if device.type == "cpu" else ""
+        raise BackboneError(f"rollout.name is vllm, but vLLM is not installed; run: {command}{alternative}")
+    if engine == "vllm" and device.type == "cpu":
+        check_head_size(path, text_config)
+    positions = getattr(text_config, "max_position_embeddings", None)
+    order = TaskOrder.from_config(config, inputs.tasks.training)
+    return VerlRunFacts(
+        device="cuda" if device.type == "cuda" else "cpu",
+        rollout_engine=engine,
+        # The workers have another working directory.
+        model_path=str(Path(path).resolve()) if Path(path).exists() else path,
+        checkpoint_folder=preflight_context.folder / "checkpoints",
+        total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
+        n_val=len(inputs.tasks.validation),
+        max_positions=positions if isinstance(positions, int) else None,
+        ray=preflight_context.ray,
+        origins=preflight_context.origins,
+    )

@@ -1,4 +1,4 @@
-"""Checkpoints of verl's workers, written by verl's own manager into folders that are whole or not there."""
+"""Checkpoints of verl's workers. A checkpoint folder is written atomically."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from astuner.backbone.checkpoint_folder import CheckpointFolder, unreadable
+from astuner.backbone.training.checkpoints import CheckpointFolder, unreadable
 from astuner.backbone.verl.trainer import VerlTrainer
-from astuner.errors import RecordError
-from astuner.model_tuner import first_line
+from astuner.errors import RecordError, first_line
 
 _STATE = "progress.json"
 _ACTOR = "actor"
@@ -21,28 +20,32 @@ _WORKERS = "workers"
 
 
 class VerlCheckpoints:
-    """`checkpoints/step_000020/` holds verl's `actor/`, the tuned `model/`, and the run's `progress.json`."""
+    """The checkpoints of a run.
+
+    Each folder, such as `checkpoints/step_000020/`, holds verl's own checkpoint in `actor/`, the Hugging Face model in
+    `model/`, and the run's state in `progress.json`.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
-        """Use `folder`; older checkpoints beyond `keep` are removed."""
+        """Use `folder`, and keep the newest `keep` checkpoints."""
         self._folder = CheckpointFolder(folder, keep, _STATE)
 
     def save(
         self, step: int, trainer: VerlTrainer, save_model: Callable[[Path], None], progress: dict[str, Any]
     ) -> Path:
-        """Write the checkpoint of `step` and return its folder.
+        """Write a checkpoint and return its folder.
 
         Args:
-            step: finished training steps.
-            trainer: whose workers write.
-            save_model: writes a Hugging Face folder.
-            progress: anything else that a resumed run needs, of plain types.
+            step: number of finished training steps.
+            trainer: the trainer whose workers write the checkpoint.
+            save_model: function that writes the Hugging Face model to a folder.
+            progress: further JSON-serialisable state that a resumed run needs.
 
         Raises:
-            RecordError: it cannot be written; earlier checkpoints are untouched.
+            RecordError: writing failed. Earlier checkpoints are untouched.
         """
 
-        def fill(folder: Path) -> None:
+        def write_files(folder: Path) -> None:
             try:
                 trainer.save(folder / _ACTOR, step)
                 save_model(folder / _MODEL)
@@ -50,31 +53,27 @@ class VerlCheckpoints:
                 raise OSError(first_line(error)) from error
             (folder / _STATE).write_text(json.dumps({**progress, "step": step, _WORKERS: trainer.processes}))
 
-        return self._folder.write(step, fill)
+        return self._folder.write(step, write_files)
 
     def load(self, trainer: VerlTrainer) -> dict[str, Any] | None:
-        """Restore the newest checkpoint and return its progress (with `step`), or None where there is none.
+        """Load the newest checkpoint and return its progress, including `step`; return None if there is none.
 
         Raises:
-            RecordError: it cannot be read, or was made with another number of workers.
+            RecordError: the checkpoint cannot be read, or was written by a different number of workers.
         """
         newest = self._folder.newest()
         if newest is None:
             return None
         try:
             progress: dict[str, Any] = json.loads((newest / _STATE).read_text())
-            made_with = progress.pop(_WORKERS, trainer.processes)
-            if made_with != trainer.processes:
-                raise RecordError(_of_other_workers(newest, made_with, trainer.processes))
+            workers = progress.pop(_WORKERS, trainer.processes)
+            if workers != trainer.processes:
+                raise RecordError(
+                    f"the checkpoint {newest} was written by {workers} training workers, each of which wrote a part; "
+                    f"this run has {trainer.processes}. Set trainer_common.n_gpus_per_node × nnodes to {workers} to "
+                    "resume from it, or trainer_common.resume: false to start from scratch. The checkpoint is intact"
+                )
             trainer.load(newest / _ACTOR)
         except (RayError, OSError, ValueError) as error:
             raise unreadable(newest, first_line(error)) from error
         return progress
-
-
-def _of_other_workers(checkpoint: Path, made_with: int, workers: int) -> str:
-    return (
-        f"the checkpoint {checkpoint} was made with {made_with} training workers, each of which wrote its part; this "
-        f"run has {workers}. Set trainer_common.n_gpus_per_node × nnodes to {made_with} to go on from it, or "
-        "trainer_common.resume: false to start anew; the checkpoint is whole, keep it"
-    )

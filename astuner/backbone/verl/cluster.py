@@ -1,4 +1,4 @@
-"""The Ray that a run computes on: one of its own, or one that is joined."""
+"""The Ray instance of a verl run: its environment variables, its start or connection, and its resources."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from loguru import logger
 from omegaconf import DictConfig, OmegaConf
 
-from astuner.backbone.cluster.connection import ray_connected, refuse_connected
-from astuner.backbone.cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.errors import BackboneError
+from astuner.ray_cluster.connection import check_not_connected, ray_connected
+from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 
 _CPUS_PER_WORKER = 3
-# TransferQueue's controller, and the router of requests.
+# TransferQueue's controller and the request router.
 _OTHER_CPUS = 2
 _POLL_SECONDS = 1.0
-_MEND = (
-    "End what else computes there, give it more nodes (on a CPU, nodes are told of GPUs: `ray start --num-gpus=1`), or "
-    "lower trainer_common.n_gpus_per_node or nnodes"
+_RESOURCE_ADVICE = (
+    "Stop other programs on this Ray instance, add nodes (CPU nodes need a declared GPU: `ray start "
+    "--num-gpus=1`), or lower trainer_common.n_gpus_per_node or nnodes"
 )
 
 _ENVIRONMENT = {
@@ -32,51 +32,53 @@ _ENVIRONMENT = {
 }
 _CPU_ENVIRONMENT = {
     "VERL_PLATFORM": "cpu",
-    "VERL_USE_EXTERNAL_MODULES": "astuner.backbone.verl.cpu_platform",
-    # verl has its engines registered for CUDA; the same code runs on a CPU.
+    "VERL_USE_EXTERNAL_MODULES": "astuner.backbone.verl.cpu.platform",
+    # verl registers its training engines for CUDA only; the same code runs on a CPU.
     "VERL_ENGINE_DEVICE": "cuda",
     "TORCH_COMPILE_DISABLE": "1",
 }
 
 
 @contextlib.contextmanager
-def environment_prepared(device: str, *, own: bool) -> Iterator[dict[str, str]]:
-    """Set for the block what verl and Ray read from the environment, before they are imported.
+def verl_environment(device: str, *, own_ray: bool) -> Iterator[dict[str, str]]:
+    """Set the environment variables of verl and Ray for the block. Enter it before verl and Ray are imported.
 
-    Gives what workers need of it.
+    Yields the variables that the workers need.
 
     Args:
         device: `cpu` or `cuda`.
-        own: whether the Ray is started for the run, on this machine alone.
+        own_ray: whether this run starts its own Ray instance, on this machine only.
     """
-    wanted = dict(_ENVIRONMENT)
+    variables = dict(_ENVIRONMENT)
     if device == "cpu":
-        wanted |= _CPU_ENVIRONMENT
-    if own:
-        wanted |= OWN_ENVIRONMENT
-    if device == "cpu" and own:
-        wanted["GLOO_SOCKET_IFNAME"] = "lo"
-    with environment_set(wanted) as found:
-        yield found
+        variables |= _CPU_ENVIRONMENT
+    if own_ray:
+        variables |= OWN_ENVIRONMENT
+    if device == "cpu" and own_ray:
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+    with environment_set(variables) as environment:
+        yield environment
 
 
 @contextlib.contextmanager
 def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[None]:
-    """Start a Ray for the block, or join the one at `ray_kwargs.ray_init.address`, which is left running.
+    """Start a Ray instance for the block, or connect to an existing one at `ray_kwargs.ray_init.address`.
 
-    Its own processes end with this one, however that ends.
+    A Ray instance that is started here ends with this process, even if the process is killed. An existing one
+    keeps running.
 
     Args:
-        config: verl's.
-        environment: variables that the workers need.
+        config: verl's configuration.
+        environment: environment variables of the workers.
 
     Raises:
-        BackboneError: there is none at that address, or none can be started, or this process has one already.
+        BackboneError: no Ray instance runs at that address, none can be started, or this process is already
+            connected to one.
     """
-    refuse_connected()
+    check_not_connected()
     if environment.get("VERL_PLATFORM") == "cpu":
-        # verl looks for it only when it is first imported, which may have been before.
-        importlib.import_module("astuner.backbone.verl.cpu_platform")
+        # verl reads VERL_USE_EXTERNAL_MODULES only when it is first imported, which may have been earlier.
+        importlib.import_module("astuner.backbone.verl.cpu.platform")
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
@@ -86,42 +88,44 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
         yield
 
 
-def refuse_small_ray(config: DictConfig, patience: float = 300.0) -> None:
-    """Make sure that verl's processes have room, for which verl itself waits without end or word.
+def check_ray_resources(config: DictConfig, timeout: float = 300.0) -> None:
+    """Wait until Ray has the resources that verl's processes need. verl itself would wait silently and forever.
 
     Args:
-        config: verl's.
-        patience: seconds that a Ray has to free or to add what is asked of it.
+        config: verl's configuration.
+        timeout: maximum seconds to wait.
 
     Raises:
-        BackboneError: with what Ray has.
+        BackboneError: the resources are not available in time. The message lists needed and available resources.
     """
     import ray
 
     per_node, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
     others = _OTHER_CPUS + config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    # As verl asks: a node's workers, with the processes beside each, on one machine; the others where there is room.
+    # The placement groups that verl requests: the workers of a node on one machine, all other processes anywhere.
     workers = [{"CPU": _CPUS_PER_WORKER, "GPU": 1}] * per_node
     groups = [ray.util.placement_group(workers, strategy="STRICT_PACK") for _ in range(nodes)]
     groups.append(ray.util.placement_group([{"CPU": 1}] * others))
-    began = time.monotonic()
-    told = False
+    start = time.monotonic()
+    warned = False
     try:
-        while not all(group.wait(_POLL_SECONDS) for group in groups):  # Ctrl-C is heard between two waits
-            lacks = (
-                f"verl's processes take {others + _CPUS_PER_WORKER * per_node * nodes} CPUs and {per_node * nodes} "
-                f"GPUs, {per_node} on each of {nodes} machines; of {_counted(ray.cluster_resources())} Ray has "
-                f"{_counted(ray.available_resources())} left"
+        while not all(group.wait(_POLL_SECONDS) for group in groups):  # Ctrl-C is handled between two waits
+            missing = (
+                f"verl's processes need {others + _CPUS_PER_WORKER * per_node * nodes} CPUs and {per_node * nodes} "
+                f"GPUs, {per_node} on each of {nodes} machines; Ray has {_cpus_and_gpus(ray.available_resources())} "
+                f"free of {_cpus_and_gpus(ray.cluster_resources())}"
             )
-            if time.monotonic() - began > patience:
-                raise BackboneError(f"there was no room in Ray for {patience:.0f} s: {lacks}. {_MEND}")
-            if not told:
-                logger.warning("waiting for room in Ray, {:.0f} s at most: {}. {}", patience, lacks, _MEND)
-                told = True
+            if time.monotonic() - start > timeout:
+                raise BackboneError(
+                    f"Ray did not have the needed resources within {timeout:.0f} s: {missing}. {_RESOURCE_ADVICE}"
+                )
+            if not warned:
+                logger.warning("waiting at most {:.0f} s for Ray: {}. {}", timeout, missing, _RESOURCE_ADVICE)
+                warned = True
     finally:
         for group in groups:
             ray.util.remove_placement_group(group)
 
 
-def _counted(resources: Mapping[str, float]) -> str:
+def _cpus_and_gpus(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{resources.get(kind, 0):.0f} {kind}s" for kind in ("CPU", "GPU"))

@@ -1,7 +1,7 @@
-"""The loss that verl's training workers compute: the algorithms of every backbone, over verl's batches.
+"""The loss that verl's workers compute: astuner's algorithms on verl's batches.
 
-verl's own losses weigh rows alike. Here a row brings the factor of its tokens with it (`row_scale`), made for the
-whole mini-batch: an episode weighs the same however many rows it split into, and rows that only fill up nothing.
+verl's own losses weight all rows equally. Here, each row carries the factor of its tokens (`row_scale`), computed over
+the whole mini-batch: an episode has the same weight however many rows it is split into, and padding rows have none.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
 
-from astuner.backbone.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
-from astuner.backbone.step_credit import uses_kl_loss
+from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
+from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.config.root import AstunerConfig
 from astuner.config.trainer import AlgorithmConfig, KlType
 
 
 @dataclass(frozen=True)
 class RowLoss:
-    """Computes a micro-batch's share of its mini-batch's loss, as verl's engines call it.
+    """Computes the contribution of a micro-batch to the loss of its mini-batch. verl's training engines call it.
 
     Attributes:
-        algorithm: the run's.
-        kl_coef: of the KL to the starting model; 0 for none.
-        kl_type: its estimator.
-        own_ratio: take ratios to the logprobs as they are now, not to `old_log_probs`: before the first update of a
-            step the weights have not moved since sampling, and in bfloat16 what differs is rounding.
+        algorithm: the run's algorithm.
+        kl_coef: coefficient of the KL to the reference model; 0 disables it.
+        kl_type: the KL estimator.
+        own_ratio: compute ratios to the current logprobs instead of `old_log_probs`. Before the first update of a step
+            the weights are those that were sampled with, so that in bfloat16 the difference is only rounding.
     """
 
     algorithm: AlgorithmConfig
@@ -41,16 +41,16 @@ class RowLoss:
     def __call__(
         self, model_output: dict[str, Any], data: TensorDict, dp_group: object = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the loss, and by name sums over the micro-batch and, as arrays, what its forward pass saw."""
+        """Return the loss, and metrics: sums over the micro-batch, and the arrays of `logprob_metrics`."""
         logprobs = no_padding_2_padding(model_output["log_probs"], data).float()
         entropy = no_padding_2_padding(model_output["entropy"], data)
-        mask = _padded(data["loss_mask"])
+        mask = _to_padded(data["loss_mask"])
         batch = PolicyBatch(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach() if self.own_ratio else _padded(data["old_log_probs"]),
-            advantages=_padded(data["advantages"]),
-            loss_mask=mask,
-            calls=_calls(data),
+            old_logprobs=logprobs.detach() if self.own_ratio else _to_padded(data["old_log_probs"]),
+            advantages=_to_padded(data["advantages"]),
+            train_counts=mask,
+            calls=_call_table(data),
         )
         rule = resolve(self.algorithm).rule
         assert rule is not None
@@ -59,15 +59,15 @@ class RowLoss:
         loss = (result.token_losses * weights).sum()
         sums = {"loss/policy": loss, "entropy": (entropy * mask).sum()}
         if self.kl_coef > 0:
-            kl = token_kl(logprobs, _padded(data["ref_log_prob"]), self.kl_type)
+            kl = token_kl(logprobs, _to_padded(data["ref_log_prob"]), self.kl_type)
             sums["loss/kl"] = (batch.only_trained(kl) * weights).sum()
             loss = loss + self.kl_coef * sums["loss/kl"]
         sums["loss/total"] = loss
         sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
-        sums |= _compared(logprobs.detach(), mask, data)
-        # FSDP averages gradients over its workers; this loss is a sum over all of them.
-        told = {name: float(value.detach()) for name, value in sums.items()}
-        return loss * data["dp_size"], told | seen(logprobs.detach(), mask, data["row"])
+        sums |= _rollout_difference(logprobs.detach(), mask, data)
+        metrics = {name: float(value.detach()) for name, value in sums.items()}
+        # FSDP averages gradients over the workers, and this loss is to be summed over them.
+        return loss * data["dp_size"], metrics | logprob_metrics(logprobs.detach(), mask, data["row"])
 
 
 def row_loss(run: AstunerConfig, dtype: torch.dtype) -> RowLoss:
@@ -81,13 +81,13 @@ def row_loss(run: AstunerConfig, dtype: torch.dtype) -> RowLoss:
     )
 
 
-def _padded(values: Tensor) -> Tensor:
-    """[B, R] of nested rows, padded with 0 on the right."""
+def _to_padded(values: Tensor) -> Tensor:
+    """Return nested rows as [B, R], padded with 0 on the right."""
     return torch.nested.to_padded_tensor(values, 0) if values.is_nested else values
 
 
-def _calls(data: TensorDict) -> CallTable:
-    """Where the completions lie in the responses; an entry of no length fills up."""
+def _call_table(data: TensorDict) -> CallTable:
+    """Return the spans of the completions in the responses. Spans of length 0 are padding."""
     starts, ends = data["call_starts"], data["call_ends"]
     sizes = torch.tensor([len(row) for row in starts.unbind()], device=starts.device)
     rows = torch.repeat_interleave(torch.arange(len(sizes), device=starts.device), sizes)
@@ -96,15 +96,15 @@ def _calls(data: TensorDict) -> CallTable:
     return CallTable(rows[real], flat_starts[real], flat_ends[real])
 
 
-def _compared(logprobs: Tensor, mask: Tensor, data: TensorDict) -> dict[str, Tensor]:
-    """Return how far the trainer's logprobs are from the sampler's, in the first mini-batch of a step.
+def _rollout_difference(logprobs: Tensor, mask: Tensor, data: TensorDict) -> dict[str, Tensor]:
+    """Return sums of the difference between the trainer's and the engine's logprobs.
 
-    In later ones the weights have moved.
+    Only the first mini-batch of a step counts: the weights of later ones have been updated.
     """
     first = (data["mini_batch"] == 0)[:, None]
     trained = mask.ne(0) & first
     counts = mask[trained]
-    log_ratio = (logprobs - _padded(data["rollout_log_probs"]))[trained].double()
+    log_ratio = (logprobs - _to_padded(data["rollout_log_probs"]))[trained].double()
     return {
         "logprob_difference": (log_ratio.abs() * counts).sum(),
         "rollout_kl": ((log_ratio.expm1() - log_ratio) * counts).sum(),
@@ -112,32 +112,32 @@ def _compared(logprobs: Tensor, mask: Tensor, data: TensorDict) -> dict[str, Ten
     }
 
 
-def seen(logprobs: Tensor, mask: Tensor, numbers: Tensor) -> dict[str, np.ndarray]:
-    """Return the trained tokens' logprobs as metrics, which verl brings to the driver in lists, in one order for all.
+def logprob_metrics(logprobs: Tensor, mask: Tensor, row_numbers: Tensor) -> dict[str, np.ndarray]:
+    """Return the logprobs of the trained tokens as metrics. verl collects metrics on the driver, in a fixed order.
 
     Args:
         logprobs: [B, R] float32.
         mask: [B, R].
-        numbers: [B] int64, of the rows in their step.
+        row_numbers: [B] int64, the rows' indices in the step.
     """
     trained = mask.ne(0)
     return {
-        "seen/rows": numbers.cpu().numpy(),
-        "seen/counts": trained.sum(dim=1).cpu().numpy(),
-        "seen/logprobs": logprobs[trained].cpu().numpy(),
+        "logprobs/rows": row_numbers.cpu().numpy(),
+        "logprobs/counts": trained.sum(dim=1).cpu().numpy(),
+        "logprobs/values": logprobs[trained].cpu().numpy(),
     }
 
 
-def take_seen(metrics: dict[str, Any]) -> dict[int, tuple[float, ...]]:
-    """Take what `seen` put into a step's metrics out of them; return the logprobs by the rows' numbers."""
-    rows, counts, logprobs = (flat(metrics.pop(f"seen/{name}")) for name in ("rows", "counts", "logprobs"))
+def pop_logprobs(metrics: dict[str, Any]) -> dict[int, tuple[float, ...]]:
+    """Remove the entries of `logprob_metrics` from a step's metrics, and return the logprobs by row index."""
+    rows, counts, logprobs = (flatten(metrics.pop(f"logprobs/{name}")) for name in ("rows", "counts", "values"))
     ends = np.cumsum(counts, dtype=int).tolist()
     starts = [0, *ends][: len(ends)]
     return {int(row): tuple(logprobs[a:b]) for row, a, b in zip(rows, starts, ends, strict=True) if row >= 0}
 
 
-def flat(values: Any) -> list[float]:
-    """Return the numbers of verl's metrics: lists, nested by mini-batch, worker and micro-batch, and arrays."""
+def flatten(values: Any) -> list[float]:
+    """Return all numbers of a metric of verl's: arrays, and lists nested by mini-batch, worker and micro-batch."""
     if isinstance(values, np.ndarray):
         return [float(value) for value in values]
-    return [number for value in values for number in flat(value)] if isinstance(values, list) else [float(values)]
+    return [number for value in values for number in flatten(value)] if isinstance(values, list) else [float(values)]

@@ -1,10 +1,11 @@
-"""verl's trainer, whose steps astuner's loop takes: workers, engines, weight sync and checkpoints are verl's."""
+"""verl's PPO trainer without its training loop: workers, rollout engines, weight sync and checkpoints."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,19 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested
 
-from astuner.backbone.verl.cluster import refuse_small_ray
-from astuner.backbone.verl.fields import Fields, as_batch
+from astuner.algorithms.credit_assignment import check_logprob_gap
+from astuner.backbone.verl.actor_worker import ActorWorker
+from astuner.backbone.verl.batch_layout import RowFields, sample_fields
+from astuner.backbone.verl.cluster import check_ray_resources
 from astuner.backbone.verl.loss import RowLoss, row_loss
-from astuner.backbone.verl.worker import TrainingActor
+from astuner.backbone.verl.rollout_engine import VerlEngine
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
+from astuner.schema import CallSpan, Completion, Sample, SamplingParams
 
 _PARTITION = "train"
-_SAMPLE = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
-_CREDIT = [
+_SAMPLE_FIELDS = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
+_LOSS_FIELDS = [
     "rollout_log_probs",
     "advantages",
     "old_log_probs",
@@ -37,30 +41,31 @@ _CREDIT = [
     "mini_batch",
     "row",
 ]
+_SYNC_CHECK_TOKENS = 16
 
 
 @contextlib.contextmanager
 def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) -> Iterator[VerlTrainer]:
-    """Start TransferQueue, verl's workers and its engines in the Ray that is there.
+    """Start TransferQueue and verl's workers and engines on the connected Ray instance, and stop them after the block.
 
     Args:
-        config: verl's.
-        run: astuner's.
-        dtype: what the model computes in.
+        config: verl's configuration.
+        run: astuner's configuration.
+        dtype: the dtype that the model computes in.
 
     Raises:
-        BackboneError: Ray has no room, or another run computes on it.
+        BackboneError: Ray lacks resources, or another run uses it.
     """
     OmegaConf.resolve(config)
     loss = row_loss(run, dtype)
-    _refuse_another_run()
-    refuse_small_ray(config)
+    _check_single_run()
+    check_ray_resources(config)
     tq.init(config.transfer_queue)
-    # Not in the block below: at its end that other run's queue would be gone.
-    _refuse_another_run(own=True)
+    # Outside of the block below, which would close the other run's queue.
+    _check_single_run(own_queue=True)
     try:
         trainer = VerlTrainer(config, loss)
-        # verl prints what it is at.
+        # verl prints its progress.
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.init()
         yield trainer
@@ -68,63 +73,64 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         tq.close()
 
 
-def _refuse_another_run(*, own: bool = False) -> None:
-    """Keep out of the TransferQueue of another run.
+def _check_single_run(*, own_queue: bool = False) -> None:
+    """Check that no other run has a TransferQueue on this Ray instance.
 
     Args:
-        own: whether this run has one by now, if no other was faster: TransferQueue joins what it finds.
+        own_queue: whether this run has created its queue. TransferQueue silently joins an existing one, so that the
+            check has to be repeated afterwards.
 
     Raises:
-        BackboneError: the Ray has one of another run.
+        BackboneError: another run has one.
     """
     with contextlib.suppress(ValueError):
         queue = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-        # The id of an actor holds that of the driver which has started it.
-        if own and queue._actor_id.job_id.hex() == ray.get_runtime_context().get_job_id():
+        # An actor's id contains the job id of the driver that started it.
+        if own_queue and queue._actor_id.job_id.hex() == ray.get_runtime_context().get_job_id():
             return
         raise BackboneError(
-            "another run computes on this Ray, and verl's TransferQueue serves one at a time; wait for its end, or "
-            "leave trainer_common.ray_address out to have a Ray started for this run"
+            "another run is using this Ray instance, and verl's TransferQueue serves one run at a time; wait until "
+            "that run has ended, or remove trainer_common.ray_address to start a separate one for this run"
         )
 
 
 class VerlTrainer(PPOTrainerSync):
-    """Holds verl's workers and engines.
+    """verl's workers and rollout engines.
 
-    Tasks, advantages and the order of things come from astuner, so verl's data loader, replay buffer and `fit` are not
-    used.
+    astuner supplies the tasks, the advantages and the training loop. verl's data loader, replay buffer and `fit` are
+    not used.
     """
 
     def __init__(self, config: DictConfig, loss: RowLoss) -> None:
-        """Set the trainer up; `init` starts its workers.
+        """Set up the trainer. `init` starts the workers.
 
         Args:
-            config: verl's, resolved.
-            loss: what the workers compute.
+            config: verl's configuration, resolved.
+            loss: the loss that the workers compute.
         """
         super().__init__(config=config)
         self._loss = loss
 
     def init(self) -> None:
-        """Start workers and engines, and hand the engines the weights."""
+        """Start workers and engines, and sync the weights to the engines."""
         super().init()
         self.actor_rollout_wg.set_loss_fn(self._loss)
 
     def _init_dataloader(self) -> None:
-        """Have none: astuner knows which tasks a step takes."""
+        """Do nothing: astuner selects the tasks of each step."""
 
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
-            self.role_worker_mapping[role] = ray.remote(TrainingActor)
+            self.role_worker_mapping[role] = ray.remote(ActorWorker)
 
     def _load_checkpoint(self) -> None:
-        """Load none: astuner's loop says when, and from where."""
+        """Load nothing: astuner's training loop loads the checkpoint."""
         self.global_steps = 0
 
     @property
     def workers(self) -> int:
-        """Data-parallel workers; verl gives each an equal part of a batch."""
+        """Number of data-parallel workers. verl gives each an equal part of a batch."""
         group = self.actor_rollout_wg
         if "actor" not in group._dispatch_info:
             group._dispatch_info["actor"] = group._query_dispatch_info("actor")
@@ -132,78 +138,86 @@ class VerlTrainer(PPOTrainerSync):
 
     @property
     def processes(self) -> int:
-        """All training workers, those that share a batch's rows among them."""
+        """Number of training processes, including those that share the rows of a data-parallel worker."""
         return int(self.actor_rollout_wg.world_size)
 
     @property
     def servers(self) -> list[Any]:
-        """The engines' actors."""
+        """The engines' Ray actors."""
         return [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
 
     def sync_weights(self, step: int) -> None:
-        """Hand the engines the weights as policy version `step`."""
+        """Send the weights to the engines as policy version `step`."""
         self.checkpoint_manager.update_weights(step)
 
     def free_engines(self) -> None:
-        """Have the engines give back memory for the update; the next sync wakes them."""
+        """Make the engines release memory for the update. The next weight sync wakes them up."""
         self.checkpoint_manager.sleep_replicas()
 
-    def put(self, keys: list[str], rows: list[Fields]) -> None:
-        """Store fields of rows, new ones or more of those that are there."""
+    def put(self, keys: list[str], rows: list[RowFields]) -> None:
+        """Store fields of rows, either of new rows or in addition to the fields of existing ones."""
+        fields = {}
+        for name, first in rows[0].items():
+            values = [row[name] for row in rows]
+            # Rows differ in length, so tensors are nested; scalars are stacked.
+            fields[name] = (
+                torch.stack(values) if first.dim() == 0 else torch.nested.as_nested_tensor(values, layout=torch.jagged)
+            )
         tags = [{"status": "success", "seq_len": len(row["input_ids"])} for row in rows if "input_ids" in row]
-        tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=as_batch(rows), tags=tags or None)
+        batch = TensorDict(fields, batch_size=[len(rows)])
+        tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=batch, tags=tags or None)
 
     def get(self, keys: list[str], fields: list[str]) -> TensorDict:
         """Return fields of rows."""
         return tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=fields)
 
     def clear(self, keys: list[str]) -> None:
-        """Forget rows."""
+        """Delete rows."""
         if keys:
             tq.kv_clear(keys=keys, partition_id=_PARTITION)
 
-    def batch(self, keys: list[str], lengths: list[int], fields: list[str], **facts: object) -> KVBatchMeta:
-        """Return what verl's workers are given in the place of rows; `facts` are about the whole batch."""
+    def _batch(self, keys: list[str], lengths: list[int], fields: list[str], **extra_info: object) -> KVBatchMeta:
+        """Return a reference to stored rows, which verl's workers resolve; `extra_info` describes the whole batch."""
         return KVBatchMeta(
             keys=keys,
             tags=[{"seq_len": length} for length in lengths],
             partition_id=_PARTITION,
             fields=fields,
-            extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature, **facts},
+            extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature, **extra_info},
         )
 
-    def own_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
-        """Return the trained model's logprobs of the responses, [R] float32 a row.
+    def policy_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
+        """Return the policy's logprobs of the responses, one float32 [R] tensor per row.
 
-        Every data-parallel worker must get as many rows.
+        The number of rows must be divisible by the number of data-parallel workers.
         """
-        facts = {"calculate_entropy": False, "compute_loss": False}
-        self.actor_rollout_wg.compute_log_prob(self.batch(keys, lengths, _SAMPLE, **facts))
-        found = self.get(keys, ["log_probs", "response_mask"])
-        return list(response_from_nested(found["log_probs"], found["response_mask"]).float().unbind())
+        batch = self._batch(keys, lengths, _SAMPLE_FIELDS, calculate_entropy=False, compute_loss=False)
+        self.actor_rollout_wg.compute_log_prob(batch)
+        stored = self.get(keys, ["log_probs", "response_mask"])
+        return list(response_from_nested(stored["log_probs"], stored["response_mask"]).float().unbind())
 
     def reference_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
-        """Return the same of the starting model, and store it as `ref_log_prob`."""
-        self._compute_ref_log_prob(self.batch(keys, lengths, _SAMPLE), {})
+        """Return the reference model's logprobs, as `policy_logprobs`, and store them as `ref_log_prob`."""
+        self._compute_ref_log_prob(self._batch(keys, lengths, _SAMPLE_FIELDS), {})
         return [row.float() for row in self.get(keys, ["ref_log_prob"])["ref_log_prob"].unbind()]
 
     def update(self, keys: list[str], lengths: list[int], mini_batch_size: int, rate: float) -> dict[str, Any]:
         """Do the optimiser steps of a training step.
 
         Args:
-            keys: the rows, by worker and then mini-batch.
-            lengths: their tokens.
-            mini_batch_size: rows of a mini-batch, over all workers.
-            rate: the learning rate.
+            keys: keys of the rows, ordered by worker and then mini-batch.
+            lengths: number of tokens of each row.
+            mini_batch_size: number of rows of a mini-batch, over all workers.
+            rate: learning rate.
 
         Returns:
-            verl's metrics, lists over mini-batches and micro-batches.
+            verl's metrics: lists over mini-batches and micro-batches.
         """
         self.actor_rollout_wg.set_learning_rate(rate)
-        batch = self.batch(
+        batch = self._batch(
             keys,
             lengths,
-            _SAMPLE + _CREDIT + (["ref_log_prob"] if self._loss.kl_coef > 0 else []),
+            _SAMPLE_FIELDS + _LOSS_FIELDS + (["ref_log_prob"] if self._loss.kl_coef > 0 else []),
             calculate_entropy=True,
             global_batch_size=mini_batch_size,
             mini_batch_size=mini_batch_size,
@@ -215,13 +229,62 @@ class VerlTrainer(PPOTrainerSync):
         return metrics
 
     def save(self, folder: Path, step: int) -> None:
-        """Write model, optimiser and random state with verl's checkpoint manager."""
+        """Save model, optimiser and random state with verl's checkpoint manager."""
         self.actor_rollout_wg.save_checkpoint(str(folder), None, step, max_ckpt_to_keep=None)
 
     def load(self, folder: Path) -> None:
-        """Take back what `save` wrote."""
+        """Load a checkpoint that `save` wrote."""
         self.actor_rollout_wg.load_checkpoint(str(folder))
 
     def save_model(self, folder: Path, dtype: str) -> None:
-        """Write the model as a Hugging Face folder without tokenizer."""
+        """Save the model as a Hugging Face folder without tokenizer."""
         self.actor_rollout_wg.save_model(str(folder), dtype)
+
+
+def check_weight_sync(
+    trainer: VerlTrainer, engine: VerlEngine, prompt_ids: list[int], dtype: torch.dtype, temperature: float
+) -> None:
+    """Check that every engine samples with the trainer's weights.
+
+    Each engine samples a completion of the prompt, and the trainer recomputes its logprobs.
+
+    Args:
+        trainer: the trainer, after a weight sync.
+        engine: client of all of verl's engines.
+        prompt_ids: at least one token id.
+        dtype: the dtype that the model computes in.
+        temperature: temperature of training.
+
+    Raises:
+        BackboneError: the logprobs differ by more than rounding.
+    """
+    max_tokens = min(_SYNC_CHECK_TOKENS, engine.max_model_len - len(prompt_ids))
+    # Divisible by the number of data-parallel workers; load balancing gives every engine at least one request.
+    n_requests = trainer.workers * max(len(trainer.servers), 1)
+
+    async def sample_completions() -> list[Completion]:
+        params = [SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i) for i in range(n_requests)]
+        return await asyncio.gather(*(engine.generate(prompt_ids, each) for each in params))
+
+    completions = asyncio.run(sample_completions())
+    keys = [f"first-sync-{number}" for number in range(n_requests)]
+    trainer.put(keys, [sample_fields(_as_sample(prompt_ids, completion)) for completion in completions])
+    try:
+        lengths = [len(prompt_ids) + len(completion.token_ids) for completion in completions]
+        policy_logprobs = trainer.policy_logprobs(keys, lengths)
+    finally:
+        trainer.clear(keys)
+    # The maximum over the engines, so that a mean does not hide a single engine without the weights.
+    worst = max(
+        float((policy - torch.tensor(completion.logprobs)).abs().mean())
+        for policy, completion in zip(policy_logprobs, completions, strict=True)
+    )
+    check_logprob_gap(worst, dtype, "first weight sync")
+
+
+def _as_sample(prompt_ids: Sequence[int], completion: Completion) -> Sample:
+    start, ids = len(prompt_ids), (*prompt_ids, *completion.token_ids)
+    mask = (0,) * start + (1,) * len(completion.token_ids)
+    logprobs = (0.0,) * start + completion.logprobs
+    span = CallSpan("first-sync", start, len(ids))
+    return Sample(ids, mask, logprobs, tuple(range(len(ids))), 1.0, (span,))

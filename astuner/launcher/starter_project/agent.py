@@ -1,10 +1,10 @@
-"""The agent: a program that talks to the model in training, as long and with whatever tools it likes."""
+"""The agent: any program that calls the model in training, with any tools and over any number of turns."""
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask, bp
 
 
 class DigitsAgent(Workflow):
-    """Asks once, and hands the answer to the judge."""
+    """Ask the model once, and pass its answer to the judge."""
 
     name = "digits_agent"
 
@@ -15,5 +15,5 @@ class DigitsAgent(Workflow):
             {"role": "user", "content": workflow_task.task.main_query},
         ]
         answer = await model_tuner.chat(messages)
-        bp("ANSWER")  # stops here with --db=ANSWER, and costs nothing without
-        return WorkflowOutput(metadata={"said": answer.parsed.content})
+        bp("ANSWER")  # stops in the debugger with --db=ANSWER
+        return WorkflowOutput(metadata={"answer": answer.parsed.content})

@@ -1,4 +1,4 @@
-"""Makes the random starting model; not needed any more once `model.path` in agent.yaml names a real one."""
+"""Create the random starting model. Delete this file once `model.path` in agent.yaml names a real model."""
 
 import shutil
 import tempfile
@@ -17,19 +17,19 @@ CHAT_TEMPLATE = (
 
 
 def starting_model() -> Path:
-    """Return the folder of the model, which lies beside this file, after making it if it is not there yet."""
+    """Return the model's folder, next to this file; create the model on first use."""
     folder = Path(__file__).parent / "starting_model"
     if not (folder / "config.json").exists():
-        # Whole or not at all: one that was interrupted would be taken for a model.
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".starting_model-") as made:
-            _make(Path(made))
+        # The final rename is atomic, so an interrupted call leaves no incomplete model.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".starting_model-") as temporary:
+            _create(Path(temporary))
             shutil.rmtree(folder, ignore_errors=True)
-            shutil.copytree(made, folder.with_suffix(".whole"), dirs_exist_ok=True)
-            folder.with_suffix(".whole").rename(folder)
+            shutil.copytree(temporary, folder.with_suffix(".complete"), dirs_exist_ok=True)
+            folder.with_suffix(".complete").rename(folder)
     return folder
 
 
-def _make(folder: Path) -> None:
+def _create(folder: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -54,7 +54,7 @@ def _make(folder: Path) -> None:
 
 
 def _tokenizer() -> Any:
-    """Return a tokenizer with a token a byte, and Qwen's chat markup."""
+    """Return a tokenizer with one token per byte, and Qwen's chat markup."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -71,7 +71,7 @@ def _tokenizer() -> Any:
         model_max_length=CONTEXT,
         clean_up_tokenization_spaces=False,
     )
-    # Plain tokens, as in Qwen's tokenizers: decoding keeps them, so that tool calls can be read.
+    # Not special, as in Qwen's tokenizers, so that decoding keeps them and tool calls can be parsed.
     tokenizer.add_tokens(MARKUP, special_tokens=False)
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer

@@ -1,4 +1,4 @@
-"""Sampling in process, in plain PyTorch: the engine for CPUs, for CI and for small models."""
+"""The embedded inference engine: in-process sampling in plain PyTorch, for CPUs, CI and small models."""
 
 from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.embedded.scheduler import EngineStats

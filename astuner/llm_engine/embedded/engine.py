@@ -1,4 +1,4 @@
-"""The engine's public face: coroutines on one side, the worker thread that owns the model on the other."""
+"""The embedded engine: an asynchronous interface to a worker thread that owns the model."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from astuner.llm_engine.embedded import fast_forward
 from astuner.llm_engine.embedded.fallback_forward import UncachedFallback, fallback_forward
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.llm_engine.embedded.forward import Forward
-from astuner.llm_engine.embedded.memory import default_lane_tokens, default_prefix_cache_tokens
+from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_prefix_cache_tokens
 from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
 from astuner.schema import Completion, SamplingParams
 
-# On a CPU, the operations of smaller models take some 50 µs each. Two threads then gain a third on an idle machine,
-# gain nothing where the agents' own Python needs the other core, and crawl where cores are short.
+# On a CPU, the operations of smaller models take about 50 µs each. A second thread then gains a third on an idle
+# machine, nothing if the agents need the other core, and is much slower on an overloaded machine.
 _ONE_THREAD_PARAMETERS = 5_000_000
 
 
@@ -43,28 +43,27 @@ class _WeightUpdate:
 
 
 class EmbeddedEngine:
-    """Samples from a transformers model in this process, with continuous batching and prefix reuse.
+    """Samples from a transformers model in this process, with continuous batching and prefix caching.
 
-    Llama-, Qwen2- and Qwen3-shaped models run on a forward pass of our own, all others through transformers' own.
-    The device and the dtype are the model's.
+    Llama, Qwen2 and Qwen3 models run on astuner's own forward pass, all others on transformers'. Device and dtype are
+    those of the model.
 
-    The engine may write to `model` (see `update_weights`) and puts it into evaluation mode where it runs
-    transformers' own forward, so a model that is also being trained should be a copy, unless `update_weights` is only
-    ever given that very model's state dict.
+    The engine may write to `model` (see `update_weights`), and sets it to evaluation mode if it uses transformers'
+    forward pass. If the model is also trained, pass a copy, unless `update_weights` only ever receives the state dict
+    of this same model.
 
-    Memory: the cache of running requests grows with their actual lengths (within a factor of four: lengths
-    and numbers of lanes are rounded up), up to half of the
-    memory that was free when the engine was made; beyond that, the youngest requests are put off and computed again.
-    The prefix cache comes on top.
+    Memory: the KV cache of running requests grows with their lengths (within a factor of four, since lengths and
+    numbers of lanes are rounded up), to at most half of the memory that is free when the engine is created. Beyond
+    that, the most recent requests are preempted and recomputed later. The prefix cache is additional.
 
     Args:
         model: any `AutoModelForCausalLM`.
-        max_model_len: the most tokens, prompt and completion together, of a request; lowered to the model's
-            `max_position_embeddings` where that is less.
-        max_num_seqs: the most requests computed at once.
-        prefix_cache_tokens: capacity of the prefix cache; by default 1024 × `max_num_seqs`, at most an eighth
-            of the free memory. 0 turns prefix reuse off.
-        policy_version: the version of the weights that `model` has now.
+        max_model_len: maximum number of tokens of a request, prompt and completion together; lowered to the model's
+            `max_position_embeddings`.
+        max_num_seqs: maximum number of concurrent requests.
+        prefix_cache_tokens: capacity of the prefix cache; by default 1024 × `max_num_seqs`, but at most an eighth of
+            the free memory. 0 disables prefix caching.
+        policy_version: version of the model's current weights.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class EmbeddedEngine:
             FastForward(model, self._max_model_len) if fast_forward.supports(model) else fallback_forward(model)
         )
         if isinstance(self._forward, UncachedFallback):
-            prefix_cache_tokens = 0  # There is nothing to keep.
+            prefix_cache_tokens = 0  # there is no KV cache
         elif prefix_cache_tokens is None:
             prefix_cache_tokens = default_prefix_cache_tokens(self._forward.kv_shape, max_num_seqs)
         self._scheduler = Scheduler(
@@ -94,24 +93,24 @@ class EmbeddedEngine:
         )
         self._updates: deque[_WeightUpdate] = deque()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        # Guards the order of "failed" and "put into the inbox": nothing is put there after the last look into it.
+        # Orders failure and `_post`: no command is added to the inbox after it was drained for the last time.
         self._lock = threading.Lock()
         self._failure: ModelError | None = None
         self._closing = False
         small = self._forward.kv_shape.device.type == "cpu" and model.num_parameters() < _ONE_THREAD_PARAMETERS
         self._thread = threading.Thread(target=self._run, args=(small,), name="embedded-engine", daemon=True)
         self._start_worker()
-        # A daemon thread must not be inside a tensor operation while the interpreter is torn down.
+        # A daemon thread must not run a tensor operation while the interpreter shuts down.
         atexit.register(self.close)
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens, prompt and completion together, that a request may have."""
+        """Maximum number of tokens of a request, prompt and completion together."""
         return self._max_model_len
 
     @property
     def policy_version(self) -> int:
-        """The version of the weights that new requests are sampled with."""
+        """Version of the weights that new requests are sampled with."""
         return self._scheduler.policy_version
 
     @property
@@ -126,20 +125,18 @@ class EmbeddedEngine:
         *,
         stops: Callable[[Sequence[int]], bool] | None = None,
     ) -> Completion:
-        """Sample one completion; cancelling the coroutine gives its place to another request.
+        """Sample one completion. Cancelling the coroutine cancels the request.
 
         Args:
             prompt_ids: at least one token id.
-            params: how to sample.
-            stops: asked after every sampled token, with the ids sampled so far; where it returns True, the completion
-                ends with that token. It is called in the engine's thread, so it has to be quick, and must not raise.
-
-        With `params.seed`, the random draws do not depend on what is computed beside the request (logits may, in
-        their last bits).
+            params: sampling parameters. With a seed, random draws do not depend on concurrent requests; logits may, by
+                rounding.
+            stops: optional function of the ids sampled so far, called after every sampled token; if it returns True,
+                the completion ends with that token. It runs in the engine's thread: it must be fast and not raise.
 
         Raises:
             ContextLengthError: the prompt leaves no room for a single token.
-            ModelError: the engine is closed or broken, or a parameter or token id is out of range.
+            ModelError: the engine is closed or has failed, or a parameter or token id is out of range.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
@@ -152,39 +149,41 @@ class EmbeddedEngine:
             raise
 
     def update_weights(self, state_dict: Mapping[str, Tensor], policy_version: int) -> None:
-        """Sample all further requests with new weights; blocks until they are in use.
+        """Load new weights and block until they are in use.
 
-        Requests that were begun are finished with the old weights first, those that still wait get the new ones.
-        The prefix cache is dropped.
+        Running requests finish with the old weights first; waiting requests use the new ones. The prefix cache is
+        cleared.
 
         Args:
-            state_dict: all of the model's weights under its own names, adapters merged; a tied weight may be given
-                under one of its names. Not changed by the engine, nor to be changed by others during the call.
-            policy_version: what completions report from then on.
+            state_dict: all of the model's weights under the model's names, with adapters merged; tied weights may
+                appear under any one of their names. The engine does not change it, and it must not change during
+                the call.
+            policy_version: policy version of subsequent completions.
 
         Raises:
-            ModelError: names, shapes or ties do not fit (the old weights stay), or the engine is closed or broken.
+            ModelError: names, shapes or ties do not fit, in which case the old weights stay; or the engine is closed
+                or has failed.
         """
         update = _WeightUpdate(state_dict, policy_version, Future())
         self._post(partial(self._updates.append, update))
         update.done.result()
 
     def raise_if_broken(self) -> None:
-        """Say so where the engine can no longer answer.
+        """Raise an exception if the engine can no longer serve requests.
 
         Raises:
-            ModelError: with what ended it.
+            ModelError: the engine is closed or has failed. The message includes the cause.
         """
         with self._lock:
             if self._failure is not None:
                 raise ModelError(str(self._failure)) from self._failure.__cause__
 
     def free_cache(self) -> None:
-        """Give back the memory of cached prefixes and idle places, if it is much, unless a request is in flight."""
+        """Release the memory of the prefix cache and of idle lanes, if it is large and no request is running."""
         self._post(self._free_cache)
 
     def close(self) -> None:
-        """Stop the engine and free its cache; pending requests raise `ModelError`. May be called again."""
+        """Stop the engine and free its cache. Pending requests raise `ModelError`. May be called repeatedly."""
         atexit.unregister(self.close)
         self._post(self._stop, or_raise=False)
         self._thread.join()
@@ -199,7 +198,7 @@ class EmbeddedEngine:
         _check_params(params)
         ids = np.asarray(prompt_ids, dtype=np.int64)
         if ids.ndim != 1 or len(ids) == 0:
-            raise ModelError(f"a prompt is a list of at least one token id, got shape {ids.shape}")
+            raise ModelError(f"a prompt must be a list of at least one token id, got shape {ids.shape}")
         if len(ids) >= self._max_model_len:
             raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, and max_model_len={self._max_model_len} leaves no room for an "
@@ -207,14 +206,14 @@ class EmbeddedEngine:
             )
         if ids.min() < 0 or ids.max() >= self._forward.vocab_size:
             raise ModelError(
-                f"the prompt has token ids from {ids.min()} to {ids.max()}, the model knows 0 to "
-                f"{self._forward.vocab_size - 1}; is the tokenizer the model's own?"
+                f"the prompt has token ids from {ids.min()} to {ids.max()}, but the model's are 0 to "
+                f"{self._forward.vocab_size - 1}; does the tokenizer belong to the model?"
             )
         max_len = min(len(ids) + params.max_tokens, self._max_model_len)
         return Request(ids.tolist(), len(ids), max_len, params, deliver, stops)
 
     def _post(self, command: Callable[[], None], *, or_raise: bool = True) -> None:
-        """Have the worker run `command` between two steps."""
+        """Make the worker run `command` between two steps."""
         with self._lock:
             if self._failure is None:
                 self._inbox.put(command)
@@ -230,13 +229,13 @@ class EmbeddedEngine:
         self._inbox.put(partial(started.set_result, None))
         self._thread.start()
         started.result()
-        # A thread's own setting is also what threads made later begin with: put that back.
+        # The worker's setting also becomes the default of new threads: restore it.
         torch.set_num_threads(threads)
 
     def _run(self, one_thread: bool) -> None:
-        """The worker: the only thread that touches scheduler, forward and cache."""
-        # Asking first matters: a thread takes over the process-wide number when it first asks, at the latest
-        # in its first operation, even where it has set one of its own.
+        """Run the worker: the only thread that uses the scheduler, the forward pass and the cache."""
+        # Call get_num_threads first: on its first call or operation, a thread adopts the process-wide number, which
+        # would override a number that it has set before.
         if one_thread and torch.get_num_threads() > 1:
             torch.set_num_threads(1)
         failure = ModelError("the engine is closed; requests must end before close()")
@@ -249,12 +248,12 @@ class EmbeddedEngine:
                         self._updates.popleft()
                     self._scheduler.step(admit=not self._updates)
         except Exception as error:
-            failure = ModelError(f"the embedded engine broke: {type(error).__name__}: {error}; make a new one")
+            failure = ModelError(f"the embedded engine failed: {type(error).__name__}: {error}; create a new engine")
             failure.__cause__ = error
         self._fail(failure)
 
     def _take_commands(self) -> None:
-        """Run what is in the inbox; wait for it where there is nothing else to do."""
+        """Run the commands in the inbox. Wait for one if there is nothing else to do."""
         busy = self._scheduler.in_flight or self._scheduler.num_waiting or self._updates
         if not busy:
             self._inbox.get()()
@@ -263,7 +262,7 @@ class EmbeddedEngine:
 
     def _free_cache(self) -> None:
         if self._scheduler.in_flight == 0:
-            self._scheduler.forget_cache()
+            self._scheduler.clear_cache()
 
     def _apply(self, update: _WeightUpdate) -> None:
         try:
@@ -271,15 +270,15 @@ class EmbeddedEngine:
         except ModelError as error:
             update.done.set_exception(error)
             return
-        self._scheduler.forget_cache()
+        self._scheduler.clear_cache()
         self._scheduler.policy_version = update.policy_version
         update.done.set_result(None)
 
     def _fail(self, failure: ModelError) -> None:
-        """End everything that waits, now and in future, with `failure`."""
+        """Fail all requests and weight updates with `failure`, including those that are still being submitted."""
         with self._lock:
             self._failure = failure
-        # First clear a state that may be broken, then see to what came too late.
+        # First clear the state, which may be invalid, then fail what was submitted in the meantime.
         self._scheduler.fail_all(failure)
         while not self._inbox.empty():
             self._inbox.get()()
@@ -291,17 +290,17 @@ class EmbeddedEngine:
 def _deliver(
     loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Completion], result: Completion | ModelError
 ) -> None:
-    """Hand a result over to the event loop that waits for it."""
-    # It raises where the loop was closed meanwhile: whoever asked is gone.
+    """Send a result to the event loop that waits for it."""
+    # Raised if the loop has been closed, so that nobody waits any more.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_settle, answer, result)
 
 
 def _settle(answer: asyncio.Future[Completion], result: Completion | ModelError) -> None:
     if answer.done():
-        return  # Cancelled meanwhile.
+        return  # cancelled in the meantime
     if isinstance(result, ModelError):
-        # A new one for each waiter: tracebacks would pile up on a shared one.
+        # A new exception for each request: tracebacks would accumulate on a shared one.
         error = ModelError(str(result))
         error.__cause__ = result.__cause__
         answer.set_exception(error)
@@ -313,7 +312,7 @@ def _model_limit(model: PreTrainedModel, max_model_len: int) -> int:
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(positions, int) or positions >= max_model_len:
         return max_model_len
-    logger.info("max_model_len={} is more than the model's {} positions; using the latter", max_model_len, positions)
+    logger.info("max_model_len={} exceeds the model's {} positions; using {}", max_model_len, positions, positions)
     return positions
 
 

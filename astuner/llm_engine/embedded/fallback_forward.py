@@ -1,8 +1,8 @@
-"""Forward passes through transformers' own modules, for any causal language model.
+"""Forward passes through transformers' modules, for any causal language model.
 
-`CachedFallback` serves models whose only state is keys and values per token: it rebuilds their `DynamicCache` for
-every step. `UncachedFallback` computes each sequence anew for each token, which is right for any model (recurrent
-ones, say) and slow. `fallback_forward` tries the first on the model and takes the second where the logits disagree.
+`CachedFallback` supports models whose only state is keys and values per token; it rebuilds their `DynamicCache` in
+every step. `UncachedFallback` recomputes the whole sequence for each token, which is correct for any model, including
+recurrent ones, but slow. `fallback_forward` tests the former on the model, and uses the latter if the logits differ.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from loguru import logger
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from astuner.llm_engine.embedded.forward import Chunk, Forward, KvShape, LaneGroup
+from astuner.llm_engine.embedded.forward import Forward, KvShape, LaneGroup, PrefillChunk
 from astuner.llm_engine.embedded.weights import WeightNames
 
 _TRIAL_LENGTHS = (4, 7)
 
 
 def fallback_forward(model: PreTrainedModel) -> Forward:
-    """The faster of the two forwards that computes what `model` computes. Puts `model` into evaluation mode."""
+    """Return the fastest forward pass that is correct for `model`. Sets `model` to evaluation mode."""
     model.eval()
     uncached = UncachedFallback(model)
-    # What a model does with a cache that it was not made for is its own affair: any error at all means "not so".
+    # A model may raise any exception for a cache that it does not support.
     try:
         cached = CachedFallback(model)
-        difference = _trial(cached, uncached)
+        difference = _logit_difference(cached, uncached)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
     else:
         tolerance = 1e-3 if model.dtype == torch.float32 else 0.1
         if difference < tolerance:
             return cached
-        reason = f"its logits with a key/value cache are off by {difference:.2g} of their spread"
+        reason = f"its logits with a KV cache differ by {difference:.2g} of their standard deviation"
     logger.warning(
-        "{} cannot be sampled with a plain key/value cache ({}); every token computes its whole sequence anew, slowly",
+        "{} does not support a plain KV cache ({}); sampling is slow, since every token recomputes the whole sequence",
         type(model).__name__,
         reason,
     )
     return uncached
 
 
-def _trial(cached: CachedFallback, uncached: UncachedFallback) -> float:
-    """Largest difference between the two on sequences of unequal length, relative to the logits' spread."""
+def _logit_difference(cached: CachedFallback, uncached: UncachedFallback) -> float:
+    """Return the largest difference of logits on sequences of unequal length, relative to their standard deviation."""
     sequences = [[(7 * i + n) % cached.vocab_size for i in range(n)] for n in _TRIAL_LENGTHS]
     shape = cached.kv_shape
     kv = torch.zeros(1, len(sequences), 1, max(_TRIAL_LENGTHS), shape.width, dtype=shape.dtype, device=shape.device)
     with torch.inference_mode():
         group = [LaneGroup(kv, sequences)]
         expected = uncached.decode(group)
-        cached.extend([Chunk(kv[:, i], ids[:2], 0) for i, ids in enumerate(sequences)])
-        cached.extend([Chunk(kv[:, i], ids[2:-1], 2) for i, ids in enumerate(sequences)])
+        cached.extend([PrefillChunk(kv[:, i], ids[:2], 0) for i, ids in enumerate(sequences)])
+        cached.extend([PrefillChunk(kv[:, i], ids[2:-1], 2) for i, ids in enumerate(sequences)])
         return float((cached.decode(group) - expected).abs().max() / expected.std())
 
 
 class _Fallback:
-    """What both fallbacks share: the model, its weights, and which arguments it takes."""
+    """Base class of both fallbacks: the model, its weights, and the arguments that it accepts."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -68,29 +68,29 @@ class _Fallback:
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take new weights, see `Forward.load`: they are written into the model."""
+        """Load new weights into the model; see `Forward.load`."""
         self._names.copy_into_model(self._names.resolve(weights))
 
     def _last_logits(self, **arguments: object) -> Tensor:
-        """The logits at the last position, [batch, vocab_size], float32."""
+        """Return the logits at the last position, [batch, vocab_size] float32."""
         arguments["logits_to_keep"] = 1
-        known = {name: value for name, value in arguments.items() if name in self._accepts}
-        logits: Tensor = self._model(**known).logits
+        accepted = {name: value for name, value in arguments.items() if name in self._accepts}
+        logits: Tensor = self._model(**accepted).logits
         return logits[:, -1].float()
 
 
 class UncachedFallback(_Fallback):
-    """A `Forward` without a cache: the whole of each sequence for each of its tokens."""
+    """A `Forward` without a KV cache: it recomputes the whole sequence for each token."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         self.kv_shape = KvShape(1, 1, 0, model.dtype, self._device)
 
-    def extend(self, chunks: Sequence[Chunk]) -> None:
-        """Nothing to write."""
+    def extend(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Do nothing: there is no cache."""
 
     def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
-        """The logits after each sequence, see `Forward.decode`."""
+        """Return the logits after each sequence; see `Forward.decode`."""
         sequences = [ids for group in groups for ids in group.sequences]
         return torch.cat([self._logits_after(ids) for ids in sequences])
 
@@ -99,11 +99,10 @@ class UncachedFallback(_Fallback):
 
 
 class CachedFallback(_Fallback):
-    """A `Forward` with a cache, for models whose only state is keys and values per token.
+    """A `Forward` with a KV cache, for models whose only state is keys and values per token.
 
-    One lane holds, per token, the keys and values of all layers side by side. Prompts are extended one by one, and a
-    decode step pads its sequences on the left, where padding changes neither positions nor the distances that a
-    sliding window counts.
+    A lane stores, per token, the concatenated keys and values of all layers. Prompts are prefilled one at a time. A
+    decode step pads its sequences on the left, which changes neither positions nor the distances of sliding windows.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -112,13 +111,13 @@ class CachedFallback(_Fallback):
         with torch.inference_mode():
             self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), past_key_values=cache)
         sizes = [layer_kv.shape for layer in cache.layers for layer_kv in (layer.keys, layer.values)]
-        # Heads and width of the keys of layer 0, its values, the keys of layer 1, and so on.
+        # (heads, width) of the keys of layer 0, its values, the keys of layer 1, and so on.
         self._parts = [(size[1], size[3]) for size in sizes]
         self._widths = [heads * width for heads, width in self._parts]
         self.kv_shape = KvShape(1, 1, sum(self._widths), cache.layers[0].keys.dtype, self._device)
 
-    def extend(self, chunks: Sequence[Chunk]) -> None:
-        """Write the cache of the chunks' tokens, see `Forward.extend`."""
+    def extend(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Write the chunks' tokens to the cache; see `Forward.extend`."""
         for chunk in chunks:
             stop = chunk.start + len(chunk.token_ids)
             cache = self._cache(chunk.kv[0, :, : chunk.start])
@@ -132,29 +131,29 @@ class CachedFallback(_Fallback):
             chunk.kv[0, 0, chunk.start : stop] = self._newest(cache, len(chunk.token_ids))[0]
 
     def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
-        """Write the cache of the last tokens and return their logits, see `Forward.decode`."""
+        """Write the last tokens to the cache and return their logits; see `Forward.decode`."""
         return torch.cat([self._decode_group(group.kv[0, :, 0], group.sequences) for group in groups])
 
     def _decode_group(self, kv: Tensor, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """As `decode`, of lanes [n, capacity, width]."""
+        """Implement `decode` for lanes [n, capacity, width]."""
         lanes = torch.arange(len(sequences), device=self._device)
-        known = torch.tensor([len(ids) - 1 for ids in sequences], device=self._device)
+        cached = torch.tensor([len(ids) - 1 for ids in sequences], device=self._device)
         longest = max(map(len, sequences)) - 1
-        # Right-aligned: column c of lane i is position c - (longest - known[i]).
-        places = torch.arange(longest + 1, device=self._device) - (longest - known)[:, None]
-        cache = self._cache(kv[lanes[:, None], places[:, :-1].clamp(min=0)])
+        # Right-aligned: column c of lane i is position c - (longest - cached[i]).
+        positions = torch.arange(longest + 1, device=self._device) - (longest - cached)[:, None]
+        cache = self._cache(kv[lanes[:, None], positions[:, :-1].clamp(min=0)])
         logits = self._last_logits(
             input_ids=torch.tensor([[ids[-1]] for ids in sequences], device=self._device),
-            attention_mask=(places >= 0).long(),
-            position_ids=known[:, None],
+            attention_mask=(positions >= 0).long(),
+            position_ids=cached[:, None],
             past_key_values=cache,
             use_cache=True,
         )
-        kv[lanes, known] = self._newest(cache, 1)[:, 0]
+        kv[lanes, cached] = self._newest(cache, 1)[:, 0]
         return logits
 
     def _cache(self, kv: Tensor) -> DynamicCache:
-        """A transformers cache of [batch, tokens, width]. All layers keep all tokens: sliding windows only mask."""
+        """Return a transformers cache of [batch, tokens, width]. Layers with sliding windows keep all tokens too."""
         if kv.shape[1] == 0:
             return DynamicCache()
         parts = [
@@ -164,6 +163,6 @@ class CachedFallback(_Fallback):
         return DynamicCache(list(zip(parts[::2], parts[1::2], strict=True)))
 
     def _newest(self, cache: DynamicCache, num_tokens: int) -> Tensor:
-        """The last `num_tokens` tokens of a cache, [batch, num_tokens, width]."""
+        """Return the last `num_tokens` tokens of a cache, [batch, num_tokens, width]."""
         parts = [part[:, :, -num_tokens:] for layer in cache.layers for part in (layer.keys, layer.values)]
         return torch.cat([part.transpose(1, 2).flatten(2) for part in parts], dim=-1)

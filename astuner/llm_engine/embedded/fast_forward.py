@@ -1,8 +1,8 @@
-"""Our own batched forward pass for models of Llama's shape: Llama, Qwen2, Qwen3.
+"""A batched forward pass for Llama-like models: Llama, Qwen2, Qwen3.
 
-RMSNorm, rotary positions, grouped-query attention, SwiGLU; optional biases and per-head norms of queries and keys
-(see the papers on Llama, Touvron et al. 2023; GQA, Ainslie et al. 2023; RoPE, Su et al. 2021). It computes what
-transformers' modules compute, with fewer and larger operations, for many sequences of different lengths at once.
+RMSNorm, rotary position embeddings, grouped-query attention and SwiGLU, with optional biases and per-head norms of
+queries and keys (Llama: Touvron et al. 2023; GQA: Ainslie et al. 2023; RoPE: Su et al. 2021). The results are those of
+transformers' modules, computed with fewer and larger operations for many sequences of different lengths at once.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from astuner.llm_engine.embedded.forward import Chunk, KvShape, LaneGroup
+from astuner.llm_engine.embedded.forward import KvShape, LaneGroup, PrefillChunk
 from astuner.llm_engine.embedded.weights import WeightNames
 
 _MODEL_CLASSES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-# Types whose frequencies do not depend on the sequence's length, so that those of the rotary module hold for all.
+# RoPE types whose frequencies do not depend on the length of the sequence.
 _STATIC_ROPE = {"default", "linear", "yarn", "llama3"}
-# Below this size a second copy of the weights, joined for speed, costs little.
+# Below this size, a second copy of the weights, concatenated for speed, is cheap.
 _FUSE_PARAMETERS = 200_000_000
 
 _Projection = tuple[tuple[Tensor, Tensor | None], ...]
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """Whether `FastForward` computes exactly what `model` computes."""
+    """Return whether `FastForward` computes exactly what `model` computes."""
     config = model.config
     return (
-        # No subclasses: they may compute something else.
+        # Subclasses may compute something else.
         type(model) in _MODEL_CLASSES
         and config.hidden_act == "silu"
         and getattr(model.model.rotary_emb, "rope_type", None) in _STATIC_ROPE
         and "sliding_attention" not in (getattr(config, "layer_types", None) or ())
-        and all(_is_known(name) for name in model.state_dict())
+        and all(_is_supported_weight(name) for name in model.state_dict())
     )
 
 
-def _is_known(name: str) -> bool:
-    """Whether a weight has a place here; adapters and quantised layers bring names that have none."""
+def _is_supported_weight(name: str) -> bool:
+    """Return whether `FastForward` uses a weight. Adapters and quantised layers have other weights."""
     if name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
         return True
     prefix, _, rest = name.partition(".layers.")
@@ -69,14 +69,15 @@ class _Layer:
 
 @dataclass(frozen=True, slots=True)
 class _LaneBatch:
-    """What a decode step needs of a lane group, the same in all layers.
+    """The inputs of a decode step for one lane group, which are the same in all layers.
 
     Attributes:
-        rows: where the group's lanes lie in the batch.
+        kv: the group's cache.
+        rows: the group's rows in the batch.
         lanes, positions: [n], where to write each lane's new token.
-        shared: how many first keys are the same for all lanes, so that they are read from the first lane alone: a
-            decode step is as fast as memory is, and agents' prompts begin with the same long instructions.
-        length: keys to attend to, n lanes padded to the longest.
+        shared: number of initial keys that all lanes share, which are read from the first lane only. Decoding is bound
+            by memory bandwidth, and agents' prompts start with the same long instructions.
+        length: number of keys to attend to, that of the longest lane.
         mask: [n × key-value heads, query heads per key-value head, length - shared], 0 or -inf.
     """
 
@@ -92,12 +93,12 @@ class _LaneBatch:
 class FastForward:
     """A `Forward` for a model that `supports` accepts.
 
-    On a CPU, small models' weights are copied, joined for speed, and the model itself is not used again. Otherwise
-    the model's own weights are used where they are, and `load` writes to them.
+    On a CPU, the weights of small models are copied and concatenated for speed, and the model is not used again.
+    Otherwise, the model's own weights are used in place, and `load` overwrites them.
 
     Args:
-        model: where the weights and the configuration come from.
-        max_model_len: positions are below this.
+        model: source of the weights and the configuration.
+        max_model_len: exclusive upper bound of positions.
     """
 
     def __init__(self, model: PreTrainedModel, max_model_len: int) -> None:
@@ -114,55 +115,55 @@ class FastForward:
         self.vocab_size = embedding.shape[0]
         self.kv_shape = KvShape(2 * self._num_layers, self._kv_heads, self._head_dim, embedding.dtype, embedding.device)
         self._cos, self._sin = _rope_table(model, max_model_len, embedding.dtype)
-        self._take(self._names.tensors)
+        self._set_weights(self._names.tensors)
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take new weights, see `Forward.load`."""
+        """Load new weights; see `Forward.load`."""
         resolved = self._names.resolve(weights)
         if self._fuse:
-            self._take(resolved)
+            self._set_weights(resolved)
         else:
             self._names.copy_into_model(resolved)
-            self._take(self._names.tensors)
+            self._set_weights(self._names.tensors)
 
     @torch.no_grad()
-    def _take(self, weights: Mapping[str, Tensor]) -> None:
-        """Point the layers at `weights`, or at joined copies."""
+    def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Make the layers use `weights`, or concatenated copies of them."""
         tied = weights["lm_head.weight"] is weights["model.embed_tokens.weight"]
-        self._embedding = self._own(weights["model.embed_tokens.weight"])
-        self._head = self._embedding if tied else self._own(weights["lm_head.weight"])
-        self._final_norm = self._own(weights["model.norm.weight"])
+        self._embedding = self._convert(weights["model.embed_tokens.weight"])
+        self._head = self._embedding if tied else self._convert(weights["lm_head.weight"])
+        self._final_norm = self._convert(weights["model.norm.weight"])
         self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(self._num_layers)]
 
-    def _own(self, weight: Tensor) -> Tensor:
-        """`weight` in our dtype and place, and in memory of our own where weights are copied."""
+    def _convert(self, weight: Tensor) -> Tensor:
+        """Return `weight` with the cache's dtype and device; a copy if weights are concatenated."""
         return weight.to(self.kv_shape.device, self.kv_shape.dtype, copy=self._fuse)
 
     def _layer(self, weights: Mapping[str, Tensor], prefix: str) -> _Layer:
         def project(block: str, names: Sequence[str]) -> _Projection:
             paths = [f"{prefix}{block}.{name}_proj" for name in names]
-            kernels = [self._own(weights[f"{path}.weight"]) for path in paths]
-            biases = [self._own(weights[f"{path}.bias"]) for path in paths if f"{path}.bias" in weights]
+            kernels = [self._convert(weights[f"{path}.weight"]) for path in paths]
+            biases = [self._convert(weights[f"{path}.bias"]) for path in paths if f"{path}.bias" in weights]
             if self._fuse:
                 return ((torch.cat(kernels), torch.cat(biases) if biases else None),)
             return tuple(zip_longest(kernels, biases))
 
         qk_norm = None
         if f"{prefix}self_attn.q_norm.weight" in weights:
-            q, k = (self._own(weights[f"{prefix}self_attn.{x}_norm.weight"]) for x in "qk")
+            q, k = (self._convert(weights[f"{prefix}self_attn.{x}_norm.weight"]) for x in "qk")
             qk_norm = torch.cat([q.expand(self._heads, -1), k.expand(self._kv_heads, -1)])
         return _Layer(
-            attention_norm=self._own(weights[f"{prefix}input_layernorm.weight"]),
+            attention_norm=self._convert(weights[f"{prefix}input_layernorm.weight"]),
             qkv=project("self_attn", "qkv"),
             qk_norm=qk_norm,
             output=project("self_attn", "o"),
-            mlp_norm=self._own(weights[f"{prefix}post_attention_layernorm.weight"]),
+            mlp_norm=self._convert(weights[f"{prefix}post_attention_layernorm.weight"]),
             gate_up=project("mlp", ("gate", "up")),
             down=project("mlp", ("down",)),
         )
 
-    def extend(self, chunks: Sequence[Chunk]) -> None:
-        """Write the cache of the chunks' tokens, see `Forward.extend`. Tokens are packed, not padded."""
+    def extend(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Write the chunks' tokens to the cache; see `Forward.extend`. Tokens are packed, not padded."""
         device = self.kv_shape.device
         token_ids = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
         spans = [(chunk.start, chunk.start + len(chunk.token_ids)) for chunk in chunks]
@@ -177,7 +178,7 @@ class FastForward:
             for chunk, (start, stop), piece in zip(chunks, spans, both, strict=True):
                 chunk.kv[2 * i : 2 * i + 2, :, start:stop] = piece
             if i == self._num_layers - 1:
-                return  # Nobody asks what follows these tokens.
+                return  # the logits of these tokens are not needed
             attended = [
                 self._attend_chunk(qi, chunk.kv[2 * i, :, :stop], chunk.kv[2 * i + 1, :, :stop], mask)
                 for qi, chunk, (_, stop), mask in zip(torch.split(q, sizes), chunks, spans, masks, strict=True)
@@ -185,7 +186,7 @@ class FastForward:
             x = self._finish_layer(x, torch.cat(attended), layer)
 
     def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
-        """Write the cache of the last tokens and return their logits, see `Forward.decode`."""
+        """Write the last tokens to the cache and return their logits; see `Forward.decode`."""
         device = self.kv_shape.device
         token_ids = torch.tensor([ids[-1] for group in groups for ids in group.sequences], device=device)
         positions = torch.tensor([len(ids) - 1 for group in groups for ids in group.sequences], device=device)
@@ -216,34 +217,34 @@ class FastForward:
         return batches
 
     def _qkv(self, x: Tensor, layer: _Layer, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [n, heads, head_dim], keys and values [n, kv_heads, head_dim] of n tokens."""
+        """Return queries [n, heads, head_dim], and keys and values [n, kv_heads, head_dim] of n tokens."""
         both = self._heads + self._kv_heads
         qkv = _project(functional.rms_norm(x, x.shape[-1:], layer.attention_norm, self._eps), layer.qkv)
         qkv = qkv.view(len(x), both + self._kv_heads, self._head_dim)
         qk = qkv[:, :both]
         if layer.qk_norm is not None:
             qk = functional.rms_norm(qk, (self._head_dim,), None, self._eps) * layer.qk_norm
-        # The table holds -sin in its lower half, which makes a plain roll do for "rotate half".
+        # The table has -sin in its lower half, so that "rotate half" is a plain roll.
         cos, sin = rope
         qk = torch.addcmul(qk * cos, qk.roll(self._head_dim // 2, -1), sin)
         return qk[:, : self._heads], qk[:, self._heads :], qkv[:, both:]
 
     def _attend_lanes(self, index: int, batch: _LaneBatch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store one new token a lane and attend to the lane's tokens; [n, heads × head_dim]."""
+        """Write one new token per lane to the cache, and return its attention, [n, heads × head_dim]."""
         keys, values = batch.kv[2 * index], batch.kv[2 * index + 1]
         keys[batch.lanes, :, batch.positions] = k
         values[batch.lanes, :, batch.positions] = v
         first = keys[0, :, : batch.shared], values[0, :, : batch.shared]
         keys = keys.flatten(0, 1)[:, batch.shared : batch.length]
         values = values.flatten(0, 1)[:, batch.shared : batch.length]
-        # The query heads that share a key-value head stand where several query positions would.
+        # Query heads that share a key-value head take the axis of query positions.
         q = q.reshape(len(keys), -1, self._head_dim)
         if q.dtype != torch.float32:
             attended = functional.scaled_dot_product_attention(
                 q[None], keys[None], values[None], attn_mask=batch.mask[None]
             )
             return attended.reshape(len(batch.lanes), -1)
-        # Two plain products are faster than the attention kernel at so few queries.
+        # For so few queries, two matrix products are faster than the attention kernel.
         scores = torch.baddbmm(batch.mask, q, keys.transpose(1, 2), alpha=self._head_dim**-0.5)
         if batch.shared:
             of_shared = self._by_lane(self._by_head(q * self._head_dim**-0.5) @ first[0].transpose(1, 2))
@@ -255,21 +256,21 @@ class FastForward:
         return attended.reshape(len(batch.lanes), -1)
 
     def _by_head(self, x: Tensor) -> Tensor:
-        """[lanes × kv_heads, group, m] as [kv_heads, lanes × group, m]."""
+        """Reshape [lanes × kv_heads, group, m] to [kv_heads, lanes × group, m]."""
         return torch.unflatten(x, 0, (-1, self._kv_heads)).transpose(0, 1).flatten(1, 2)
 
     def _by_lane(self, x: Tensor) -> Tensor:
-        """[kv_heads, lanes × group, m] as [lanes × kv_heads, group, m]."""
+        """Reshape [kv_heads, lanes × group, m] to [lanes × kv_heads, group, m]."""
         group = self._heads // self._kv_heads
         return torch.unflatten(x, 1, (-1, group)).transpose(0, 1).flatten(0, 1)
 
     def _attend_chunk(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention of n consecutive tokens of one sequence, [n, heads × head_dim].
+        """Return the attention of n consecutive tokens of one sequence, [n, heads × head_dim].
 
         Args:
             q: [n, heads, head_dim].
             keys, values: [kv_heads, m, head_dim], of the whole sequence so far.
-            mask: [n, m], 0 where a token may look and -inf elsewhere; None for plain causal attention (n = m).
+            mask: [n, m], 0 or -inf; None for causal attention with n = m.
         """
         q = q.transpose(0, 1)[None]
         if mask is None:
@@ -278,7 +279,7 @@ class FastForward:
                 q, keys[None], values[None], is_causal=True, enable_gqa=gqa
             )
         else:
-            # With a mask, no kernel that saves memory knows grouped heads on every device; copies of keys are cheap.
+            # With a mask, memory-efficient kernels do not support grouped heads on every device; copies are cheap.
             keys, values = (kv.repeat_interleave(self._heads // self._kv_heads, 0)[None] for kv in (keys, values))
             attended = functional.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         return attended[0].transpose(0, 1).flatten(1)
@@ -296,7 +297,7 @@ def _project(x: Tensor, parts: _Projection) -> Tensor:
 
 
 def _chunk_mask(start: int, stop: int, like: Tensor) -> Tensor | None:
-    """What hides later positions from those of `start` to `stop`; None where plain causality does."""
+    """Return the causal mask of positions `start` to `stop`, [stop - start, stop]; None if `start` is 0."""
     if start == 0:
         return None
     mask = torch.full((stop - start, stop), -torch.inf, dtype=like.dtype, device=like.device)
@@ -304,7 +305,7 @@ def _chunk_mask(start: int, stop: int, like: Tensor) -> Tensor | None:
 
 
 def _rope_table(model: PreTrainedModel, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines, and sines with the lower half negated, [length, 1, head_dim], by the model's own frequencies."""
+    """Return cosines, and sines with the lower half negated, [length, 1, head_dim], of the model's frequencies."""
     rotary = model.model.rotary_emb
     inv_freq = rotary.inv_freq.float()
     angles = torch.arange(length, device=inv_freq.device).float()[:, None] * inv_freq

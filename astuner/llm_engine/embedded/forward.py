@@ -1,8 +1,8 @@
-"""What the scheduler asks of a model: extend a key/value cache, and give the logits of one more token.
+"""The interface of a model's forward pass over a KV cache: prefill tokens, and decode one more token.
 
-A cache is plain tensor storage of shape [planes, lanes, heads, capacity, width]: a lane belongs to one sequence,
-and position `p` of the sequence lies at index `p` of the capacity axis. How planes, heads and width are used is
-the forward's own affair; the scheduler only copies along the capacity axis.
+A cache is a tensor of shape [planes, lanes, heads, capacity, width]. A lane belongs to one sequence, and position `p`
+of the sequence is at index `p` of the capacity axis. The forward pass defines the meaning of planes, heads and width;
+the scheduler only copies along the capacity axis.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """Size and place of the cache of one token.
+    """Shape, dtype and device of the cache of one token.
 
     Attributes:
         planes: leading axis, e.g. keys and values of each layer.
         heads: heads per plane.
-        width: numbers per head.
+        width: elements per head.
         dtype, device: of the cache tensors.
     """
 
@@ -34,17 +34,17 @@ class KvShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token takes."""
+        """Bytes that one cached token takes."""
         return self.planes * self.heads * self.width * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive tokens to add to one lane.
+class PrefillChunk:
+    """Consecutive tokens to append to one lane.
 
     Attributes:
         kv: the lane, [planes, heads, capacity, width]; positions before `start` are filled.
-        token_ids: the ids at positions `start` and following.
+        token_ids: the ids at positions `start`, `start + 1`, and so on.
         start: the first position to fill.
     """
 
@@ -55,12 +55,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class LaneGroup:
-    """Lanes of one capacity, each to be given one more token.
+    """Lanes of equal capacity, to each of which one token is appended.
 
     Attributes:
         kv: [planes, n, heads, capacity, width]; lane `i` is filled up to position `len(sequences[i]) - 2`.
-        sequences: n lists of token ids; the last id of each is the one not yet in the cache.
-        shared: with how many tokens all of them begin alike; all those are in the cache of each lane.
+        sequences: n lists of token ids; the last id of each is not in the cache yet.
+        shared: length of a common prefix of all sequences, which must be in the cache of each lane.
     """
 
     kv: Tensor
@@ -69,30 +69,30 @@ class LaneGroup:
 
 
 class Forward(Protocol):
-    """A causal language model over such a cache. Used by one thread, in inference mode."""
+    """A causal language model with a KV cache. Used by a single thread, in inference mode."""
 
     @property
     def kv_shape(self) -> KvShape:
-        """What one token takes in the cache."""
+        """Shape of the cache of one token."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """Exclusive upper bound of token ids."""
         ...
 
-    def extend(self, chunks: Sequence[Chunk]) -> None:
-        """Write the cache of the chunks' tokens. Each chunk is of another lane."""
+    def extend(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Write the chunks' tokens to the cache. Each chunk belongs to a different lane."""
         ...
 
     def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
-        """Write the cache of each sequence's last token and return its logits.
+        """Write each sequence's last token to the cache and return its logits.
 
         Returns:
-            float32, [lanes of all groups in order, vocab_size]. The caller may overwrite it.
+            [lanes of all groups in order, vocab_size] float32. The caller may overwrite it.
         """
         ...
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take new weights: one tensor of the right shape for each of the model's names (tied ones included)."""
+        """Load new weights: one tensor for each of the model's names, including tied ones."""
         ...

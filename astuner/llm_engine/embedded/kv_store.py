@@ -1,9 +1,9 @@
-"""The cache of the sequences that are being sampled.
+"""The KV cache of the running requests.
 
-Lanes live in slabs, one slab a length class: 256, 512, 1024 … tokens, up to the model's limit. A sequence starts in
-the class that it needs and moves on when it outgrows it, so memory follows the actual lengths within a factor of two,
-and short sequences are not padded to the longest. The lanes of a slab are dense: whichever ends is replaced by
-the last, so a decode step reads plain views.
+Each running request has a lane. Lanes of equal capacity form a slab; capacities are 256, 512, 1024 … tokens, up to the
+model's limit. A request starts in the smallest sufficient capacity and moves to a larger one when it outgrows it. So
+memory is proportional to the actual lengths within a factor of two, and short sequences are not padded to the longest.
+The lanes of a slab are dense: the last lane replaces a freed one, so that a decode step reads plain views.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor
 
@@ -20,6 +21,8 @@ from astuner.llm_engine.embedded.forward import KvShape
 from astuner.llm_engine.embedded.request import Request
 
 MIN_CAPACITY = 256
+# Default size of the prefix cache, in tokens per concurrent request.
+_PREFIX_TOKENS_PER_SEQ = 1024
 
 
 class Slab:
@@ -27,9 +30,9 @@ class Slab:
 
     Attributes:
         capacity: tokens per lane.
-        kv: [planes, lanes held, heads, capacity, width]; lane `i` is `requests[i]`'s. What is not filled is finite:
-            masked positions are multiplied by 0, which would not mend the NaN that diverged weights may leave.
-        requests: the lanes' owners; lanes past their number are free.
+        kv: [planes, num_lanes, heads, capacity, width]; lane `i` belongs to `requests[i]`. Unused positions are finite:
+            attention multiplies masked positions by 0, which would not remove NaNs of diverged weights.
+        requests: the requests of the used lanes. Further lanes are free.
     """
 
     def __init__(self, shape: KvShape, capacity: int) -> None:
@@ -40,29 +43,29 @@ class Slab:
 
     @property
     def num_lanes(self) -> int:
-        """Lanes that memory is held for."""
+        """Number of allocated lanes, used or free."""
         return self.kv.shape[1]
 
     def resize(self, num_lanes: int) -> None:
-        """Hold memory for `num_lanes` lanes, at least as many as are in use."""
+        """Reallocate to `num_lanes` lanes, which must be at least the number of used lanes."""
         kv = self._zeros(num_lanes)
         used = len(self.requests)
         kv[:, :used] = self.kv[:, :used]
         self.kv = kv
 
     def _zeros(self, num_lanes: int) -> Tensor:
-        """Memory for lanes."""
+        """Allocate lanes."""
         shape = self._shape
         size = (shape.planes, num_lanes, shape.heads, self.capacity, shape.width)
         if shape.device.type != "cpu" or 0 in size:
             return torch.zeros(size, dtype=shape.dtype, device=shape.device)
-        # numpy's zeros are pages that take no memory and no time until they are written to; torch writes them all.
+        # np.zeros is lazy: its pages take no memory or time until they are written. torch.zeros writes all of them.
         flat = np.zeros(math.prod(size) * shape.dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(flat).view(shape.dtype).view(size)
 
-    def remove(self, lane: int, *, spoilt: bool = False) -> None:
-        """Free a lane; the last one moves into its place. A `spoilt` one may hold NaN and is wiped."""
-        if spoilt:
+    def remove(self, lane: int, *, may_have_nan: bool = False) -> None:
+        """Free a lane, and move the last lane to its index. A lane that `may_have_nan` is zeroed."""
+        if may_have_nan:
             self.kv[:, lane, :, : len(self.requests[lane].tokens)] = 0
         last = self.requests.pop()
         end, filled = len(self.requests), len(last.tokens)
@@ -72,13 +75,13 @@ class Slab:
 
 
 class KvStore:
-    """Lanes for at most `max_lanes` sequences of at most `max_len` tokens.
+    """Lanes for at most `max_lanes` requests of at most `max_len` tokens.
 
     Args:
-        shape: what one token takes.
-        max_lanes: sequences at once.
-        max_len: tokens of the longest sequence.
-        budget_tokens: memory to hold, in tokens. Only a sequence that has the store to itself may exceed it.
+        shape: shape of the cache of one token.
+        max_lanes: maximum number of concurrent requests.
+        max_len: maximum number of tokens of a request.
+        budget_tokens: maximum memory, in tokens. Only a request that has the store to itself may exceed it.
     """
 
     def __init__(self, shape: KvShape, max_lanes: int, max_len: int, budget_tokens: int) -> None:
@@ -94,31 +97,31 @@ class KvStore:
 
     @property
     def slabs(self) -> list[Slab]:
-        """Slabs with a lane in use."""
+        """The slabs that have used lanes."""
         return [slab for slab in self._slabs.values() if slab.requests]
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of memory that are held."""
-        return self.held_tokens * self._shape.bytes_per_token
+    def allocated_bytes(self) -> int:
+        """Allocated memory in bytes."""
+        return self.allocated_tokens * self._shape.bytes_per_token
 
     @property
-    def held_tokens(self) -> int:
-        """Tokens that memory is held for."""
+    def allocated_tokens(self) -> int:
+        """Allocated memory in tokens."""
         return sum(slab.num_lanes * slab.capacity for slab in self._slabs.values())
 
-    def place(self, request: Request, prefix: Sequence[Tensor], to_come: Iterable[Request] = ()) -> bool:
-        """Give `request` a lane that holds its tokens, and copy `prefix` into it.
+    def place(self, request: Request, prefix: Sequence[Tensor], upcoming: Iterable[Request] = ()) -> bool:
+        """Assign a lane to `request` that has room for its tokens, and copy `prefix` into it.
 
         Args:
-            request: has no lane yet.
-            prefix: pieces [planes, heads, n, width] of the cache of its first tokens.
-            to_come: requests about to be placed after it, in order.
+            request: a request without a lane.
+            prefix: tensors [planes, heads, n, width], the cache of the request's first tokens.
+            upcoming: requests that will be placed next, in order.
 
         Returns:
-            False where memory does not allow it.
+            False if there is not enough memory.
         """
-        slab = self._slab_with_room(len(request.tokens), alone=len(self) == 0, to_come=to_come)
+        slab = self._slab_with_room(len(request.tokens), alone=len(self) == 0, upcoming=upcoming)
         if slab is None:
             return False
         kv, start = self._append(slab, request), 0
@@ -129,7 +132,7 @@ class KvStore:
         return True
 
     def make_room(self, request: Request) -> bool:
-        """See to it that the lane of `request` holds all of its tokens; False where memory does not allow it."""
+        """Move `request` to a larger lane if it has outgrown its own. Return False if there is not enough memory."""
         old = self._where[request]
         if len(request.tokens) <= old.capacity:
             return True
@@ -142,14 +145,14 @@ class KvStore:
         return True
 
     def lane(self, request: Request) -> Tensor:
-        """The cache of `request`, a view [planes, heads, capacity, width]; valid until lanes change."""
+        """Return the cache of `request`, a view [planes, heads, capacity, width] that is valid until lanes change."""
         slab = self._where[request]
         return slab.kv[:, slab.requests.index(request)]
 
-    def release(self, request: Request, *, spoilt: bool = False) -> None:
-        """Free the lane of `request`; say so where its contents may be `spoilt` by numbers that are not finite."""
+    def release(self, request: Request, *, may_have_nan: bool = False) -> None:
+        """Free the lane of `request`. `may_have_nan`: whether its contents may not be finite."""
         slab = self._where.pop(request)
-        slab.remove(slab.requests.index(request), spoilt=spoilt)
+        slab.remove(slab.requests.index(request), may_have_nan=may_have_nan)
 
     def clear(self) -> None:
         """Free all lanes and all memory."""
@@ -167,8 +170,8 @@ class KvStore:
             capacity *= 2
         return min(capacity, self._max_len)
 
-    def _slab_with_room(self, num_tokens: int, *, alone: bool, to_come: Iterable[Request] = ()) -> Slab | None:
-        """A slab for `num_tokens` with a free lane, or None where memory does not allow it."""
+    def _slab_with_room(self, num_tokens: int, *, alone: bool, upcoming: Iterable[Request] = ()) -> Slab | None:
+        """Return a slab for `num_tokens` with a free lane, or None if there is not enough memory."""
         capacity = self._capacity_for(num_tokens)
         slab = self._slabs.get(capacity)
         if slab is None:
@@ -177,18 +180,42 @@ class KvStore:
         used = len(slab.requests)
         if used < slab.num_lanes:
             return slab
-        others = islice(to_come, max(0, self._max_lanes - len(self) - 1))
+        others = islice(upcoming, max(0, self._max_lanes - len(self) - 1))
         soon = 1 + sum(self._capacity_for(len(other.tokens)) == capacity for other in others)
-        wished = min(max(2 * used, used + soon), self._max_lanes)
-        if self.held_tokens + capacity * (wished - used) <= self._budget_tokens:
-            slab.resize(wished)
+        target = min(max(2 * used, used + soon), self._max_lanes)
+        if self.allocated_tokens + capacity * (target - used) <= self._budget_tokens:
+            slab.resize(target)
             return slab
         used_tokens = sum(len(each.requests) * each.capacity for each in self._slabs.values())
         if not alone and used_tokens + capacity > self._budget_tokens:
             return None
         for each in self._slabs.values():
-            # Free lanes are given back, which copies a slab, only where that makes the difference.
+            # Free lanes are released only now that memory is short, since it copies the slab.
             if each.num_lanes > len(each.requests):
                 each.resize(len(each.requests))
         slab.resize(used + 1)
         return slab
+
+
+def default_prefix_cache_tokens(shape: KvShape, max_num_seqs: int) -> int:
+    """Return the default size of the prefix cache: 1024 tokens per request, at most an eighth of the free memory."""
+    return min(_PREFIX_TOKENS_PER_SEQ * max_num_seqs, _tokens_in(_free_bytes(shape.device) // 8, shape))
+
+
+def default_lane_tokens(shape: KvShape, max_num_seqs: int, max_model_len: int) -> int:
+    """Return the default budget of a `KvStore`: the maximum that it can use, at most half of the free memory.
+
+    Slabs allocate at most four times the tokens in them.
+    """
+    return min(4 * max_num_seqs * max_model_len, _tokens_in(_free_bytes(shape.device) // 2, shape))
+
+
+def _tokens_in(num_bytes: int, shape: KvShape) -> int:
+    return num_bytes // max(1, shape.bytes_per_token)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return psutil.virtual_memory().available
+    free, _ = torch.accelerator.get_memory_info(device)
+    return int(free)

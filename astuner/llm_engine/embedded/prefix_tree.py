@@ -1,7 +1,7 @@
-"""Keeps the cache of token prefixes that were computed before, each shared prefix once.
+"""A prefix cache: the KV cache of computed token sequences, with each common prefix stored once.
 
-A radix tree over token ids, as in SGLang's RadixAttention (Zheng et al. 2024, https://arxiv.org/abs/2312.07104):
-every edge carries some ids and their cache, so sequences that begin alike share what they have in common.
+A radix tree over token ids, as in SGLang's RadixAttention (Zheng et al. 2024, https://arxiv.org/abs/2312.07104). Each
+edge holds token ids and their KV cache.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 TokenArray = NDArray[np.int64]
-# Evicting down to this share of the capacity makes one walk over the tree serve many insertions.
-_KEPT_SHARE = 7 / 8
+# Evict down to this share of the capacity, so that a single walk over the tree serves many insertions.
+_EVICTION_TARGET = 7 / 8
 
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """An edge and its lower end: `ids` [n] and their cache `kv` [planes, heads, n, width]."""
+    """A node and the edge to its parent: `ids` [n] and their cache `kv` [planes, heads, n, width]."""
 
     ids: TokenArray
     kv: Tensor | None
@@ -30,10 +30,10 @@ class _Node:
 
 
 class PrefixTree:
-    """A bounded store of prefixes; the least recently used ends of sequences go first.
+    """A bounded cache of prefixes, which evicts the least recently used leaves.
 
     Args:
-        capacity: the most tokens that it holds; 0 keeps nothing.
+        capacity: maximum number of tokens; 0 disables the cache.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -43,16 +43,16 @@ class PrefixTree:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens held now."""
+        """Number of cached tokens."""
         return self._num_tokens
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._root = _Node(np.empty(0, dtype=np.int64), None, None)
         self._num_tokens = 0
 
     def match(self, token_ids: Sequence[int]) -> list[Tensor]:
-        """The cache of the longest known prefix of `token_ids`: pieces [planes, heads, n, width], in order."""
+        """Return the cache of the longest cached prefix of `token_ids`: tensors [planes, heads, n, width], in order."""
         path, used = self._walk(np.asarray(token_ids, dtype=np.int64))
         pieces = [node.kv for node in path if node.kv is not None]
         if pieces and used < len(path[-1].ids):
@@ -60,31 +60,31 @@ class PrefixTree:
         return pieces
 
     def insert(self, token_ids: Sequence[int], read: Callable[[int, int], Tensor]) -> None:
-        """Remember a sequence.
+        """Add a sequence.
 
         Args:
-            token_ids: its ids.
+            token_ids: ids of the sequence.
             read: `read(start, stop)` returns a copy of the sequence's cache at those positions,
-                [planes, heads, stop - start, width]; asked only for what the tree does not have yet.
+                [planes, heads, stop - start, width]. Called only for positions that are not cached yet.
         """
         ids = np.asarray(token_ids, dtype=np.int64)
         path, used = self._walk(ids)
-        known = sum(len(node.ids) for node in path[:-1]) + used
-        missing = len(ids) - known
+        cached = sum(len(node.ids) for node in path[:-1]) + used
+        missing = len(ids) - cached
         if missing == 0 or len(ids) > self._capacity:
             return
         if used < len(path[-1].ids):
             path[-1] = self._split(path[-1], used)
         end = path[-1]
         if self._num_tokens + missing > self._capacity:
-            # The path is kept: together with what is missing it fits.
-            self._evict(max(0, int(self._capacity * _KEPT_SHARE) - missing), path)
-        leaf = _Node(ids[known:].copy(), read(known, len(ids)), end, used_at=self._clock)
+            # Nodes of the path are not evicted: together with the missing ids they fit into the capacity.
+            self._evict(max(0, int(self._capacity * _EVICTION_TARGET) - missing), path)
+        leaf = _Node(ids[cached:].copy(), read(cached, len(ids)), end, used_at=self._clock)
         end.children[int(leaf.ids[0])] = leaf
         self._num_tokens += missing
 
     def _walk(self, ids: TokenArray) -> tuple[list[_Node], int]:
-        """Nodes along the longest known prefix, root first, and how many ids of the last one belong to it."""
+        """Return the nodes of the longest cached prefix, root first, and the number of ids of the last node in it."""
         self._clock += 1
         node, path, position = self._root, [self._root], 0
         while position < len(ids) and (child := node.children.get(int(ids[position]))) is not None:
@@ -97,7 +97,7 @@ class PrefixTree:
         return path, len(node.ids)
 
     def _split(self, node: _Node, at: int) -> _Node:
-        """Cut an edge in two and return the upper part. Both get memory of their own, so that one can go alone."""
+        """Split an edge and return the upper part. The parts have separate memory, so that each can be evicted."""
         assert node.parent is not None
         assert node.kv is not None
         kv = node.kv
@@ -108,10 +108,10 @@ class PrefixTree:
         return upper
 
     def _evict(self, target: int, keep: Sequence[_Node]) -> None:
-        """Drop leaves, least recently used first, until at most `target` tokens are left or only `keep` is."""
-        kept = set(map(id, keep))
+        """Evict the least recently used leaves until at most `target` tokens, or only the nodes of `keep`, are left."""
+        keep_ids = set(map(id, keep))
         while self._num_tokens > target:
-            leaves = [node for node in self._nodes() if not node.children and id(node) not in kept]
+            leaves = [node for node in self._nodes() if not node.children and id(node) not in keep_ids]
             if not leaves:
                 return
             for leaf in sorted(leaves, key=lambda node: node.used_at):
@@ -122,7 +122,7 @@ class PrefixTree:
                 self._num_tokens -= len(leaf.ids)
 
     def _nodes(self) -> Iterator[_Node]:
-        """All nodes except the root."""
+        """Yield all nodes except the root."""
         stack = list(self._root.children.values())
         while stack:
             node = stack.pop()
@@ -131,7 +131,7 @@ class PrefixTree:
 
 
 def _common_length(a: TokenArray, b: TokenArray) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     size = min(len(a), len(b))
     differing = np.flatnonzero(a[:size] != b[:size])
     return int(differing[0]) if len(differing) else size

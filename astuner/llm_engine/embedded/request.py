@@ -1,4 +1,4 @@
-"""One request on its way through the scheduler."""
+"""A request of the scheduler."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from astuner.schema import Completion, FinishReason, SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt, what was sampled after it so far, and where the answer goes.
+    """A prompt, the tokens sampled so far, and a callback for the result.
 
     Attributes:
-        tokens: prompt ids, then sampled ids.
-        prompt_len: how many of `tokens` are the prompt.
-        max_len: the request ends when `tokens` has this length.
-        params: how to sample.
-        deliver: called exactly once, by the thread that runs the scheduler, with the completion or the error.
-        stops: asked by that thread after each sampled id, with all that were sampled; True ends the request there.
-        logprobs: one a sampled id.
-        key: 64 bits that decide the request's random draws.
+        tokens: prompt ids followed by sampled ids.
+        prompt_len: number of prompt ids in `tokens`.
+        max_len: length of `tokens` at which the request ends.
+        params: sampling parameters.
+        deliver: called exactly once, in the scheduler's thread, with the completion or the error.
+        stops: called in the scheduler's thread after each sampled id, with all sampled ids; True ends the request.
+        logprobs: one logprob per sampled id.
+        key: 64-bit key of the request's random stream.
         stop_ids: `params.stop_token_ids` as a set.
     """
 
@@ -43,7 +43,7 @@ class Request:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the request ends here, or None while it goes on."""
+        """The reason why the request ends at its last token, or None if it continues."""
         if self.logprobs and self.tokens[-1] in self.stop_ids:
             return "stop"
         if self.stops is not None and self.logprobs and self.stops(self.tokens[self.prompt_len :]):
@@ -52,7 +52,7 @@ class Request:
 
 
 def draw_key(seed: int | None) -> int:
-    """64 bits from `seed`, well spread over neighbouring seeds; fresh ones from the system where it is None."""
+    """Return a 64-bit key: a hash of `seed`, or a random number of the system if it is None."""
     if seed is None:
         return secrets.randbits(64)
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest(), "little")

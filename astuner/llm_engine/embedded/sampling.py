@@ -1,4 +1,4 @@
-"""Draws one token a row from logits, each row by its own parameters and its own random stream."""
+"""Samples one token per row of logits. Each row has its own sampling parameters and random stream."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from astuner.llm_engine.embedded.request import Request
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-# 40 bits: u × total is then below total in float64 whatever the rounding, so that the draw lands inside.
+# With 40 bits, u × total is below total in float64 for any rounding, so that the draw is in range.
 _UNIFORM_BITS = 40
 
 
 def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Number `counters[i]` of the SplitMix64 stream that starts at `keys[i]`, in [0, 1).
+    """Return number `counters[i]` of the SplitMix64 stream with seed `keys[i]`, in [0, 1).
 
-    A draw depends on its key and counter alone, never on what is drawn beside it.
+    A number depends only on its key and counter, not on the rest of the batch.
     """
     z = keys + (counters + np.uint64(1)) * _GAMMA
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
@@ -33,9 +33,9 @@ def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[
 
 
 class BatchSampler:
-    """Samples for a fixed list of requests, one token each a call.
+    """Samples one token per call for each of a fixed list of requests.
 
-    Inverse-CDF sampling: on a CPU it takes a third of the time of the exponential trick of `torch.multinomial`.
+    Uses inverse-CDF sampling, which takes a third of the time of `torch.multinomial`'s exponential trick on a CPU.
     """
 
     def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
@@ -50,20 +50,20 @@ class BatchSampler:
         else:
             self._scale = scales[0] if scales[0] != 1.0 else None
         self._greedy = _rows([t == 0 for t in temperatures], device)
-        self._cut = _rows([_has_cut(request) for request in requests], device)
-        if self._cut is not None:
-            cut = [request.params for request in requests if _has_cut(request)]
-            self._top_k = torch.tensor([[p.top_k] for p in cut], device=device)
-            self._top_p = torch.tensor([[p.top_p] for p in cut], device=device, dtype=torch.float64)
+        self._truncated = _rows([_is_truncated(request) for request in requests], device)
+        if self._truncated is not None:
+            params = [request.params for request in requests if _is_truncated(request)]
+            self._top_k = torch.tensor([[p.top_k] for p in params], device=device)
+            self._top_p = torch.tensor([[p.top_p] for p in params], device=device, dtype=torch.float64)
 
     def sample(self, logits: Tensor) -> tuple[list[int], list[float]]:
-        """Draw the next token of each request.
+        """Sample the next token of each request.
 
         Args:
-            logits: [requests, vocabulary], float32; overwritten.
+            logits: [requests, vocabulary] float32; overwritten.
 
         Returns:
-            Token ids, and their logprobs as `Completion.logprobs` defines them: NaN where logits are not finite.
+            Token ids, and their logprobs as defined by `Completion.logprobs`; NaN if logits are not finite.
         """
         greedy_ids = None if self._greedy is None else logits[self._greedy].argmax(-1, keepdim=True)
         if self._scale is not None:
@@ -71,38 +71,41 @@ class BatchSampler:
         weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
         cdf = weights.cumsum(-1, dtype=torch.float64)
         total = cdf[:, -1:].clone()
-        if self._cut is not None:
-            kept = _cut_tail(weights[self._cut], self._top_k, self._top_p)
-            cdf[self._cut] = kept.cumsum(-1, dtype=torch.float64)
+        if self._truncated is not None:
+            truncated = _apply_top_k_top_p(weights[self._truncated], self._top_k, self._top_p)
+            cdf[self._truncated] = truncated.cumsum(-1, dtype=torch.float64)
         drawn = torch.from_numpy(uniforms(self._keys, self._counters)).to(self._device)
         self._counters += np.uint64(1)
-        # right=True: the first id whose cumulated weight exceeds the draw, so never one of weight zero.
+        # right=True: the first id whose cumulative weight exceeds the draw, which never has weight zero.
         ids = torch.searchsorted(cdf, drawn[:, None] * cdf[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
         if greedy_ids is not None:
             ids[self._greedy] = greedy_ids
         logprobs = (weights.gather(-1, ids).double() / total).log_()
-        # One transfer from the device: float64 holds every token id exactly.
+        # A single transfer from the device: float64 represents every token id exactly.
         both = torch.cat([ids.double(), logprobs], dim=1).t().tolist()
         return [int(token) for token in both[0]], both[1]
 
 
-def _has_cut(request: Request) -> bool:
+def _is_truncated(request: Request) -> bool:
     params = request.params
     return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1)
 
 
-def _rows(chosen: Sequence[bool], device: torch.device) -> Tensor | None:
-    """Indices of the true entries, or None where there is none."""
-    return torch.tensor(chosen, device=device).nonzero()[:, 0] if any(chosen) else None
+def _rows(selected: Sequence[bool], device: torch.device) -> Tensor | None:
+    """Return the indices of the true entries, or None if there are none."""
+    return torch.tensor(selected, device=device).nonzero()[:, 0] if any(selected) else None
 
 
-def _cut_tail(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """`weights` with zeros outside the k likeliest, and then outside the smallest set of mass `top_p` of what is left.
+def _apply_top_k_top_p(weights: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Return `weights` with zeros outside the k most likely tokens, and then outside the nucleus of the remaining ones.
+
+    The nucleus is the smallest set of tokens with mass `top_p` (Holtzman et al. 2020). The most likely token is always
+    in it.
 
     Args:
         weights: [rows, vocabulary], unnormalised probabilities.
-        top_k: [rows, 1]; -1 keeps all.
-        top_p: [rows, 1], float64. The likeliest token always stays. (Nucleus sampling: Holtzman et al. 2020.)
+        top_k: [rows, 1]; -1 for all tokens.
+        top_p: [rows, 1] float64.
     """
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     ranks = torch.arange(weights.shape[1], device=weights.device)

@@ -1,8 +1,8 @@
-"""Decides what is computed next: continuous batching with prefix reuse.
+"""The scheduler of the embedded engine: continuous batching with prefix caching.
 
-A request waits, is given a lane with the longest known prefix of its prompt copied in, has all but the last of its
-tokens computed in chunks packed with those of others ("filling"), and then takes part in one decode step after the
-other until it ends; the first decode step computes its last prompt token. Its lane is then free for the next.
+A request waits until it gets a lane, into which the longest cached prefix of its prompt is copied. All prompt tokens
+but the last are then computed in chunks, packed with those of other requests (prefill). After that, the request takes
+part in every decode step until it ends; the first one computes the last prompt token. Its lane is then freed.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from astuner.errors import ModelError
-from astuner.llm_engine.embedded.forward import Chunk, Forward, LaneGroup
+from astuner.llm_engine.embedded.forward import Forward, LaneGroup, PrefillChunk
 from astuner.llm_engine.embedded.kv_store import KvStore
 from astuner.llm_engine.embedded.prefix_tree import PrefixTree
 from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.sampling import BatchSampler
 from astuner.schema import Completion
 
-# Tokens of one prefill pass: enough to keep a processor busy, few enough to bound the activations.
+# Tokens per prefill pass: enough to keep the processor busy, few enough to bound the memory of activations.
 PREFILL_TOKENS = 4096
-# Two waiting prompts that go on alike for this many tokens are worth a closer look, see `_worth_waiting_for`.
+# Prompts with this many equal tokens after the cached prefix are compared further, see `_worth_waiting_for`.
 _ALIKE_TOKENS = 16
 
-# With fewer tokens or lanes in common, attending to them apart from the rest costs more than it saves.
+# With a shorter common prefix or fewer lanes, separate attention to the prefix costs more than it saves.
 _SHARED_TOKENS, _SHARED_LANES = 16, 4
-# Lanes that take no more are kept for the next requests: fresh memory costs more time than writing to it does.
-_KEPT_BYTES = 64 * 2**20
+# Up to this size, idle lanes stay allocated: allocating memory costs more time than writing to it.
+_IDLE_BYTES = 64 * 2**20
 
-_AlikeKey = tuple[int, tuple[int, ...]]
+_PrefixKey = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine did so far.
+    """Counters of an engine.
 
     Attributes:
-        prompt_tokens: tokens of the prompts that were admitted.
-        reused_tokens: how many of them were copied from the prefix cache instead of computed.
-        sampled_tokens: tokens sampled.
-        steps: decode steps, each one token for all running requests.
-        busy_seconds: time spent computing.
+        prompt_tokens: prompt tokens of the admitted requests.
+        reused_tokens: number of those that were copied from the prefix cache.
+        sampled_tokens: sampled tokens.
+        steps: decode steps, each of which samples one token for every running request.
+        busy_seconds: computing time.
     """
 
     prompt_tokens: int = 0
@@ -54,15 +54,15 @@ class EngineStats:
 
 
 class Scheduler:
-    """Runs requests on a forward. Not thread-safe: one thread calls it, in inference mode.
+    """Runs requests on a `Forward`. Not thread-safe: a single thread calls it, in inference mode.
 
     Args:
-        forward: the model.
-        max_model_len: the most tokens of a request.
-        max_num_seqs: the most requests computed at once.
+        forward: forward pass of the model.
+        max_model_len: maximum number of tokens of a request.
+        max_num_seqs: maximum number of concurrent requests.
         prefix_cache_tokens: capacity of the prefix cache.
-        lane_tokens: memory for running requests, in tokens, see `KvStore`.
-        policy_version: what completions report as the weights' version.
+        lane_tokens: memory of running requests, in tokens; see `KvStore`.
+        policy_version: policy version of the completions.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._tree = PrefixTree(prefix_cache_tokens)
         self._store = KvStore(forward.kv_shape, max_num_seqs, max_model_len, lane_tokens)
-        # Every request without an answer: whatever goes wrong where, none of them is left without one.
+        # All requests without a result, so that `fail_all` reaches every one in any state.
         self._open: set[Request] = set()
         self._waiting: deque[Request] = deque()
-        # Had to give up their lane for want of memory; they were sampled from, so they go before the waiting ones.
+        # Requests that lost their lane because memory was short. They are admitted before the waiting ones.
         self._preempted: deque[Request] = deque()
-        self._filling: dict[Request, int] = {}
-        self._filling_alike: dict[_AlikeKey, Request] = {}
+        self._prefilling: dict[Request, int] = {}
+        self._prefilling_alike: dict[_PrefixKey, Request] = {}
         self._running: list[Request] = []
-        # Both belong to the requests that run, and are made anew when those change.
+        # Both depend on the set of running requests, and are recreated when it changes.
         self._sampler: BatchSampler | None = None
         self._shared: list[int] = []
         self._prompt_tokens = self._reused_tokens = self._sampled_tokens = self._steps = 0
@@ -96,80 +96,80 @@ class Scheduler:
 
     @property
     def stats(self) -> EngineStats:
-        """A snapshot of the counters; may be read from any thread."""
+        """A snapshot of the counters. May be read from any thread."""
         return EngineStats(
             self._prompt_tokens, self._reused_tokens, self._sampled_tokens, self._steps, self._busy_seconds
         )
 
     @property
     def in_flight(self) -> int:
-        """Requests that were begun and have not ended."""
-        return len(self._running) + len(self._filling) + len(self._preempted)
+        """Number of requests that have started and not ended."""
+        return len(self._running) + len(self._prefilling) + len(self._preempted)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that were not begun yet."""
+        """Number of requests that have not started."""
         return len(self._waiting)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; its prompt must be shorter than `max_model_len`."""
+        """Queue a request. Its prompt must be shorter than `max_model_len`."""
         self._open.add(request)
         self._waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """Forget a request that nobody waits for any more, and free its lane; no-op where it has ended."""
+        """Drop a request without a result and free its lane. No-op if it has ended."""
         self._open.discard(request)
         for queue in (self._waiting, self._preempted):
             if request in queue:
                 queue.remove(request)
-        if self._filling.pop(request, None) is not None:
-            self._filling_alike = {key: r for key, r in self._filling_alike.items() if r is not request}
-            # Nobody has looked yet at what was computed for it.
-            self._store.release(request, spoilt=True)
+        if self._prefilling.pop(request, None) is not None:
+            self._prefilling_alike = {key: r for key, r in self._prefilling_alike.items() if r is not request}
+            # Its cache has not been checked for NaN.
+            self._store.release(request, may_have_nan=True)
         elif request in self._running:
-            self._leave(request)
+            self._remove(request)
 
     def fail_all(self, error: ModelError) -> None:
         """End every request with `error`."""
         for request in self._open:
             request.deliver(error)
-        for requests in (self._open, self._running, self._filling, self._preempted, self._waiting):
+        for requests in (self._open, self._running, self._prefilling, self._preempted, self._waiting):
             requests.clear()
         self._sampler = None
         self._tree.clear()
         self._store.clear()
 
-    def forget_cache(self) -> None:
-        """Drop every cached token and free the memory, if it is any to speak of; nothing may be in flight."""
+    def clear_cache(self) -> None:
+        """Clear the prefix cache, and free idle lanes if they are large. No request may be in flight."""
         assert self.in_flight == 0
         self._tree.clear()
-        if self._store.held_bytes > _KEPT_BYTES:
+        if self._store.allocated_bytes > _IDLE_BYTES:
             self._store.clear()
 
     def step(self, *, admit: bool = True) -> None:
-        """Compute one prefill pass, or where nothing is to be filled one token for each running request.
+        """Compute one prefill pass, or else one token for each running request.
 
         Args:
-            admit: whether waiting requests may begin; those preempted always may go on.
+            admit: whether waiting requests may start. Preempted requests may always resume.
         """
         started = time.perf_counter()
         if admit or self._preempted:
             self._admit(self._preempted if self._preempted else self._waiting)
-        if self._filling:
+        if self._prefilling:
             self._prefill()
         elif self._running:
             self._decode()
         self._busy_seconds += time.perf_counter() - started
 
     def _admit(self, queue: deque[Request]) -> None:
-        """Give lanes to requests of `queue`, in order, while there are lanes and memory."""
+        """Assign lanes to requests of `queue`, in order, while there are lanes and memory."""
         postponed: list[Request] = []
         while queue and len(self._store) < self._max_num_seqs:
             request = queue.popleft()
             prefix = self._tree.match(request.tokens[:-1])
             start = sum(piece.shape[-2] for piece in prefix)
             alike = (start, tuple(request.tokens[start : start + _ALIKE_TOKENS]))
-            if self._worth_waiting_for(self._filling_alike.get(alike), request, start):
+            if self._worth_waiting_for(self._prefilling_alike.get(alike), request, start):
                 postponed.append(request)
                 continue
             if not self._store.place(request, prefix, queue):
@@ -179,38 +179,38 @@ class Scheduler:
                 self._prompt_tokens += request.prompt_len
                 self._reused_tokens += start
             if start == len(request.tokens) - 1:
-                self._join([request])
+                self._start_decoding([request])
             else:
-                self._filling[request] = start
-                self._filling_alike.setdefault(alike, request)
+                self._prefilling[request] = start
+                self._prefilling_alike.setdefault(alike, request)
         queue.extendleft(reversed(postponed))
 
     @staticmethod
     def _worth_waiting_for(other: Request | None, request: Request, start: int) -> bool:
-        """Whether `other`, being filled now, computes at least half of what `request` needs from `start` on."""
+        """Return whether `other`, now in prefill, computes at least half of the tokens of `request` from `start` on."""
         if other is None:
             return False
         half = start + (len(request.tokens) - start + 1) // 2
         return half <= len(other.tokens) and other.tokens[:half] == request.tokens[:half]
 
     def _prefill(self) -> None:
-        """Compute up to PREFILL_TOKENS tokens of the requests that are being filled, first come first."""
-        chunks: list[Chunk] = []
+        """Compute up to PREFILL_TOKENS tokens of the requests in prefill, in the order of their admission."""
+        chunks: list[PrefillChunk] = []
         room = PREFILL_TOKENS
-        for request, start in self._filling.items():
+        for request, start in self._prefilling.items():
             if room == 0:
                 break
             stop = min(len(request.tokens) - 1, start + room)
-            chunks.append(Chunk(self._store.lane(request), request.tokens[start:stop], start))
-            self._filling[request] = stop
+            chunks.append(PrefillChunk(self._store.lane(request), request.tokens[start:stop], start))
+            self._prefilling[request] = stop
             room -= stop - start
         self._forward.extend(chunks)
-        filled = [request for request, stop in self._filling.items() if stop == len(request.tokens) - 1]
+        filled = [request for request, stop in self._prefilling.items() if stop == len(request.tokens) - 1]
         for request in filled:
-            del self._filling[request]
-            self._remember(request)
-        self._filling_alike = {key: r for key, r in self._filling_alike.items() if r in self._filling}
-        self._join(filled)
+            del self._prefilling[request]
+            self._cache_prefix(request)
+        self._prefilling_alike = {key: r for key, r in self._prefilling_alike.items() if r in self._prefilling}
+        self._start_decoding(filled)
 
     def _decode(self) -> None:
         """Sample one token for every running request."""
@@ -219,7 +219,7 @@ class Scheduler:
         requests = [request for slab in slabs for request in slab.requests]
         if self._sampler is None:
             self._sampler = BatchSampler(requests, self._forward.kv_shape.device)
-            self._shared = [_shared(slab.requests) for slab in slabs]
+            self._shared = [_shared_prefix_length(slab.requests) for slab in slabs]
         groups = [
             LaneGroup(slab.kv[:, : len(slab.requests)], [request.tokens for request in slab.requests], shared)
             for slab, shared in zip(slabs, self._shared, strict=True)
@@ -233,16 +233,16 @@ class Scheduler:
         self._deliver_finished(requests)
 
     def _deliver_finished(self, requests: Sequence[Request]) -> None:
-        # From the last lane on: what leaves a lane before it is replaced by the last, which would be moved for nothing.
+        # In reverse order: freeing a lane moves the last lane, which would be wasted if that request ends as well.
         for request in reversed(requests):
             if not math.isfinite(request.logprobs[-1]):
-                self._leave(request, spoilt=True)
-                self._answer(request, self._not_finite(request))
+                self._remove(request, may_have_nan=True)
+                self._deliver(request, self._not_finite(request))
             elif (reason := request.finish_reason) is not None:
-                self._remember(request)
-                self._leave(request)
+                self._cache_prefix(request)
+                self._remove(request)
                 sampled = tuple(request.tokens[request.prompt_len :])
-                self._answer(request, Completion(sampled, tuple(request.logprobs), reason, self.policy_version))
+                self._deliver(request, Completion(sampled, tuple(request.logprobs), reason, self.policy_version))
 
     def _not_finite(self, request: Request) -> ModelError:
         return ModelError(
@@ -250,43 +250,43 @@ class Scheduler:
             f"{self.policy_version}); the weights have diverged, or their dtype overflows"
         )
 
-    def _answer(self, request: Request, result: Completion | ModelError) -> None:
+    def _deliver(self, request: Request, result: Completion | ModelError) -> None:
         self._open.remove(request)
         request.deliver(result)
 
     def _grow_lanes(self) -> None:
-        """Make room for the next token of every running request; the last to come give way where memory is short."""
+        """Make room for the next token of every running request. Preempt the most recent ones if memory is short."""
         outgrown = [r for slab in self._store.slabs for r in slab.requests if len(r.tokens) > slab.capacity]
         for request in outgrown:
             while request in self._running and not self._store.make_room(request):
                 youngest = self._running[-1]
-                self._remember(youngest)
-                self._leave(youngest)
+                self._cache_prefix(youngest)
+                self._remove(youngest)
                 self._preempted.appendleft(youngest)
         if outgrown:
             self._sampler = None
 
-    def _join(self, requests: Iterable[Request]) -> None:
+    def _start_decoding(self, requests: Iterable[Request]) -> None:
         self._running.extend(requests)
         self._sampler = None
 
-    def _leave(self, request: Request, *, spoilt: bool = False) -> None:
+    def _remove(self, request: Request, *, may_have_nan: bool = False) -> None:
         self._running.remove(request)
-        self._store.release(request, spoilt=spoilt)
+        self._store.release(request, may_have_nan=may_have_nan)
         self._sampler = None
 
-    def _remember(self, request: Request) -> None:
-        """Put what is computed of `request` into the prefix cache."""
+    def _cache_prefix(self, request: Request) -> None:
+        """Add the computed tokens of `request` to the prefix cache."""
         lane = self._store.lane(request)
         self._tree.insert(request.tokens[:-1], lambda start, stop: lane[..., start:stop, :].clone())
 
 
-def _shared(requests: Sequence[Request]) -> int:
-    """With how many tokens, all of them in the cache, the requests begin alike; 0 where it is not worth knowing."""
+def _shared_prefix_length(requests: Sequence[Request]) -> int:
+    """Return the length of the requests' common cached prefix; 0 if it is too short or the requests are too few."""
     if len(requests) < _SHARED_LANES:
         return 0
     cached = [request.tokens[:-1] for request in requests]
-    # Whatever stands between the first and the last in order begins as both of them do.
+    # In lexicographic order, the common prefix of the first and the last is common to all.
     first, last = min(cached), max(cached)
-    shared = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    shared = next((index for index, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return shared if shared >= _SHARED_TOKENS else 0

@@ -13,14 +13,14 @@ class Letters(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         messages = [{"role": "user", "content": workflow_task.task.main_query}]
-        said = ""
+        answer_text = ""
         for _ in range(2):
             answer = await model_tuner.chat(messages)
             text = answer.parsed.content
-            said += text
+            answer_text += text
             messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "go on"}]
-        share = sum(char.isalpha() for char in said) / max(len(said), 1)
-        return WorkflowOutput(reward=share, is_success=share > 0.5, log_metrics={"characters": len(said)})
+        share = sum(char.isalpha() for char in answer_text) / max(len(answer_text), 1)
+        return WorkflowOutput(reward=share, is_success=share > 0.5, log_metrics={"characters": len(answer_text)})
 
 
 class TenthCrashes(Letters):

@@ -20,11 +20,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from astuner.backbone.local import packed
+from astuner.algorithms.training_rows import TrainingRow
+from astuner.backbone.local import packed_attention as packed
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.micro_batches import micro_batches
 from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
-from astuner.backbone.rows import Row
 from astuner.context_tracker import Packing, pack
 
 SHAPE: dict[str, Any] = {
@@ -48,7 +48,7 @@ MODELS = {
 def make_model(kind: str = "qwen3", **more: Any) -> Any:
     torch.manual_seed(0)
     model = MODELS[kind](**more).train()
-    packed.enable(model)
+    packed.enable_packed_attention(model)
     return model
 
 
@@ -68,56 +68,57 @@ def from_column(rows: list[list[int]], column: int) -> Tensor:
 
 
 def outcome(
-    model: Any, rows: list[list[int]], wanted: Tensor, packing: Packing | None = None
+    model: Any, rows: list[list[int]], selected: Tensor, packing: Packing | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities, entropies, and the gradient of a weighted sum of the former."""
     model.zero_grad()
-    logprobs, entropies = token_logprobs(model, padded(rows), wanted, 0.8, packing)
-    weights = torch.linspace(-1, 1, wanted.numel()).view(wanted.shape) * wanted
+    logprobs, entropies = token_logprobs(model, padded(rows), selected, 0.8, packing)
+    # All positive: the gradients of equal rows must not cancel, as only rounding would remain.
+    weights = torch.linspace(1, 2, selected.numel()).view(selected.shape) * selected
     (logprobs * weights).sum().backward()
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     return logprobs.detach(), entropies, gradient
 
 
 def assert_same(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
-    """Assert equality but for float32's rounding, of a gradient in relation to its norm, if that is any to speak of."""
-    for one, other in zip(got, expected, strict=True):
-        assert (one - other).norm() <= 1e-5 * (other.norm() + 0.1)
+    """Assert equality up to float32's rounding, for a gradient relative to its norm."""
+    for actual, other in zip(got, expected, strict=True):
+        assert (actual - other).norm() <= 1e-5 * (other.norm() + 0.1)
 
 
-def tokens_seen(model: Any, rows: list[list[int]], wanted: Tensor, packing: Packing | None = None) -> int:
+def count_tokens(model: Any, rows: list[list[int]], selected: Tensor, packing: Packing | None = None) -> int:
     """Return how many tokens the model's layers compute."""
-    seen = []
+    token_counts = []
     hook = model.get_input_embeddings().register_forward_hook(
-        lambda _module, args, _output: seen.append(args[0].numel())
+        lambda _module, args, _output: token_counts.append(args[0].numel())
     )
-    token_logprobs(model, padded(rows), wanted, 1.0, packing)
+    token_logprobs(model, padded(rows), selected, 1.0, packing)
     hook.remove()
-    return sum(seen)
+    return sum(token_counts)
 
 
 def test_logprobs_and_entropies_are_those_of_the_distribution():
     model = make_model().eval()
     rows = make_rows(0, (7, 7, 5))
-    wanted = from_column(rows, 3)
-    logprobs, entropies = token_logprobs(model, padded(rows), wanted, 0.8)
+    selected = from_column(rows, 3)
+    logprobs, entropies = token_logprobs(model, padded(rows), selected, 0.8)
     logits = model(padded(rows)).logits[:, :-1] / 0.8
     expected = logits.log_softmax(-1).gather(-1, padded(rows)[:, 1:, None])[..., 0]
-    torch.testing.assert_close(logprobs[:, 1:], expected * wanted[:, 1:])
+    torch.testing.assert_close(logprobs[:, 1:], expected * selected[:, 1:])
     assert not logprobs[:, 0].any()
     distribution = torch.distributions.Categorical(logits=logits)
-    torch.testing.assert_close(entropies[:, 1:], distribution.entropy() * wanted[:, 1:])
+    torch.testing.assert_close(entropies[:, 1:], distribution.entropy() * selected[:, 1:])
 
 
 @pytest.mark.parametrize("kind", sorted(MODELS))
 @pytest.mark.parametrize("first", [1, 12, 20, 30])
 def test_packing_changes_neither_values_nor_gradients(kind: str, first: int):
     rows = make_rows(20, (36, 36, 33, 24, 40))
-    wanted = from_column(rows, first)
+    selected = from_column(rows, first)
     model, packing = make_model(kind), pack(rows)
-    assert_same(outcome(model, rows, wanted, packing), outcome(model, rows, wanted))
-    assert tokens_seen(model, rows, wanted) == 5 * 40
-    assert tokens_seen(model, rows, wanted, packing) == len(
+    assert_same(outcome(model, rows, selected, packing), outcome(model, rows, selected))
+    assert count_tokens(model, rows, selected) == 5 * 40
+    assert count_tokens(model, rows, selected, packing) == len(
         {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
     )
 
@@ -125,11 +126,11 @@ def test_packing_changes_neither_values_nor_gradients(kind: str, first: int):
 @given(rows=st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=10), min_size=1, max_size=6), data=st.data())
 @settings(max_examples=60, deadline=None)
 def test_any_rows_give_what_they_give_alone(rows: list[list[int]], data: st.DataObject):
-    wanted = padded([[0] + [data.draw(st.integers(0, 1)) for _ in row[1:]] for row in rows])
-    if not wanted.any():
-        wanted[0, 1] = 1
+    selected = padded([[0] + [data.draw(st.integers(0, 1)) for _ in row[1:]] for row in rows])
+    if not selected.any():
+        selected[0, 1] = 1
     model = make_model(initializer_range=0.1).eval()  # sure of nothing, so that gradients are no rounding
-    assert_same(outcome(model, rows, wanted, pack(rows)), outcome(model, rows, wanted))
+    assert_same(outcome(model, rows, selected, pack(rows)), outcome(model, rows, selected))
 
 
 @pytest.fixture
@@ -150,30 +151,30 @@ ROWS = make_rows(20, (36, 36, 33, 24, 40)) + make_rows(9, (30, 20), seed=1)
 
 
 def test_the_dense_mask_of_a_gpu_gives_the_same(as_on_a_gpu: Callable[[Packing], Any]):
-    wanted, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
-    expected = outcome(model, ROWS, wanted, packing)
+    selected, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
+    expected = outcome(model, ROWS, selected, packing)
     assert isinstance(as_on_a_gpu(packing), Tensor)
-    assert_same(outcome(model, ROWS, wanted, packing), expected)
+    assert_same(outcome(model, ROWS, selected, packing), expected)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gives_the_same(as_on_a_gpu: Callable[[Packing], Any], monkeypatch: pytest.MonkeyPatch):
     """It runs uncompiled on a CPU, without a gradient."""
-    wanted, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
-    expected, _, _ = outcome(model, ROWS, wanted, packing)
+    selected, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
+    expected, _, _ = outcome(model, ROWS, selected, packing)
     monkeypatch.setattr(packed, "_can_compile", lambda: True)
     assert not isinstance(as_on_a_gpu(packing), Tensor)
     with torch.no_grad():
-        logprobs, _ = token_logprobs(model, padded(ROWS), wanted, 0.8, packing)
+        logprobs, _ = token_logprobs(model, padded(ROWS), selected, 0.8, packing)
     assert_same((logprobs,), (expected,))
 
 
 def test_gradient_checkpointing_recomputes_packed_rows():
     rows = make_rows(20, (36, 30, 40))
-    wanted = from_column(rows, 25)
+    selected = from_column(rows, 25)
     plain, recomputing = make_model(), make_model()
     recomputing.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same(outcome(recomputing, rows, wanted, pack(rows)), outcome(plain, rows, wanted))
+    assert_same(outcome(recomputing, rows, selected, pack(rows)), outcome(plain, rows, selected))
 
 
 def test_adapters_take_packed_rows():
@@ -183,14 +184,14 @@ def test_adapters_take_packed_rows():
     settings_ = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     model = get_peft_model(make_model(), settings_)
     rows = make_rows(20, (36, 30, 40))
-    wanted = from_column(rows, 25)
-    assert packed.takes_packings(model)
-    assert_same(outcome(model, rows, wanted, pack(rows)), outcome(model, rows, wanted))
+    selected = from_column(rows, 25)
+    assert packed.supports_packing(model)
+    assert_same(outcome(model, rows, selected, pack(rows)), outcome(model, rows, selected))
 
 
 def test_attention_in_windows_is_left_to_the_model():
     windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
-    assert not packed.takes_packings(make_model(**windows))
+    assert not packed.supports_packing(make_model(**windows))
 
 
 def test_a_prepared_model_computes_padded_batches_as_before(tmp_path: Any):
@@ -204,25 +205,25 @@ def test_a_prepared_model_computes_padded_batches_as_before(tmp_path: Any):
 
 def test_costs_are_measured_and_weighed():
     costs = measure_pack_costs(make_model(), 128)
-    assert costs.token > 0
-    assert costs.pair >= 0
-    assert costs.batch >= 0
-    costs = PackCosts(token=1.0, pair=0.0, batch=10.0)
-    assert costs.pays(pack(make_rows(20, (36, 36, 36))))
-    assert not costs.pays(pack(make_rows(4, (12, 12, 12))))
+    assert costs.per_token > 0
+    assert costs.per_pair >= 0
+    assert costs.per_batch >= 0
+    costs = PackCosts(per_token=1.0, per_pair=0.0, per_batch=10.0)
+    assert costs.is_cheaper_packed(pack(make_rows(20, (36, 36, 36))))
+    assert not costs.is_cheaper_packed(pack(make_rows(4, (12, 12, 12))))
     # 3 rows of 36 tokens, 20 of them shared, 16 queries that look at 36 keys each where they stand behind the others.
-    assert PackCosts(0.0, 1.0, 0.0).packed(pack(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
-    assert PackCosts(0.0, 1.0, 0.0).apart(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
+    assert PackCosts(0.0, 1.0, 0.0).packed_seconds(pack(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
+    assert PackCosts(0.0, 1.0, 0.0).separate_seconds(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
 
 
 def test_rows_that_begin_alike_go_together_within_the_budget():
     groups = [make_rows(20, (30, 30, 30), seed) for seed in (1, 2)]
-    rows = [Row(ids, [0] * 29 + [1]) for pair in zip(*groups, strict=True) for ids in pair]
+    rows = [TrainingRow(ids, [0] * 29 + [1]) for pair in zip(*groups, strict=True) for ids in pair]
     device = torch.device("cpu")
     batches = micro_batches(rows, 50, device, lambda _: True)
     assert sorted(tuple(sorted(batch.rows)) for batch in batches) == [(0, 2, 4), (1, 3, 5)]
     assert all(batch.packing is not None and len(batch.packing.token_ids) == 50 for batch in batches)
     assert len(micro_batches(rows, 100, device, lambda _: True)) == 1
-    refused = micro_batches(rows, 100, device, lambda _: False)
-    assert [(batch.packing, len(batch.rows)) for batch in refused] == [(None, 3), (None, 3)]
+    unpacked = micro_batches(rows, 100, device, lambda _: False)
+    assert [(batch.packing, len(batch.rows)) for batch in unpacked] == [(None, 3), (None, 3)]
     assert [len(batch.rows) for batch in micro_batches(rows, 30, device, lambda _: True)] == [1] * 6

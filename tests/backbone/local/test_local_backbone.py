@@ -57,7 +57,7 @@ def test_a_run_learns_and_leaves_its_record(make_job: MakeJob, tmp_path: Path, m
     index = list(read_index(tuned.record))
     assert len(index) == 576 + 3 * 4
     episode = read_episode(tuned.record / index[20].path)
-    assert episode.samples[0].loss_mask.count(1) == sum(len(call.completion_ids) for call in episode.calls)
+    assert episode.samples[0].train_counts.count(1) == sum(len(call.completion_ids) for call in episode.calls)
     assert {path.name for path in (tuned.record / "plots").iterdir()} == {"reward.png", "loss.png"}
     model, tokenizer = tuned.load()
     before, _ = _weights(model_folder)
@@ -139,11 +139,11 @@ def test_a_tuned_folder_remembers_its_renderer(make_job: MakeJob, tmp_path: Path
 
 
 def test_micro_batches_and_gradient_checkpointing_change_nothing(make_job: MakeJob, tmp_path: Path):
-    whole = make_job().tune(tmp_path / "a")
+    uninterrupted = make_job().tune(tmp_path / "a")
     cut = make_job(trainer_common__max_tokens_per_micro_batch=100, model__gradient_checkpointing=True).tune(
         tmp_path / "b"
     )
-    assert losses(cut.record) == pytest.approx(losses(whole.record), rel=1e-4, abs=1e-6)
+    assert losses(cut.record) == pytest.approx(losses(uninterrupted.record), rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("workflow", ["SolvesAtAnyLength", "SolvesSomeAtAnyLength"])
@@ -176,9 +176,9 @@ def test_notices_about_a_job_reach_its_log(make_job: MakeJob, tmp_path: Path):
     job = make_job("Letters", trainer_common__kl_loss_coef=0.7, trainer_common__nnodes=3)
     job.dump_job_as_yaml(tmp_path / "mine.yaml")
     tuned = AstunerJob().load_job_from_yaml(tmp_path / "mine.yaml").tune(tmp_path / "records")
-    said = (tuned.record / "run.log").read_text()
-    assert "no effect while use_kl_loss is false: astuner.trainer_common.kl_loss_coef" in said
-    assert "astuner.trainer_common.nnodes" in said
+    log_text = (tuned.record / "run.log").read_text()
+    assert "no effect while use_kl_loss is false: astuner.trainer_common.kl_loss_coef" in log_text
+    assert "astuner.trainer_common.nnodes" in log_text
 
 
 def test_a_tenth_of_crashing_episodes_is_counted_and_the_step_completes(make_job: MakeJob, tmp_path: Path):
@@ -197,7 +197,7 @@ def test_a_run_whose_episodes_all_fail_stops_with_the_reason(make_job: MakeJob, 
 def test_no_signal_is_said_and_stops_when_asked(make_job: MakeJob, tmp_path: Path, log: list[str]):
     settings = {"trainer_common__no_signal_patience": 2}
     make_job("NeverLearns", **settings).tune(tmp_path / "a")
-    with pytest.raises(NoSignalError, match="2 steps in a row had no rewards that differ"):
+    with pytest.raises(NoSignalError, match="2 consecutive steps had no learning signal"):
         make_job("NeverLearns", trainer_common__stop_on_no_signal=True, **settings).tune(tmp_path / "b")
 
 
@@ -216,8 +216,8 @@ def _in_a_process(
 @pytest.mark.parametrize(("kill_with", "exit_code"), [("9", -9), ("2", 130)])
 def test_a_killed_run_goes_on_to_the_same_losses(make_job: MakeJob, tmp_path: Path, kill_with: str, exit_code: int):
     job = make_job("KilledAtStep", trainer_common__total_training_steps=5, trainer_common__save_freq=2)
-    whole = _in_a_process(job, tmp_path, tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
+    uninterrupted = _in_a_process(job, tmp_path, tmp_path / "whole")
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
     killed = _in_a_process(job, tmp_path, tmp_path / "killed", KILL_AT="4", KILL_WITH=kill_with)
     assert killed.returncode == exit_code, killed.stderr
     assert not (tmp_path / "killed/run/summary.json").exists()

@@ -5,24 +5,25 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from astuner.backbone.algorithms import resolve
+from astuner.algorithms import resolve
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate
+from astuner.config.algorithms import ALGORITHMS
 from astuner.config.rollout import ModelConfig
 from astuner.config.root import AstunerConfig
-from astuner.config.trainer import AlgorithmName, PackMode
+from astuner.config.trainer import PackMode
 from astuner.context_tracker import build_samples
 from astuner.schema import Episode, LlmCall, Task
 
-ALGORITHMS = [name for name in get_args(AlgorithmName) if name != "sft"]
+REINFORCEMENT = [name for name in ALGORITHMS if name != "sft"]
 
 
 class Watched(Optimiser):
@@ -38,14 +39,14 @@ class Watched(Optimiser):
 
 
 def sampled(policy: Policy, rng: random.Random, name: str, prompt: list[int], reward: float | None) -> LlmCall:
-    """A call with the logprobs that the policy gives it, but for some noise, as an engine rounds otherwise."""
+    """A call with the policy's logprobs and some noise, because an engine rounds differently."""
     completion = [rng.randrange(3, 60) for _ in range(rng.randrange(2, 7))]
     ids = torch.tensor([prompt + completion])
-    wanted = torch.tensor([[0] * len(prompt) + [1] * len(completion)])
+    selected = torch.tensor([[0] * len(prompt) + [1] * len(completion)])
     with torch.no_grad():
-        logprobs, _ = token_logprobs(policy.model, ids, wanted, 1.0)
-    said = [value + rng.uniform(-0.005, 0.005) for value in logprobs[0, len(prompt) :].tolist()]
-    return LlmCall(name, "e", tuple(prompt), tuple(completion), tuple(said), "stop", reward=reward)
+        logprobs, _ = token_logprobs(policy.model, ids, selected, 1.0)
+    noisy = [value + rng.uniform(-0.005, 0.005) for value in logprobs[0, len(prompt) :].tolist()]
+    return LlmCall(name, "e", tuple(prompt), tuple(completion), tuple(noisy), "stop", reward=reward)
 
 
 def episodes_of(policy: Policy, *, by_call: bool) -> list[Episode]:
@@ -99,16 +100,16 @@ def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tupl
 
 
 @pytest.mark.parametrize("by_call", [False, True], ids=["by episode", "by call"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", REINFORCEMENT)
 def test_packing_changes_neither_loss_nor_gradient(model_folder: Path, algorithm: str, by_call: bool):
     expected, loss = step(model_folder, algorithm, "none", by_call=by_call)
     assert len(expected) == 2
     for mode in ("leaf", "tree"):
         got, same_loss = step(model_folder, algorithm, mode, by_call=by_call)
         assert same_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
-        for one, other in zip(got, expected, strict=True):
+        for actual, other in zip(got, expected, strict=True):
             assert other.norm() > 1e-3
-            assert (one - other).norm() <= 1e-5 * other.norm()
+            assert (actual - other).norm() <= 1e-5 * other.norm()
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["by episode", "by agent"])

@@ -1,4 +1,4 @@
-"""Tests of the trinity backbone."""
+"""Configuration of the trinity backbone's tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let Trinity and Ray warn of what is theirs to mend: each new version of either warns of something else."""
+    """Ignore warnings of Trinity and Ray, which vary between their versions."""
     for item in items:
         if item.get_closest_marker("trinity"):
             item.add_marker(pytest.mark.filterwarnings("ignore"))

@@ -1,4 +1,4 @@
-"""A configuration and a plan for it, as tests need them."""
+"""Configurations and run facts for tests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from astuner.backbone.trinity.plan import TrinityPlan
-from astuner.config.changing import with_values
+from astuner.backbone.trinity.run_facts import TrinityRunFacts
+from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 
-GPU = TrinityPlan(
+GPU = TrinityRunFacts(
     mode="both",
     device="cuda",
     model_path="/models/small",
@@ -25,6 +25,6 @@ TINKER = replace(GPU, device="cpu", validates=True, tinker_base_url="http://127.
 
 
 def run_config(**values: object) -> RunConfig:
-    """A configuration for Trinity; `trainer_common__optim__lr=1.0` sets a key below `astuner`."""
+    """Return a configuration for Trinity; `trainer_common__optim__lr=1.0` sets a key below `astuner`."""
     named: dict[str, Any] = {f"astuner.{key.replace('__', '.')}": value for key, value in values.items()}
     return with_values(RunConfig(), {"astuner.backbone": "trinity", "astuner.rollout.temperature": 1.0, **named})

@@ -1,4 +1,4 @@
-"""Whole runs of the trinity backbone on a random model."""
+"""Runs of the trinity backbone on a random model."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.backbone.verl.runs import make_job
 
 
 def trinity_job(model: Path, folder: Path, workflow: str = "Letters", **settings: object) -> AstunerJob:
-    """A job of steps of 2 tasks × 4 episodes."""
+    """Return a job whose steps have 2 tasks × 4 episodes."""
     return make_job(workflow, model, folder, **{"backbone": "trinity", **settings})

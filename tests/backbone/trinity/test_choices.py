@@ -1,4 +1,4 @@
-"""What a user may choose of how the trinity backbone works, in whole runs; and mistakes in it."""
+"""Runs of the trinity backbone with various settings, and with invalid ones."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from tests.backbone.trinity.runs import trinity_job
 
 pytestmark = pytest.mark.trinity
 
-STALEST = {
+SETTINGS = {
     "trainer_driven": ({"asynchrony__sync_style": "trainer_driven", "trainer_common__test_freq": 2}, 1),
     "fully_async": ({"asynchrony__sync_style": "fully_async"}, 1),
     "sync of every second step": ({"asynchrony__sync_interval": 2, "asynchrony__max_staleness": 2}, 2),
     "no asynchrony": ({"asynchrony__max_staleness": 0}, 0),
     "adapters": ({"model__lora__rank": 4, "model__lora__alpha": 32}, 1),
 }
-"""Settings, and the largest staleness that they allow."""
+"""Settings and the maximum staleness that they allow."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", STALEST)
-def test_every_step_is_learned_from_within_the_staleness_cap(choice: str, model_folder: Path, tmp_path: Path):
-    settings, most = STALEST[choice]
+@pytest.mark.parametrize("choice", SETTINGS)
+def test_every_step_is_trained_within_the_staleness_limit(choice: str, model_folder: Path, tmp_path: Path):
+    settings, max_staleness = SETTINGS[choice]
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=4, **settings)
     if choice == "fully_async":
         job.set_data("file", tmp_path / "train.jsonl")
@@ -37,13 +37,13 @@ def test_every_step_is_learned_from_within_the_staleness_cap(choice: str, model_
     assert run.leftovers() == []
     assert list(losses(run.record)) == [1, 2, 3, 4]
     stale = [row.metrics["staleness/max"] for row in read_metrics(run.record) if "loss/policy" in row.metrics]
-    assert max(stale) <= most
+    assert max(stale) <= max_staleness
     assert len([entry for entry in read_index(run.record) if entry.split == "train" and entry.status == "ok"]) == 32
     assert (run.record / "model" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
-def test_the_slowest_tasks_are_given_up_and_counted(model_folder: Path, tmp_path: Path):
+def test_slowest_tasks_are_dropped_and_counted(model_folder: Path, tmp_path: Path):
     settings: dict[str, Any] = {"asynchrony__over_rollout": 0.5, "asynchrony__over_rollout_wait": 2.0}
     settings |= {"rollout__max_env_worker": 8, "trainer_common__total_training_steps": 2}
     run = Run(trinity_job(model_folder, tmp_path, "UnluckyHang", **settings), tmp_path)
@@ -56,7 +56,7 @@ def test_the_slowest_tasks_are_given_up_and_counted(model_folder: Path, tmp_path
 
 
 @pytest.mark.slow
-def test_a_step_without_any_reward_keeps_in_time_with_the_trainer(model_folder: Path, tmp_path: Path):
+def test_step_without_reward_stays_in_sync_with_the_trainer(model_folder: Path, tmp_path: Path):
     settings = {"trainer_common__total_training_steps": 3, "rollout__max_retries": 0}
     run = Run(trinity_job(model_folder, tmp_path, "SecondStepFails", **settings), tmp_path)
     code, printed = run.ended()
@@ -71,7 +71,7 @@ def test_a_step_without_any_reward_keeps_in_time_with_the_trainer(model_folder: 
 
 
 @pytest.mark.slow
-def test_a_run_computes_on_the_ray_that_it_was_started_with(model_folder: Path, tmp_path: Path):
+def test_run_uses_the_ray_of_with_ray(model_folder: Path, tmp_path: Path):
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as short:
         job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=1)
         run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=short)
@@ -83,13 +83,15 @@ def test_a_run_computes_on_the_ray_that_it_was_started_with(model_folder: Path, 
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("override", "message"),
     [
         ("trinity.buffer.explorer_inputs.x=1", "did you mean"),
         ("astuner.rollout.temperature=0.5", "write 1.0"),
         ("trinity.model.tinker.base_url=https://tinker.example", "TINKER_API_KEY is not set"),
-        ("astuner.trainer_common.ray_address=127.0.0.2:1", "could not be joined"),
+        ("astuner.trainer_common.ray_address=127.0.0.2:1", "could not connect to Ray at 127.0.0.2:1"),
     ],
 )
-def test_a_mistake_leaves_the_earlier_record_where_it_is(model_folder: Path, tmp_path: Path, mistake: str, said: str):
-    assert said in refused_beside_a_record(trinity_job(model_folder, tmp_path), tmp_path, mistake)
+def test_invalid_setting_leaves_the_earlier_record_in_place(
+    model_folder: Path, tmp_path: Path, override: str, message: str
+):
+    assert message in refused_beside_a_record(trinity_job(model_folder, tmp_path), tmp_path, override)

@@ -1,4 +1,4 @@
-"""Trinity's metrics under astuner's names."""
+"""Mapping of Trinity's metrics to astuner's names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from astuner.backbone.trinity.metrics import update_metrics
 
 
-def test_a_training_steps_metrics_are_those_of_its_optimiser_steps():
+def test_step_metrics_combine_those_of_its_optimiser_steps():
     taught = {"actor/ratio/trained_tokens": 4.0, "actor/loss/policy": 1.0, "actor/ratio/kl_sum": 2.0}
     idle = {"actor/loss/policy": 9.0, "time/read_experience": 3.0, "staleness/max": 2.0, "staleness/mean": 2.0}
     fresh = {"time/read_experience": 0.5, "staleness/max": 1.0, "staleness/mean": 1.0}
     other = {"actor/ratio/trained_tokens": 2.0, "actor/loss/policy": 3.0, "actor/ratio/kl_sum": 1.0}
-    found = update_metrics([taught | fresh, idle, other])
-    assert found == pytest.approx(
+    metrics = update_metrics([taught | fresh, idle, other])
+    assert metrics == pytest.approx(
         {
             "loss/policy": 2.0,
             "kl/update": 0.5,

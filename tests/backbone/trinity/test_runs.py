@@ -1,4 +1,4 @@
-"""Whole runs of the trinity backbone on a random model, and what may happen to them."""
+"""Runs of the trinity backbone on a random model: records, crashes and resuming."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.backbone.trinity.runs import trinity_job
 pytestmark = pytest.mark.trinity
 
 
-def test_a_whole_run_is_recorded_as_any_other(model_folder: Path, tmp_path: Path):
+def test_run_is_recorded_like_any_other(model_folder: Path, tmp_path: Path):
     settings = {
         "trainer_common__total_training_steps": 3,
         "trainer_common__val_before_train": True,
@@ -50,65 +50,65 @@ def test_a_whole_run_is_recorded_as_any_other(model_folder: Path, tmp_path: Path
     assert (run.record / "model" / "model.safetensors").exists()
 
 
-def goes_on(job: AstunerJob, folder: Path) -> None:
-    """Check that the same command does the rest of six steps."""
+def check_resumes(job: AstunerJob, folder: Path) -> None:
+    """Check that the same command runs the rest of six steps."""
     second = Run(job, folder)
     code, printed = second.ended()
     assert code == 0, printed
-    assert "going on from the checkpoint of step" in printed
+    assert "resuming from the checkpoint of step" in printed
     assert list(losses(second.record)) == [1, 2, 3, 4, 5, 6]
     assert json.loads((second.record / "summary.json").read_text())["steps"] == 6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["Explorer", "Trainer"])
-def test_a_role_that_is_killed_is_named_and_the_run_goes_on(model_folder: Path, tmp_path: Path, role: str):
+def test_killed_actor_is_named_and_the_run_resumes(model_folder: Path, tmp_path: Path, role: str):
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
     first = Run(job, tmp_path)
     first.wait_for(step=2)
     first.actor(role).send_signal(signal.SIGKILL)
     code, printed = first.ended()
     assert code == 1, printed
-    assert "The same command goes on from the last checkpoint" in printed
-    assert f"a process of Trinity's died while {role.lower()}: working" in printed
+    assert "Run the same command again to resume from the last checkpoint" in printed
+    assert f"a Trinity process died while running the {role.lower()}" in printed
     assert first.leftovers() == []
-    goes_on(job, tmp_path)
+    check_resumes(job, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("process", "said"),
+    ("process", "message"),
     [("WorkflowRunner", "a process that ran episodes died"), ("Tinker server", "the Tinker server, which trains and")],
 )
-def test_another_process_that_is_killed_is_named(model_folder: Path, tmp_path: Path, process: str, said: str):
+def test_killed_process_is_named(model_folder: Path, tmp_path: Path, process: str, message: str):
     run = Run(trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=1000), tmp_path)
     run.wait_for(step=1)
-    found = run.actor(process) if process == "WorkflowRunner" else run.command("serve-tinker")
-    found.send_signal(signal.SIGKILL)
+    victim = run.actor(process) if process == "WorkflowRunner" else run.command("serve-tinker")
+    victim.send_signal(signal.SIGKILL)
     code, printed = run.ended()
     assert code == 1, printed
-    assert said in printed
-    assert "The same command goes on from the last checkpoint" in printed
+    assert message in printed
+    assert "Run the same command again to resume from the last checkpoint" in printed
     assert run.leftovers() == []
 
 
 @pytest.mark.slow
-def test_a_tinker_server_that_ends_during_the_start_is_named(model_folder: Path, tmp_path: Path):
+def test_tinker_server_killed_during_startup_is_named(model_folder: Path, tmp_path: Path):
     run = Run(trinity_job(model_folder, tmp_path), tmp_path)
     run.wait_until_actor("Explorer")
     run.command("serve-tinker").send_signal(signal.SIGKILL)
     code, printed = run.ended()
     assert code == 1, printed
-    assert "the Tinker server, which trains and samples, ended with exit code" in printed
+    assert "the Tinker server, which trains and samples, exited with code" in printed
     assert run.leftovers() == []
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_its_driver_was_killed(model_folder: Path, tmp_path: Path):
+def test_run_resumes_after_its_driver_was_killed(model_folder: Path, tmp_path: Path):
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
     first = Run(job, tmp_path)
     first.wait_for(step=2)
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()
     assert first.leftovers() == []
-    goes_on(job, tmp_path)
+    check_resumes(job, tmp_path)

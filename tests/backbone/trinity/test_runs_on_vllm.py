@@ -1,4 +1,4 @@
-"""A whole run with vLLM and verl's workers under Trinity, on a CPU that takes the place of two GPUs (`on_cpu/`)."""
+"""A run with vLLM and verl's workers under Trinity, on a CPU that simulates two GPUs (`on_cpu/`)."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ from tests.backbone.trinity.runs import trinity_job
 
 pytestmark = [pytest.mark.trinity, pytest.mark.slow]
 
-_IN_PLACE_OF_GPUS = Path(__file__).parent / "on_cpu"
+_GPU_SIMULATION = Path(__file__).parent / "on_cpu"
 _ENVIRONMENT = {
-    "PYTHONPATH": os.pathsep.join(filter(None, (str(_IN_PLACE_OF_GPUS), os.environ.get("PYTHONPATH")))),
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(_GPU_SIMULATION), os.environ.get("PYTHONPATH")))),
     "RAY_OVERRIDE_RESOURCES": json.dumps({"GPU": 2}),
     "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_COMPILE_DISABLE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
-# What the libraries cannot do on a CPU, or do not choose there by themselves.
-_WORDS = (
+# Settings that a CPU requires.
+_OVERRIDES = (
     "trinity.trainer.use_remove_padding=false",
     "trinity.trainer.trainer_config.model.override_config.attn_implementation=sdpa",
     "trinity.explorer.rollout_model.enforce_eager=true",
 )
 
 
-def test_a_run_on_vllm_and_verls_workers_goes_on_after_its_driver_was_killed(model_for_vllm: Path, tmp_path: Path):
+def test_run_on_vllm_and_verl_resumes_after_its_driver_was_killed(model_for_vllm: Path, tmp_path: Path):
     settings = {
         "trainer_common__total_training_steps": 3,
         "trainer_common__device": "cuda",
-        # So that the sampler's logprobs are those of the weights that train on them, if it has the right ones.
+        # Sampling and training use the same weights, so that their logprobs must agree.
         "trainer_common__mini_batch_num": 1,
         "asynchrony__max_staleness": 0,
         "rollout__max_num_seqs": 16,
         "rollout__n_vllm_engine": 1,
     }
     job = trinity_job(model_for_vllm, tmp_path, **settings)
-    first = Run(job, tmp_path, *_WORDS, **_ENVIRONMENT)
+    first = Run(job, tmp_path, *_OVERRIDES, **_ENVIRONMENT)
     first.wait_for(step=2)
     first.process.send_signal(signal.SIGKILL)
     first.process.wait()
     assert first.leftovers() == []
 
-    second = Run(job, tmp_path, *_WORDS, **_ENVIRONMENT)
+    second = Run(job, tmp_path, *_OVERRIDES, **_ENVIRONMENT)
     code, printed = second.ended()
     assert code == 0, printed
-    assert "going on from the checkpoint of step" in printed
+    assert "resuming from the checkpoint of step" in printed
     assert second.leftovers() == []
     assert list(losses(second.record)) == [1, 2, 3]
     for row in read_metrics(second.record):
@@ -61,7 +61,7 @@ def test_a_run_on_vllm_and_verls_workers_goes_on_after_its_driver_was_killed(mod
             assert row.metrics["update/optimiser_steps"] == 1
             assert row.metrics["grad_norm"] > 0
             assert row.metrics["staleness/max"] == 0
-            # In bfloat16. The learning rate is such that other weights would show.
+            # The tolerance is for bfloat16; with this learning rate, other weights exceed it.
             assert 0 < row.metrics["logprob_difference"] < 0.05
     index = Counter((entry.step, entry.split, entry.status) for entry in read_index(second.record))
     assert index == {(1, "train", "ok"): 8, (2, "train", "ok"): 8, (3, "train", "ok"): 8, (3, "val", "ok"): 4}

@@ -10,21 +10,22 @@ from typing import Any, get_args
 import pytest
 from omegaconf import OmegaConf
 
-from astuner.backbone.trinity.composition import compose_trinity_config, given_service, packaged_config
-from astuner.backbone.trinity.mapping import machine_mapping, trinity_mapping
-from astuner.backbone.trinity.plan import TrinityPlan
-from astuner.config.changing import with_values
+from astuner.backbone.trinity.composition import compose_trinity_config, configured_tinker_service, packaged_config
+from astuner.backbone.trinity.run_facts import TrinityRunFacts
+from astuner.config.checks import unsupported_values
 from astuner.config.keys import KeyPath, dotted, parts, schema
-from astuner.config.loading import load_config
+from astuner.config.loading import load_config, with_values
 from astuner.config.root import RunConfig
-from astuner.config.support import unsupported
+from astuner.config.trainer_mapping import trainer_mapping
 from astuner.errors import ConfigError
 from tests.backbone.trinity.plans import GPU, TINKER, run_config
 
 pytestmark = pytest.mark.trinity
 
-SETTING = [path for path, entry in trinity_mapping().entries.items() if entry.trainer_keys]
+MAPPING = trainer_mapping("trinity")
+SETTING = [path for path, keys in MAPPING.trainer_keys.items() if any(key.kind != "from_run" for key in keys)]
 BASE: dict[str, object] = {
+    "asynchrony__max_staleness": 3,
     "trainer_common__max_tokens_per_micro_batch": 20000,
     "trainer_common__optim__lr_warmup_steps": 3,
     # Half of the GPUs sample, so that with another number of machines each still belongs to one side.
@@ -54,28 +55,28 @@ OTHERS: dict[str, tuple[object, ...]] = {
 
 def flat(composed: dict[str, Any]) -> dict[str, object]:
     """Every value by its dotted key."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
 
     def walk(node: Any, prefix: str) -> None:
         if isinstance(node, dict) and node:
             for key, value in node.items():
                 walk(value, f"{prefix}{key}.")
         else:
-            found[prefix[:-1]] = node
+            values[prefix[:-1]] = node
 
     walk(composed, "")
-    return found
+    return values
 
 
 def changed_keys(before: dict[str, Any], after: dict[str, Any], mapped: set[str]) -> set[str]:
     """The keys that differ; for what is set as a mapping, the key of the mapping."""
     old, new = flat(before), flat(after)
     differ = {key for key in old.keys() | new.keys() if old.get(key, "absent") != new.get(key, "absent")}
-    return {next((whole for whole in mapped if key.startswith(f"{whole}.")), key) for key in differ}
+    return {next((parent for parent in mapped if key.startswith(f"{parent}.")), key) for key in differ}
 
 
 def other_values(path: KeyPath) -> tuple[object, ...]:
-    """Values of a key that are not its default, and not refused."""
+    """Values of a key that are supported and not its default."""
     if dotted(path) in OTHERS:
         return OTHERS[dotted(path)]
     key = schema().keys[path]
@@ -83,7 +84,11 @@ def other_values(path: KeyPath) -> tuple[object, ...]:
         return (not key.default,)
     if isinstance(key.default, str):
         others = (choice for choice in get_args(key.annotation) if choice != key.default)
-        return tuple(one for one in others if not list(unsupported(with_values(run_config(), {dotted(path): one}))))
+        return tuple(
+            candidate
+            for candidate in others
+            if not list(unsupported_values(with_values(run_config(), {dotted(path): candidate})))
+        )
     if isinstance(key.default, int):
         return (key.default + 1,) if key.default >= 0 else (5,)
     assert isinstance(key.default, float), path
@@ -109,10 +114,8 @@ def base() -> tuple[RunConfig, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("path", SETTING, ids=dotted)
-def test_a_key_changes_exactly_the_keys_that_the_file_names(
-    path: KeyPath, base: tuple[RunConfig, dict[str, Any]]
-) -> None:
-    named = set(trinity_mapping().entries[path].trainer_keys)
+def test_a_key_changes_exactly_the_keys_that_it_declares(path: KeyPath, base: tuple[RunConfig, dict[str, Any]]) -> None:
+    named = {key.name for key in MAPPING.trainer_keys[path] if key.kind != "from_run"}
     # On GPUs there are neither float32 nor adapters, and the share of the longest sample counts where it is the larger.
     plan = TINKER if path[-1] in ("dtype", "rank") else GPU
     config = (
@@ -121,14 +124,14 @@ def test_a_key_changes_exactly_the_keys_that_the_file_names(
         else with_values(base[0], {"astuner.trainer_common.max_tokens_per_micro_batch": 9000})
     )
     composed = compose_trinity_config(config, plan)
-    seen: set[str] = set()
+    all_changes: set[str] = set()
     for value in other_values(path):
         changed = compose_trinity_config(with_values(config, {dotted(path): value}), plan)
         loaded_by_trinity(changed)
         changes = changed_keys(composed, changed, named)
         assert changes <= named, value
-        seen |= changes
-    assert seen == named or path[-1] == "dtype"
+        all_changes |= changes
+    assert all_changes == named or path[-1] == "dtype"
     if path[-1] == "dtype":
         assert compose_trinity_config(config, GPU)["explorer"]["rollout_model"]["dtype"] == "bfloat16"
 
@@ -137,18 +140,18 @@ def test_other_keys_change_nothing(base: tuple[RunConfig, dict[str, Any]]) -> No
     config, composed = base
     values = {
         dotted(path): other_values(path)[0]
-        for path, entry in trinity_mapping().entries.items()
-        if not entry.trainer_keys and path in schema().keys and isinstance(schema().keys[path].default, int | float)
+        for path, key in schema().keys.items()
+        if path not in SETTING and isinstance(key.default, int | float) and not key.unsupported
     }
     assert len(values) > 10
     assert compose_trinity_config(with_values(config, values), GPU) == composed
 
 
-def test_the_file_names_keys_as_trinity_has_them() -> None:
-    mapping, machine, default = trinity_mapping(), machine_mapping(), loaded_by_trinity({})
-    names = {key for entry in mapping.entries.values() for key in entry.trainer_keys}
-    names |= {*mapping.facts, *mapping.fixed, *mapping.own}
-    names |= {*machine.everywhere, *machine.tinker, *machine.tinker_facts, *machine.gpus}
+def test_trainer_keys_are_named_as_in_trinity() -> None:
+    default = loaded_by_trinity({})
+    names = {key.name for keys in MAPPING.trainer_keys.values() for key in keys}
+    names |= {*MAPPING.facts, *MAPPING.fixed, *MAPPING.reserved}
+    names |= {name for group in MAPPING.machine.values() for name in (*group.values, *group.rules)}
     free = ("trainer.trainer_config.", "explorer.rollout_model.extra_engine_args.")
     for key in names:
         if not key.startswith(free):
@@ -156,18 +159,18 @@ def test_the_file_names_keys_as_trinity_has_them() -> None:
 
 
 @pytest.mark.parametrize("plan", [GPU, TINKER], ids=["gpu", "tinker"])
-def test_trinitys_own_classes_have_every_value(plan: TrinityPlan) -> None:
+def test_trinitys_own_classes_have_every_value(plan: TrinityRunFacts) -> None:
     composed = compose_trinity_config(run_config(), plan)
     loaded = loaded_by_trinity(composed)
     for key, value in flat(composed).items():
-        found = at(loaded, key) if not isinstance(value, dict | list) else value
-        assert getattr(found, "value", found) == value, key
+        actual = at(loaded, key) if not isinstance(value, dict | list) else value
+        assert getattr(actual, "value", actual) == value, key
 
 
-def test_what_a_tinker_service_and_what_gpus_have() -> None:
+def test_values_with_a_tinker_service_and_on_gpus() -> None:
     tinker, gpus = compose_trinity_config(run_config(), TINKER), compose_trinity_config(run_config(), GPU)
-    for composed, values in ((tinker, machine_mapping().tinker), (gpus, machine_mapping().gpus)):
-        for key, value in {**machine_mapping().everywhere, **values}.items():
+    for composed, machine in ((tinker, "tinker"), (gpus, "gpus")):
+        for key, value in {**MAPPING.machine["always"].values, **MAPPING.machine[machine].values}.items():
             assert at(composed, key) == value
     assert tinker["model"]["tinker"]["base_url"] == "http://127.0.0.1:8765"
     assert (tinker["explorer"]["rollout_model"]["engine_type"], tinker["trainer"]["trainer_type"]) == (
@@ -185,9 +188,9 @@ def test_facts_and_fixed_keys_have_their_values() -> None:
     assert composed["ray_namespace"] == "run-1"
     assert composed["explorer"]["runner_per_model"] == 3
     assert composed["buffer"]["total_steps"] == composed["trainer"]["total_steps"] == 7
-    for key, fixed in trinity_mapping().fixed.items():
-        found = at(composed, key)
-        assert found == fixed.value or {**found, **fixed.value} == found
+    for key, fixed in MAPPING.fixed.items():
+        actual = at(composed, key)
+        assert actual == fixed.value or {**actual, **fixed.value} == actual
 
 
 Write = Callable[[str], Path]
@@ -195,7 +198,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write `run.yaml`: what every run needs (9 lines), and a `trinity:` section."""
+    """Write `run.yaml`: the required keys (9 lines), and a `trinity:` section."""
     monkeypatch.chdir(tmp_path)
 
     def writer(section: str) -> Path:
@@ -211,12 +214,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return writer
 
 
-def composed_from(path: Path, *overrides: str, plan: TrinityPlan = TINKER) -> dict[str, Any]:
+def composed_from(path: Path, *overrides: str, plan: TrinityRunFacts = TINKER) -> dict[str, Any]:
     loaded = load_config(path, overrides)
     return compose_trinity_config(loaded.config, replace(plan, origins=loaded.origins))
 
 
-def test_a_section_is_handed_through_nested_dotted_or_from_the_command_line(write: Write) -> None:
+def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Write) -> None:
     path = write(
         "  explorer.runner_prepare_concurrency: 2\n"
         "  explorer:\n    rollout_model:\n      enforce_eager: true\n      extra_engine_args: {swap_space: 4}\n"
@@ -252,28 +255,37 @@ def test_a_section_is_handed_through_nested_dotted_or_from_the_command_line(writ
         ),
         (
             "  trainer:\n    total_steps: 5\n",
-            r"^run\.yaml:11: trinity\.trainer\.total_steps is set by astuner\.trainer_common\.mini_batch_num; change",
+            r"^run\.yaml:11: trinity\.trainer\.total_steps is set by astuner\.trainer_common\.total_epochs, "
+            r"astuner\.trainer_common\.total_training_steps and astuner\.trainer_common\.mini_batch_num; change it ",
         ),
-        ("  mode: bench\n", r"^run\.yaml:10: trinity\.mode is set by astuner from what the run is; remove it$"),
-        ("  algorithm.advantage_fn: grpo\n", r"^run\.yaml:10: .* has to be 'astuner\.backbone\.\S+': episodes count"),
+        (
+            "  explorer.max_inflight_batches: 2\n",
+            r"is set by astuner\.asynchrony\.sync_interval and astuner\.asynchrony\.max_staleness; change it there$",
+        ),
+        (
+            "  model.max_response_tokens: 2\n",
+            r"by astuner\.rollout\.max_response_length_in_one_turn and astuner\.rollout\.max_model_len; change it ",
+        ),
+        ("  mode: bench\n", r"^run\.yaml:10: trinity\.mode is set by astuner for each run; remove it$"),
+        ("  algorithm.advantage_fn: grpo\n", r"^run\.yaml:10: .* has to be 'astuner\.backbone\.\S+': every episode"),
         (
             "  buffer:\n    explorer_input:\n      taskset: {split: x}\n",
-            r"^run\.yaml:12: trinity\.buffer\.explorer_input\.taskset\S* .*astuner\.task_reader has the tasks; remove",
+            r"^run\.yaml:12: trinity\.buffer\.explorer_input\.taskset\S* .*astuner\.task_reader reads the tasks; ",
         ),
         (
             "  explorer.rollout_model.extra_engine_args: {max_num_seqs: 4}\n",
             r"^run\.yaml:10: trinity\.\S+\.max_num_seqs is set by astuner\.rollout\.max_num_seqs; change it there$",
         ),
-        ("  data_processor: {x: 1}\n", r"^run\.yaml:10: trinity\.data_processor\S* cannot be given: "),
+        ("  data_processor: {x: 1}\n", r"^run\.yaml:10: trinity\.data_processor\S* cannot be set: "),
         (
             "  explorer:\n    runner_prepare_concurrency: many\n",
-            r"^run\.yaml:11: trinity\.explorer\.runner_prepare_concurrency cannot be 'many': .*; give another value$",
+            r"^run\.yaml:11: trinity\.explorer\.runner_prepare_concurrency cannot be 'many': .*; write another value$",
         ),
         ("  explorer: 3\n", r"^run\.yaml:10: trinity\.explorer is 3; expected a section with some of name, "),
         ("  +zzz: 3\n", r"^run\.yaml:10: unknown key 'trinity\.zzz'; trinity has mode, project, "),
     ],
 )
-def test_a_section_that_does_not_hold_is_refused_with_its_place(write: Write, section: str, message: str) -> None:
+def test_an_invalid_section_is_an_error_with_its_place(write: Write, section: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         composed_from(write(section))
 
@@ -287,9 +299,9 @@ def test_a_place_on_the_command_line(write: Write) -> None:
     "section",
     ["  model.tinker.base_url: https://t.example\n", "  model:\n    tinker: {base_url: 'https://t.example'}\n"],
 )
-def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, section: str) -> None:
-    assert given_service(load_config(write(section)).config) == "https://t.example"
-    assert given_service(load_config(write("  log: {level: INFO}\n")).config) is None
+def test_the_configured_tinker_service(write: Write, section: str) -> None:
+    assert configured_tinker_service(load_config(write(section)).config) == "https://t.example"
+    assert configured_tinker_service(load_config(write("  log: {level: INFO}\n")).config) is None
 
 
 @pytest.mark.parametrize(
@@ -299,7 +311,7 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
             ["asynchrony.sync_style=fully_async"],
             TINKER,
             r"^command line: astuner\.asynchrony\.sync_style is 'fully_async', and the run has validation tasks: .*; "
-            r"write explorer_driven or trainer_driven, or name no validation tasks$",
+            r"write explorer_driven or trainer_driven, or configure no validation tasks$",
         ),
         (
             ["asynchrony.sync_style=fully_async", "asynchrony.max_staleness=0"],
@@ -314,29 +326,33 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
                 "trainer_common.test_freq=5",
             ],
             TINKER,
-            r"^command line: astuner\.trainer_common\.test_freq is 5, no multiple of sync_interval, 2: .*; write a mul",
+            r"^command line: .*trainer_common\.test_freq is 5, not a multiple of sync_interval \(2\): .*; write ",
         ),
         (
             ["rollout.temperature=0.9"],
             TINKER,
             r"^command line: astuner\.rollout\.temperature is 0\.9, and a Tinker service trains .*; write 1\.0$",
         ),
-        (["rollout.name=vllm"], TINKER, r"^command line: astuner\.rollout\.name is 'vllm', and here a Tinker service "),
+        (
+            ["rollout.name=vllm"],
+            TINKER,
+            r"^command line: astuner\.rollout\.name is 'vllm', and a Tinker service ",
+        ),
         (["model.lora.rank=4", "model.lora.alpha=8"], TINKER, r"lora\.alpha is 8, and a Tinker service has 32; write"),
         (
             ["model.lora.rank=4", "model.lora.target_modules=q_proj"],
             TINKER,
-            r"^command line: astuner\.model\.lora\.target_modules is 'q_proj': a Tinker service knows only train_attn",
+            r"^command line: astuner\.model\.lora\.target_modules is 'q_proj': a Tinker service supports only ",
         ),
         (["model.lora.rank=4"], GPU, r"lora\.rank is 4: vLLM's server .*; write 0 to train all weights, use "),
         (["model.dtype=float32"], GPU, r"^command line: astuner\.model\.dtype is 'float32', and Trinity's trainer "),
         (
             ["trainer_common.nnodes=2", "rollout.n_vllm_engine=8"],
             GPU,
-            r"^command line: .*nnodes is 2, and a Ray started for the run is on one ",
+            r"^command line: .*nnodes is 2, and the Ray cluster started for a run is on one ",
         ),
         (["trainer_common.n_gpus_per_node=4"], replace(GPU, gpus=2), r"n_gpus_per_node is 4, and this machine has 2; "),
-        ([], replace(GPU, gpus=1), r"too few GPUs \(1\): engines and trainer have GPUs of their own here, .* write "),
+        ([], replace(GPU, gpus=1), r"too few GPUs \(1\): engines and trainer need at least one GPU each; .* write "),
         (
             ["rollout.n_vllm_engine=4", "rollout.tensor_model_parallel_size=2"],
             GPU,
@@ -345,7 +361,7 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
         (
             ["trainer_common.nnodes=3", "trainer_common.ray_address=auto"],
             GPU,
-            r"n_vllm_engine × tensor_model_parallel_size = 2 GPUs leaves 22 for the trainer, which takes whole",
+            r"n_vllm_engine × tensor_model_parallel_size = 2 GPUs leaves 22 for the trainer, which needs whole",
         ),
         (
             ["trainer_common.ulysses_sequence_parallel_size=4"],
@@ -354,8 +370,8 @@ def test_a_service_of_the_users_is_known_before_anything_starts(write: Write, se
         ),
     ],
 )
-def test_what_does_not_go_with_the_machine_is_refused(
-    write: Write, overrides: list[str], plan: TrinityPlan, message: str
+def test_values_that_do_not_fit_the_machine_are_errors(
+    write: Write, overrides: list[str], plan: TrinityRunFacts, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        composed_from(write("  {}\n"), *(f"astuner.{one}" for one in overrides), plan=plan)
+        composed_from(write("  {}\n"), *(f"astuner.{override}" for override in overrides), plan=plan)

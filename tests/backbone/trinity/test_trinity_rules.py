@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.backbone.trinity import rules
-from astuner.backbone.trinity.plan import TrinityPlan
+from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from tests.backbone.trinity.plans import GPU, TINKER, run_config
 
 
@@ -27,6 +27,7 @@ def test_a_step_of_trinitys_trainer_is_an_optimiser_step() -> None:
     assert rules.sampling_args(run, GPU) == {"updates": 3}
 
 
+@settings(deadline=None)  # The first example imports modules.
 @given(interval=st.integers(1, 6), more=st.integers(0, 6), steps=st.integers(1, 40), data=st.data())
 def test_no_sample_is_staler_than_the_cap(interval: int, more: int, steps: int, data: st.DataObject) -> None:
     """Whatever the trainer's pace: a step is begun only when few enough are untrained; weights come every so often."""
@@ -46,7 +47,7 @@ def test_no_sample_is_staler_than_the_cap(interval: int, more: int, steps: int, 
     ("dtype", "plan", "sampler"),
     [("auto", TINKER, "float32"), ("auto", GPU, "bfloat16"), ("bfloat16", TINKER, "bfloat16")],
 )
-def test_the_samplers_type(dtype: str, plan: TrinityPlan, sampler: str) -> None:
+def test_the_samplers_type(dtype: str, plan: TrinityRunFacts, sampler: str) -> None:
     assert rules.sampler_dtype(run_config(model__dtype=dtype).astuner, plan) == sampler
 
 

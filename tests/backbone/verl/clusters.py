@@ -1,4 +1,4 @@
-"""verl's workers and engines in a Ray of their own, for tests that look at them from inside."""
+"""Starts verl's workers and engines for tests of their internals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from astuner.backbone.algorithms import resolve
-from astuner.config.changing import with_values
+from astuner.algorithms import resolve
+from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 from astuner.context_tracker import build_samples
 from astuner.schema import Episode, LlmCall, Task
@@ -22,7 +22,7 @@ TOTAL_STEPS = 4
 
 
 def small_run(algorithm: str = "grpo", **values: Any) -> RunConfig:
-    """A configuration whose update has all that an update can have: mini-batches, a KL, clipping."""
+    """Return a configuration whose update uses every feature: mini-batches, a KL loss, clipping."""
     return run_config(
         **{
             "rollout__temperature": 1.0,
@@ -40,15 +40,15 @@ def small_run(algorithm: str = "grpo", **values: Any) -> RunConfig:
 
 
 @dataclass
-class Started:
-    """What a test works with."""
+class VerlCluster:
+    """Started workers and engines."""
 
     config: RunConfig
     trainer: Any
     engine: Any
 
     def update(self) -> Any:
-        """A `VerlUpdate` on the workers."""
+        """Return a `VerlUpdate` on the workers."""
         from astuner.backbone.verl.update import VerlUpdate
 
         run = self.config.astuner
@@ -57,48 +57,48 @@ class Started:
 
 
 @contextlib.contextmanager
-def started(config: RunConfig, model: Path, workers: int, folder: Path) -> Iterator[Started]:
-    """Start `workers` data-parallel workers and as many engines."""
-    from astuner.backbone.verl.client_engine import VerlEngine
-    from astuner.backbone.verl.cluster import environment_prepared, ray_running
+def started_cluster(config: RunConfig, model: Path, workers: int, folder: Path) -> Iterator[VerlCluster]:
+    """Start `workers` data-parallel workers and the same number of engines, on a new Ray."""
+    from astuner.backbone.verl.cluster import ray_running, verl_environment
     from astuner.backbone.verl.composition import compose_verl_config
+    from astuner.backbone.verl.rollout_engine import VerlEngine
 
     config = with_values(config, {"astuner.trainer_common.n_gpus_per_node": workers})
     plan = replace(CPU, model_path=str(model), checkpoint_folder=folder, total_steps=TOTAL_STEPS)
     composed = compose_verl_config(config, plan)
-    with environment_prepared("cpu", own=True) as environment, ray_running(composed, environment):
+    with verl_environment("cpu", own_ray=True) as environment, ray_running(composed, environment):
         from astuner.backbone.verl.trainer import started_trainer
 
         with started_trainer(composed, config.astuner, torch.float32) as trainer:
-            yield Started(config, trainer, VerlEngine(trainer.get_llm_client(), 256))
+            yield VerlCluster(config, trainer, VerlEngine(trainer.get_llm_client(), 256))
 
 
-def made_episodes(logprobs: Any, seed: int = 5) -> list[Episode]:
-    """Three groups of three: conversations of several rows each, of different lengths, some without any signal.
+def make_episodes(logprobs: Any, seed: int = 5) -> list[Episode]:
+    """Return three groups of three episodes of different lengths, with several rows each, some without a signal.
 
     Args:
-        logprobs: from token ids to the log-probability of each, as the model has it.
-        seed: of everything.
+        logprobs: function from token ids to the model's log-probability of each.
+        seed: random seed.
     """
     rng = random.Random(seed)
-    made = []
+    episodes = []
     for number in range(9):
         task = number // 3
         prompt = [rng.randrange(3, 60) for _ in range(6)]
         calls: list[LlmCall] = []
         for turn in range(1 + number % 3):
             completion = [rng.randrange(3, 60) for _ in range(rng.randrange(2, 8))]
-            said = logprobs([*prompt, *completion])[len(prompt) :]
-            noisy = tuple(value + rng.uniform(-0.005, 0.005) for value in said)
+            exact = logprobs([*prompt, *completion])[len(prompt) :]
+            noisy = tuple(value + rng.uniform(-0.005, 0.005) for value in exact)
             calls.append(LlmCall(f"{number}/{turn}", f"e{number}", tuple(prompt), tuple(completion), noisy, "stop"))
-            # Every second turn goes on; the others begin a row of their own.
-            goes_on = [*prompt, *completion, *[rng.randrange(3, 60) for _ in range(2)]]
-            prompt = goes_on if turn % 2 == 0 else [rng.randrange(3, 60) for _ in range(9)]
+            # Every second turn extends the context; the others start a new row.
+            extended = [*prompt, *completion, *[rng.randrange(3, 60) for _ in range(2)]]
+            prompt = extended if turn % 2 == 0 else [rng.randrange(3, 60) for _ in range(9)]
         reward = 1.0 if task == 2 else float(number % 3 == 0)
-        made.append(
+        episodes.append(
             Episode(
                 f"e{number}", Task(f"t{task}", "?"), number % 3, "ok", reward, True, tuple(calls),
                 samples=tuple(build_samples(calls)),
             )
         )  # fmt: skip
-    return made
+    return episodes

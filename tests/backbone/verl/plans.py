@@ -1,4 +1,4 @@
-"""A configuration and a plan for it, as tests need them."""
+"""Run facts and configurations for tests."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from astuner.backbone.verl.plan import VerlPlan
-from astuner.config.changing import with_values
+from astuner.backbone.verl.run_facts import VerlRunFacts
+from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 
-GPU = VerlPlan(
+GPU = VerlRunFacts(
     device="cuda",
     rollout_engine="vllm",
     model_path="/models/small",
@@ -24,6 +24,6 @@ CPU = replace(GPU, device="cpu", rollout_engine="embedded", flash_attention=Fals
 
 
 def run_config(**values: object) -> RunConfig:
-    """A configuration for verl; `trainer_common__optim__lr=1.0` sets a key below `astuner`."""
+    """Return a configuration for verl; `trainer_common__optim__lr=1.0` sets `astuner.trainer_common.optim.lr`."""
     named: dict[str, Any] = {f"astuner.{key.replace('__', '.')}": value for key, value in values.items()}
     return with_values(RunConfig(), {"astuner.backbone": "verl", **named})

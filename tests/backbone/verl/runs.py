@@ -8,11 +8,11 @@ from typing import Any
 
 from astuner import AstunerJob
 
-AGENTS = Path(__file__).parent / "accidents.py"
+AGENTS = Path(__file__).parent / "faulty_agents.py"
 
 
 def make_job(workflow: str, model: Path, folder: Path, **settings: Any) -> AstunerJob:
-    """A job of steps of 2 tasks × 4 episodes."""
+    """Return a job with steps of 2 tasks × 4 episodes."""
     rows = [{"question": f"question {i}", "answer": "", "unlucky": i % 2 == 0} for i in range(6)]
     (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "val.jsonl").write_text("".join(json.dumps(row | {"question": "?"}) + "\n" for row in rows[:2]))

@@ -10,20 +10,19 @@ from typing import Any, get_args
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from astuner.backbone.key_mapping import bare
 from astuner.backbone.verl.composition import compose_verl_config, packaged_config
-from astuner.backbone.verl.mapping import machine_mapping, verl_mapping
-from astuner.backbone.verl.plan import VerlPlan
-from astuner.config.changing import with_values
+from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.keys import KeyPath, dotted, schema
-from astuner.config.loading import load_config
+from astuner.config.loading import load_config, with_values
 from astuner.config.root import RunConfig
+from astuner.config.trainer_mapping import trainer_mapping
 from astuner.errors import ConfigError
 from tests.backbone.verl.plans import CPU, GPU, run_config
 
 pytestmark = pytest.mark.verl
 
-SETTING = [path for path, entry in verl_mapping().entries.items() if entry.trainer_keys]
+MAPPING = trainer_mapping("verl")
+SETTING = [path for path, keys in MAPPING.trainer_keys.items() if any(key.kind != "from_run" for key in keys)]
 BASE: dict[str, object] = {
     "trainer_common__max_tokens_per_micro_batch": 20000,
     "trainer_common__mini_batch_num": 2,
@@ -47,24 +46,24 @@ OTHERS: dict[str, tuple[object, ...]] = {
 
 def flat(config: DictConfig) -> dict[str, object]:
     """Every value by its dotted key, references as they are written."""
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
 
     def walk(node: Any, prefix: str) -> None:
         if isinstance(node, dict) and node:
             for key, value in node.items():
                 walk(value, f"{prefix}{key}.")
         else:
-            found[prefix[:-1]] = node
+            values[prefix[:-1]] = node
 
     walk(OmegaConf.to_container(config, resolve=False), "")
-    return found
+    return values
 
 
 def changed_keys(before: DictConfig, after: DictConfig, mapped: set[str]) -> set[str]:
     """The verl keys that differ; for what is set as a mapping, the key of the mapping."""
     old, new = flat(before), flat(after)
     differ = {key for key in old.keys() | new.keys() if old.get(key, "absent") != new.get(key, "absent")}
-    return {next((whole for whole in mapped if key.startswith(f"{whole}.")), key) for key in differ}
+    return {next((parent for parent in mapped if key.startswith(f"{parent}.")), key) for key in differ}
 
 
 def other_values(path: KeyPath) -> tuple[object, ...]:
@@ -100,52 +99,53 @@ def base() -> tuple[RunConfig, DictConfig]:
 
 
 @pytest.mark.parametrize("path", SETTING, ids=dotted)
-def test_a_key_changes_exactly_the_trainer_keys_that_the_file_names(
+def test_a_key_changes_exactly_the_trainer_keys_that_it_declares(
     path: KeyPath, base: tuple[RunConfig, DictConfig]
 ) -> None:
     config, composed = base
-    named = {bare(key) for key in verl_mapping().entries[path].trainer_keys}
-    seen: set[str] = set()
+    named = {key.bare_name for key in MAPPING.trainer_keys[path] if key.kind != "from_run"}
+    all_changes: set[str] = set()
     for value in other_values(path):
         if value == "sft":
             continue
         changes = changed_keys(composed, compose_verl_config(with_values(config, {dotted(path): value}), GPU), named)
         assert changes <= named, value
-        seen |= changes
+        all_changes |= changes
     if path[-1] == "ulysses_sequence_parallel_size":  # the second key depends on it only where samples are long
         long = run_config(rollout__max_model_len=100000)
         split = with_values(long, {dotted(path): 2})
-        seen |= changed_keys(compose_verl_config(long, GPU), compose_verl_config(split, GPU), named)
-    assert seen == named
+        all_changes |= changed_keys(compose_verl_config(long, GPU), compose_verl_config(split, GPU), named)
+    if path[-1] == "temperature":  # a temperature of 0 is greedy, which is not cut
+        cut = with_values(config, {"astuner.rollout.top_p": 0.9})
+        greedy = with_values(cut, {dotted(path): 0.0})
+        all_changes |= changed_keys(compose_verl_config(cut, GPU), compose_verl_config(greedy, GPU), named)
+    assert all_changes == named
 
 
 def test_other_keys_change_nothing(base: tuple[RunConfig, DictConfig]) -> None:
     config, composed = base
     values = {
         dotted(path): other_values(path)[0]
-        for path, entry in verl_mapping().entries.items()
-        if not entry.trainer_keys
-        and path in schema().keys
-        and isinstance(schema().keys[path].default, bool | int | float)
+        for path, key in schema().keys.items()
+        if path not in SETTING and isinstance(key.default, bool | int | float) and not key.unsupported
     }
     assert len(values) > 10
     assert compose_verl_config(with_values(config, values), GPU) == composed
 
 
-def test_the_file_names_trainer_keys_as_verl_has_them() -> None:
+def test_trainer_keys_are_named_as_in_verl() -> None:
     """Without `+` where verl lists the key, with it where verl does not."""
-    mapping, machine, listed = verl_mapping(), machine_mapping(), packaged_config()
-    names = {key for entry in mapping.entries.values() for key in entry.trainer_keys}
-    names |= {*mapping.facts, *mapping.fixed, *machine.everywhere, *machine.without_flash_attention}
-    names |= {*machine.cpu, *machine.own_ray, *machine.own_ray_facts}
+    listed = packaged_config()
+    names = {key.name for keys in MAPPING.trainer_keys.values() for key in keys} | {*MAPPING.facts, *MAPPING.fixed}
+    names |= {name for group in MAPPING.machine.values() for name in (*group.values, *group.rules)}
     for key in names:
-        *around, last = bare(key).split(".")
+        *around, last = key.removeprefix("+").split(".")
         section: Any = listed
         for part in around:
             section = section[part]
         assert (last in list(section.keys())) is not key.startswith("+"), key
-    for own in mapping.own:
-        assert OmegaConf.select(listed, own, default="none") != "none", own
+    for name in MAPPING.reserved:
+        assert OmegaConf.select(listed, name, default="none") != "none", name
 
 
 def test_facts_and_fixed_keys_have_their_values(base: tuple[RunConfig, DictConfig]) -> None:
@@ -155,13 +155,13 @@ def test_facts_and_fixed_keys_have_their_values(base: tuple[RunConfig, DictConfi
     assert composed.trainer.device == "cuda"
     assert composed.trainer.default_local_dir == "/records/run/checkpoints"
     assert composed.trainer.total_training_steps == 7
-    for key, fixed in verl_mapping().fixed.items():
+    for key, fixed in MAPPING.fixed.items():
         assert OmegaConf.select(composed, key) == fixed.value
 
 
 @pytest.mark.parametrize("plan", [GPU, CPU], ids=["gpu", "cpu"])
 @pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
-def test_verl_itself_takes_the_configuration(plan: VerlPlan, algorithm: str) -> None:
+def test_verl_itself_takes_the_configuration(plan: VerlRunFacts, algorithm: str) -> None:
     pytest.importorskip("transfer_queue", reason="verl's own dependencies are not installed here")
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
@@ -172,13 +172,12 @@ def test_verl_itself_takes_the_configuration(plan: VerlPlan, algorithm: str) -> 
     OmegaConf.resolve(composed)
 
 
-def test_a_cpu_has_the_cpus_values() -> None:
+def test_a_cpu_has_the_values_of_a_cpu() -> None:
     composed = compose_verl_config(run_config(), CPU)
-    machine = machine_mapping()
-    expected = {**machine.everywhere, **machine.without_flash_attention, **machine.cpu, **machine.own_ray}
+    expected = {name: value for group in MAPPING.machine.values() for name, value in group.values.items()}
     expected |= {"ray_kwargs.ray_init.num_gpus": 1}
     for key, value in expected.items():
-        assert OmegaConf.select(composed, bare(key)) == value, key
+        assert OmegaConf.select(composed, key.removeprefix("+")) == value, key
     assert composed.actor_rollout_ref.rollout.name == "astuner_embedded"
     on_vllm = compose_verl_config(run_config(), replace(CPU, rollout_engine="vllm"))
     assert on_vllm.actor_rollout_ref.rollout.name == "vllm"
@@ -186,7 +185,7 @@ def test_a_cpu_has_the_cpus_values() -> None:
     assert (two.trainer.n_gpus_per_node, two.ray_kwargs.ray_init.num_gpus) == (2, 2)
 
 
-def test_every_machine_has_the_version_of_fsdp_that_was_run(base: tuple[RunConfig, DictConfig]) -> None:
+def test_every_machine_has_the_tested_version_of_fsdp(base: tuple[RunConfig, DictConfig]) -> None:
     actor, ref = base[1].actor_rollout_ref.actor, base[1].actor_rollout_ref.ref
     assert {actor.strategy, actor.fsdp_config.strategy, ref.fsdp_config.strategy} == {"fsdp2"}
 
@@ -198,7 +197,7 @@ def test_a_gpu_without_flash_attention_packs_no_rows(base: tuple[RunConfig, Dict
     assert base[1].actor_rollout_ref.model.use_remove_padding is True
 
 
-def test_a_ray_that_is_joined_is_not_told_what_it_has() -> None:
+def test_a_joined_ray_cluster_gets_no_resource_settings() -> None:
     composed = compose_verl_config(run_config(trainer_common__ray_address="auto"), CPU)
     assert composed.ray_kwargs.ray_init.address == "auto"
     assert composed.ray_kwargs.ray_init.num_cpus is None
@@ -215,7 +214,7 @@ Write = Callable[[str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Write `run.yaml`: what every run needs (8 lines), and a `verl:` section."""
+    """Write `run.yaml`: the required keys (8 lines), and a `verl:` section."""
     monkeypatch.chdir(tmp_path)
 
     def writer(section: str) -> Path:
@@ -230,12 +229,12 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return writer
 
 
-def composed_from(path: Path, *overrides: str, plan: VerlPlan = CPU) -> DictConfig:
+def composed_from(path: Path, *overrides: str, plan: VerlRunFacts = CPU) -> DictConfig:
     loaded = load_config(path, overrides)
     return compose_verl_config(loaded.config, replace(plan, origins=loaded.origins))
 
 
-def test_a_section_is_handed_through_nested_dotted_or_from_the_command_line(write: Write) -> None:
+def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Write) -> None:
     path = write(
         "  actor_rollout_ref.rollout.enable_prefix_caching: false\n"
         "  actor_rollout_ref:\n    nccl_timeout: 5\n    actor.fsdp_config.fsdp_size: 2\n"
@@ -254,7 +253,7 @@ def test_a_section_is_handed_through_nested_dotted_or_from_the_command_line(writ
     assert composed.ray_kwargs.ray_init.log_to_driver is False
 
 
-def test_what_a_cpu_has_can_be_changed(write: Write) -> None:
+def test_values_of_a_cpu_can_be_changed(write: Write) -> None:
     composed = composed_from(write("  actor_rollout_ref.actor:\n    use_torch_compile: true\n"))
     assert composed.actor_rollout_ref.actor.use_torch_compile is True
 
@@ -279,20 +278,35 @@ def test_what_a_cpu_has_can_be_changed(write: Write) -> None:
         ),
         (
             "  +data.custom_cls.path: x\n",
-            r"^run\.yaml:10: verl\.data\.custom_cls\.path cannot be given: astuner\.task_reader has the tasks; ",
+            r"^run\.yaml:10: verl\.data\.custom_cls\.path cannot be set: astuner\.task_reader reads the tasks; ",
         ),
         (
             "  actor_rollout_ref:\n    rollout:\n      agent: {+agent_loop_manager_class: a.B}\n",
-            r"^run\.yaml:12: verl\.actor_rollout_ref\.rollout\.agent\.agent_loop_manager_class cannot be given: "
-            r"astuner's workers run the episodes; remove it$",
+            r"^run\.yaml:12: verl\.actor_rollout_ref\.rollout\.agent\.agent_loop_manager_class cannot be set: "
+            r"astuner's episode workers run the episodes; remove it$",
         ),
         (
             "  trainer.v1.trainer_mode: separate_async\n",
-            r"^run\.yaml:10: verl\.\S+ has to be 'sync': astuner's trainer is ",
+            r"^run\.yaml:10: verl\.\S+ has to be 'sync': astuner's trainer extends ",
         ),
-        ("  trainer.device: cpu\n", r"^run\.yaml:10: verl\.trainer\.device is set by astuner from what the run is"),
-        ("  model_engine: megatron\n", r"^run\.yaml:10: verl\.model_engine cannot be given: .* FSDP"),
-        ("  trainer: 3\n", r"^run\.yaml:10: verl\.trainer cannot be given: astuner's loop takes the steps; remove it$"),
+        (
+            "  trainer.device: cpu\n",
+            r"^run\.yaml:10: verl\.trainer\.device is set by astuner\.trainer_common\.device; change it there$",
+        ),
+        (
+            "  trainer: {total_training_steps: 3}\n",
+            r"^run\.yaml:10: verl\.trainer\.total_training_steps is set by astuner\.trainer_common\.total_epochs and "
+            r"astuner\.trainer_common\.total_training_steps; change it there$",
+        ),
+        (
+            "  actor_rollout_ref.rollout.logprobs_mode: raw_logprobs\n",
+            r"is set by astuner\.rollout\.temperature, astuner\.rollout\.top_p and astuner\.rollout\.top_k; change it",
+        ),
+        ("  model_engine: megatron\n", r"^run\.yaml:10: verl\.model_engine cannot be set: .* FSDP"),
+        (
+            "  trainer: 3\n",
+            r"^run\.yaml:10: verl\.trainer cannot be set: astuner's training loop .*; remove it$",
+        ),
         ("  ray_kwargs: 3\n", r"^run\.yaml:10: verl\.ray_kwargs is 3; expected a section with some of ray_init, "),
         ("  zzz: 3\n", r"^run\.yaml:10: unknown key 'verl\.zzz'; verl has model_engine, actor_rollout_ref, "),
         ("  total_epochs: 3\n", r"did you mean 'verl\.trainer\.total_epochs'\?"),
@@ -302,7 +316,7 @@ def test_what_a_cpu_has_can_be_changed(write: Write) -> None:
         ),
     ],
 )
-def test_a_section_that_does_not_hold_is_refused_with_its_place(write: Write, section: str, message: str) -> None:
+def test_an_invalid_section_is_an_error_with_its_place(write: Write, section: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         composed_from(write(section))
 
@@ -318,17 +332,17 @@ def test_a_place_on_the_command_line(write: Write) -> None:
         (
             "astuner.trainer_common.ulysses_sequence_parallel_size=2",
             CPU,
-            r"^command line: astuner\.trainer_common\.ulysses_sequence_parallel_size does not go with a CPU: ",
+            r"^command line: astuner\.trainer_common\.ulysses_sequence_parallel_size is not supported on a CPU: ",
         ),
         (
             "astuner.rollout.name=embedded",
             replace(GPU, rollout_engine="embedded"),
-            r"^command line: astuner\.rollout\.name is 'embedded', which this backbone offers on a CPU only",
+            r"^command line: astuner\.rollout\.name is 'embedded', which this backbone supports on a CPU only",
         ),
         (
             "astuner.trainer_common.ulysses_sequence_parallel_size=2",
             replace(GPU, flash_attention=False),
-            r"^command line: \S+ulysses_sequence_parallel_size is 2: .* flash-attention does not import here; install ",
+            r"^command line: \S+ulysses_sequence_parallel_size is 2: .* flash-attention cannot be imported; install ",
         ),
         (
             "astuner.trainer_common.n_gpus_per_node=4",
@@ -336,7 +350,7 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             r"^command line: astuner\.trainer_common\.n_gpus_per_node is 4, and this machine has 2; write that or ",
         ),
         (
-            # What was the default once is no exception.
+            # The former default is no exception.
             "astuner.trainer_common.n_gpus_per_node=8",
             replace(GPU, gpus=2),
             r"^command line: astuner\.trainer_common\.n_gpus_per_node is 8, and this machine has 2; write that or ",
@@ -344,12 +358,12 @@ def test_a_place_on_the_command_line(write: Write) -> None:
         (
             "astuner.trainer_common.nnodes=2",
             GPU,
-            r"^command line: astuner\.trainer_common\.nnodes is 2, and a Ray started for the run is on one machine; ",
+            r"^command line: astuner\.trainer_common\.nnodes is 2, and the Ray cluster started for a run is on one ",
         ),
         (
             "astuner.rollout.top_p=0.9",
             replace(CPU, rollout_engine="vllm"),
-            r"^command line: astuner\.rollout\.top_p goes with a temperature of 1 only on vLLM: .*; write rollout",
+            r"^command line: astuner\.rollout\.top_p requires a temperature of 1 on vLLM: .*; write rollout",
         ),
         (
             "astuner.rollout.tensor_model_parallel_size=3",
@@ -358,8 +372,8 @@ def test_a_place_on_the_command_line(write: Write) -> None:
         ),
     ],
 )
-def test_what_does_not_go_with_the_machine_is_refused(
-    write: Write, override: str, plan: VerlPlan, message: str
+def test_values_that_do_not_fit_the_machine_are_errors(
+    write: Write, override: str, plan: VerlRunFacts, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         composed_from(write("  {}\n"), override, plan=plan)

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from astuner.backbone.algorithms import ALGORITHMS
+from astuner.algorithms import resolve
 from astuner.backbone.verl import rules
-from astuner.backbone.verl.plan import VerlPlan
+from astuner.backbone.verl.run_facts import VerlRunFacts
+from astuner.config.algorithms import ALGORITHMS
+from astuner.config.trainer import AlgorithmConfig
 from tests.backbone.verl.plans import CPU, GPU, run_config
 
 
@@ -21,7 +23,7 @@ from tests.backbone.verl.plans import CPU, GPU, run_config
         ("bfloat16", CPU, "bf16", "bfloat16"),
     ],
 )
-def test_precision(dtype: str, plan: VerlPlan, compute: str, sampler: str) -> None:
+def test_precision(dtype: str, plan: VerlRunFacts, compute: str, sampler: str) -> None:
     run = run_config(model__dtype=dtype).astuner
     assert rules.mixed_precision(run, plan) == {"param_dtype": compute, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     assert rules.rollout_dtype(run, plan) == sampler
@@ -76,34 +78,34 @@ def test_there_are_as_many_workers_as_asked_for_or_as_the_machine_has() -> None:
     assert (rules.trainers_per_node(default, CPU), rules.trainers_per_node(two, CPU)) == (1, 2)
     assert (rules.trainers_per_node(default, GPU), rules.trainers_per_node(two, GPU)) == (8, 2)
     joined = run_config(trainer_common__ray_address="auto").astuner
-    one = replace(GPU, gpus=1)
-    assert (rules.trainers_per_node(default, one), rules.trainers_per_node(two, one)) == (1, 2)
+    one_gpu = replace(GPU, gpus=1)
+    assert (rules.trainers_per_node(default, one_gpu), rules.trainers_per_node(two, one_gpu)) == (1, 2)
     eight = run_config(trainer_common__n_gpus_per_node=8).astuner
-    assert (rules.trainers_per_node(eight, one), rules.trainers_per_node(eight, CPU)) == (8, 8)
-    assert (rules.trainers_per_node(joined, one), rules.trainers_per_node(joined, CPU)) == (8, 1)
+    assert (rules.trainers_per_node(eight, one_gpu), rules.trainers_per_node(eight, CPU)) == (8, 8)
+    assert (rules.trainers_per_node(joined, one_gpu), rules.trainers_per_node(joined, CPU)) == (8, 1)
     nodes = run_config(trainer_common__n_gpus_per_node=2, trainer_common__nnodes=3).astuner
     assert rules.pretended_gpus(nodes, CPU) == 6
 
 
-@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if algorithm.rule is not None])
+@pytest.mark.parametrize("name", [name for name, spec in ALGORITHMS.items() if spec.reinforcement is not None])
 def test_an_algorithm_has_its_papers_values_and_the_users_over_them(name: str) -> None:
-    algorithm = ALGORITHMS[name]
+    algorithm = resolve(AlgorithmConfig(adv_estimator=name))
     assert algorithm.rule is not None
     run = run_config(trainer_common__algorithm__adv_estimator=name).astuner
     assert rules.clip_low(run, GPU) == algorithm.rule.clip.low
     assert rules.clip_high(run, GPU) == algorithm.rule.clip.high
     assert rules.divides_by_std(run, GPU) is algorithm.rule.norm_adv_by_std
     assert rules.loss_aggregation(run, GPU) == algorithm.loss_agg_mode
-    own = run_config(
+    custom = run_config(
         trainer_common__algorithm__adv_estimator=name,
         trainer_common__algorithm__clip_ratio_low=0.1,
         trainer_common__algorithm__clip_ratio_high=0.4,
         trainer_common__algorithm__norm_adv_by_std=not algorithm.rule.norm_adv_by_std,
         trainer_common__algorithm__loss_agg_mode="token-mean",
     ).astuner
-    assert (rules.clip_low(own, GPU), rules.clip_high(own, GPU)) == (0.1, 0.4)
-    assert rules.divides_by_std(own, GPU) is not algorithm.rule.norm_adv_by_std
-    assert rules.loss_aggregation(own, GPU) == "token-mean"
+    assert (rules.clip_low(custom, GPU), rules.clip_high(custom, GPU)) == (0.1, 0.4)
+    assert rules.divides_by_std(custom, GPU) is not algorithm.rule.norm_adv_by_std
+    assert rules.loss_aggregation(custom, GPU) == "token-mean"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What may happen to whole runs of the verl backbone."""
+"""Complete runs of the verl backbone: failures, resuming, interrupts and configuration errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ from tests.backbone.verl.runs import make_job
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 
-def test_a_run_survives_what_happens_to_episodes_and_workers(model_folder: Path, tmp_path: Path):
+def test_a_run_survives_failures_of_episodes_and_workers(model_folder: Path, tmp_path: Path):
     job = make_job(
-        "EpisodeAccidents",
+        "EpisodeFailures",
         model_folder,
         tmp_path,
         rollout__episode_timeout=15.0,
@@ -31,15 +30,15 @@ def test_a_run_survives_what_happens_to_episodes_and_workers(model_folder: Path,
         deadlines__rollout=7.0,
     )
     run = Run(job, tmp_path)
-    run.wait_until_said("the rollout has taken")
+    run.wait_for_output("the rollout has taken")
     run.process.send_signal(signal.SIGUSR1)
     code, printed = run.ended()
     assert code == 0, printed
     assert run.leftovers() == []
-    late, _, asked = printed.partition("what this process is at:")
-    for said in (late, asked):
-        assert "last finished LLM call train-000001-" in said
-        assert "await asyncio.sleep(1000)" in said
+    late, _, requested = printed.partition("state of the process:")
+    for report in (late, requested):
+        assert "last finished LLM call train-000001-" in report
+        assert "await asyncio.sleep(1000)" in report
     assert "an episode worker was lost in train step 2" in printed
     assert list(losses(run.record)) == [1, 2, 3]
     index = list(read_index(run.record))
@@ -61,36 +60,36 @@ def test_a_run_survives_what_happens_to_episodes_and_workers(model_folder: Path,
     assert (run.record / "model" / "model.safetensors").exists()
 
 
-def test_a_run_goes_on_after_its_engine_died_and_its_driver_was_killed(model_folder: Path, tmp_path: Path):
-    job = make_job("EngineAccident", model_folder, tmp_path, trainer_common__total_training_steps=5)
+def test_a_run_resumes_after_its_engine_died_and_its_driver_was_killed(model_folder: Path, tmp_path: Path):
+    job = make_job("EngineDies", model_folder, tmp_path, trainer_common__total_training_steps=5)
     first = Run(job, tmp_path)
     code, printed = first.ended()
     assert code == 1, printed
-    assert "a rollout engine is gone" in printed
+    assert "a rollout engine failed" in printed
     assert first.leftovers() == []
     second = Run(job, tmp_path)
     second.wait_for(step=3)
     second.process.send_signal(signal.SIGKILL)
     second.process.wait()
     assert second.leftovers() == []
-    assert "going on from the checkpoint of step 2" in second.log.read_text()
+    assert "resuming from the checkpoint of step 2" in second.log.read_text()
     third = Run(job, tmp_path)
     code, printed = third.ended()
     assert code == 0, printed
     assert third.leftovers() == []
     assert json.loads((third.record / "summary.json").read_text())["steps"] == 5
-    # The local backbone does the same steps, and nothing happens to it.
+    # The local backbone does the same steps without interruption.
     (tmp_path / "local").mkdir()
-    whole = make_job("Letters", model_folder, tmp_path / "local", trainer_common__total_training_steps=5)
-    tuned = whole.configure({"backbone": "local"}).tune(tmp_path / "local" / "records")
+    full_job = make_job("Letters", model_folder, tmp_path / "local", trainer_common__total_training_steps=5)
+    tuned = full_job.configure({"backbone": "local"}).tune(tmp_path / "local" / "records")
     assert losses(third.record) == pytest.approx(losses(tuned.record), rel=1e-2, abs=1e-5)
 
 
-def test_ctrl_c_saves_the_last_whole_step(model_folder: Path, tmp_path: Path):
+def test_ctrl_c_saves_the_last_complete_step(model_folder: Path, tmp_path: Path):
     settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
     run = Run(make_job("Letters", model_folder, tmp_path, trainer_common__save_freq=10_000, **settings), tmp_path)
     run.wait_for(step=2)
-    os.killpg(run.process.pid, signal.SIGINT)  # a terminal tells all of them
+    os.killpg(run.process.pid, signal.SIGINT)  # a terminal signals the whole process group
     code, printed = run.ended()
     assert code == 130, printed
     assert run.leftovers() == []
@@ -100,20 +99,26 @@ def test_ctrl_c_saves_the_last_whole_step(model_folder: Path, tmp_path: Path):
     assert (checkpoint / "model" / "model.safetensors").exists()
 
 
-@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_without_vllm_the_command_that_installs_it_is_named(model_for_vllm: Path, tmp_path: Path):
+def test_a_missing_vllm_is_reported_with_its_install_command(
+    model_for_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from astuner.backbone.verl import backbone
+
+    monkeypatch.setattr(backbone, "find_spec", lambda name: None)
     job = make_job("Letters", model_for_vllm, tmp_path, rollout__name="vllm")
-    with pytest.raises(BackboneError, match=r"vLLM is not installed here; run: astuner install verl --cpu --vllm; or"):
+    with pytest.raises(BackboneError, match=r"vLLM is not installed; run: astuner install verl --cpu --vllm; or"):
         job.tune(tmp_path / "records")
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "message"),
     [
         ("verl.actor_rollout_ref.rollout.enable_prefix_cachin=false", "did you mean"),
         ("astuner.trainer_common.ulysses_sequence_parallel_size=2", "CUDA"),
-        ("astuner.trainer_common.ray_address=127.0.0.2:1", "could not be joined"),
+        ("astuner.trainer_common.ray_address=127.0.0.2:1", "could not connect to Ray at 127.0.0.2:1"),
     ],
 )
-def test_a_mistake_leaves_the_earlier_record_where_it_is(model_folder: Path, tmp_path: Path, mistake: str, said: str):
-    assert said in refused_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)
+def test_an_invalid_configuration_does_not_move_the_earlier_record(
+    model_folder: Path, tmp_path: Path, mistake: str, message: str
+):
+    assert message in refused_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)

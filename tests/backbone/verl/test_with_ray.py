@@ -1,4 +1,4 @@
-"""Runs on the Ray that `--with-ray` starts: one of their own, beside any other, of which nothing stays."""
+"""Runs on a Ray that `--with-ray` starts, next to any other Ray, and stops afterwards."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ def short() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def rays_usual_port_taken() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # then something else has it
+        with contextlib.suppress(OSError):  # another process uses it
             stack.enter_context(socket.create_server(("127.0.0.1", 6379)))
         yield
 
 
 def wait_until_empty(folder: Path) -> None:
-    """Wait, for half a minute at most, until nothing is in a folder."""
+    """Wait at most half a minute until a folder is empty."""
     until = time.monotonic() + 30
     while any(folder.iterdir()):
         assert time.monotonic() < until, [path.name for path in folder.iterdir()]
         time.sleep(0.1)
 
 
-def test_a_run_computes_on_the_ray_that_it_was_started_with(model_folder: Path, tmp_path: Path, short: Path):
+def test_a_run_uses_the_ray_of_with_ray(model_folder: Path, tmp_path: Path, short: Path):
     job = make_job("Letters", model_folder, tmp_path, trainer_common__total_training_steps=1)
-    # Where the user has a token, the Ray asks for it.
+    # If the user has a token, Ray requires it.
     run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=str(short), RAY_AUTH_TOKEN="0123456789abcdef" * 4)
     code, printed = run.ended()
     assert code == 0, printed
@@ -52,16 +52,16 @@ def test_a_run_computes_on_the_ray_that_it_was_started_with(model_folder: Path, 
     assert "Ray runtime started" in (run.record / "services" / "ray.log").read_text()
     assert run.leftovers() == []
     wait_until_empty(short)
-    # A record's configuration is that of every run, and an address is of one.
+    # The recorded configuration applies to every run, and the address only to this one.
     assert "ray_address: null" in (run.record / "config.yaml").read_text()
 
 
-def test_of_a_run_that_is_killed_its_ray_does_not_stay(model_folder: Path, tmp_path: Path, short: Path):
+def test_the_ray_of_a_killed_run_ends(model_folder: Path, tmp_path: Path, short: Path):
     settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
     job = make_job("Letters", model_folder, tmp_path, trainer_common__save_freq=10_000, **settings)
     run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=str(short))
     run.wait_for(step=1)
-    # The run, and no Ray beside that of the service.
+    # There is no second Ray next to that of the service.
     assert len(list(short.iterdir())) == 1
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()

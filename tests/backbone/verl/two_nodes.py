@@ -1,11 +1,13 @@
-"""A Ray of two nodes on this machine, for runs that join one: `python two_nodes.py FOLDER [VERSION]`.
+"""Starts a Ray of two nodes on this machine, for runs that connect to one: `python two_nodes.py FOLDER [VERSION]`.
 
-Prints its address, and ends with its standard input. With VERSION, that is the version of Ray that it says it has.
+Prints the address, and stops at the end of standard input. With VERSION, the nodes report that version of Ray.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
@@ -14,9 +16,12 @@ NODE = {"num_cpus": 4, "object_store_memory": 200_000_000, "include_dashboard": 
 
 
 def main(folder: str, version: str = ray.__version__) -> None:
-    """Start a head with a pretended GPU, and a node without one."""
+    """Start a head node with a declared GPU, and a node without one."""
     ray.__version__ = version
-    # Port 0 of the head: the system chooses.
+    # Ray writes the cluster's address below RAY_TMPDIR, where it expects its own folder to exist.
+    os.environ["RAY_TMPDIR"] = folder
+    Path(folder, "ray").mkdir(parents=True, exist_ok=True)
+    # Port 0: the system chooses a free port.
     head = {**NODE, "num_gpus": 1, "gcs_server_port": 0, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(**NODE)

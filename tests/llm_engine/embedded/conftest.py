@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread():
-    """On models this small, a second thread only waits for the first."""
+    """Use one thread: on models this small, a second thread only waits for the first."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -20,7 +20,7 @@ from .tiny_models import VOCAB, assert_exact, gpt_neox, llama, mamba, qwen2, qwe
 
 @pytest.fixture
 def start():
-    """Makes engines and closes them."""
+    """Return a function that creates engines, which are closed after the test."""
     engines = []
 
     def make(model=None, **options):
@@ -32,7 +32,7 @@ def start():
         engine.close()
 
 
-async def test_fits_the_protocol(start):
+async def test_implements_the_protocol(start):
     engine: LlmEngine = start(policy_version=7)
     completion = await engine.generate([1, 2, 3], SamplingParams(max_tokens=4))
     assert len(completion.token_ids) == 4
@@ -47,7 +47,7 @@ async def test_logprobs_are_the_models(start, make):
     prompts = [random_prompt(1 + 11 * i % 30, seed=i) for i in range(10)]
     params = SamplingParams(max_tokens=9, temperature=0.8)
     first = await asyncio.gather(*(engine.generate(prompt, params) for prompt in prompts))
-    # The second turn goes on from the first and from the prefix cache.
+    # The second turn extends the first, and uses the prefix cache.
     longer = [
         [*prompt, *done.token_ids, *random_prompt(5, seed=99)] for prompt, done in zip(prompts, first, strict=True)
     ]
@@ -57,20 +57,20 @@ async def test_logprobs_are_the_models(start, make):
     assert (engine.stats.reused_tokens > 100) == (make is not mamba)
 
 
-async def test_a_caller_ends_a_completion_by_what_was_sampled(start):
+async def test_stops_ends_a_completion(start):
     engine = start()
     params = SamplingParams(max_tokens=20, temperature=0)
     free = (await engine.generate(random_prompt(6), params)).token_ids
-    seen: list[tuple[int, ...]] = []
+    prefixes: list[tuple[int, ...]] = []
 
     def ends_with_two_of_them(sampled):
-        seen.append(tuple(sampled))
+        prefixes.append(tuple(sampled))
         return tuple(sampled[-2:]) == free[3:5]
 
     stopped = await engine.generate(random_prompt(6), params, stops=ends_with_two_of_them)
-    assert (stopped.token_ids, stopped.finish_reason) == (free[: len(seen)], "stop")
-    assert seen[-1][-2:] == free[3:5]
-    assert seen == [free[: i + 1] for i in range(len(seen))]
+    assert (stopped.token_ids, stopped.finish_reason) == (free[: len(prefixes)], "stop")
+    assert prefixes[-1][-2:] == free[3:5]
+    assert prefixes == [free[: i + 1] for i in range(len(prefixes))]
 
 
 async def test_stats_count(start):
@@ -91,7 +91,7 @@ async def test_update_weights(start):
     assert engine.policy_version == 5
     reused = engine.stats.reused_tokens
     after = await engine.generate(prompt, params)
-    # Nothing of the old weights' cache is used.
+    # The cache of the old weights is not used.
     assert engine.stats.reused_tokens == reused
     assert after.policy_version == 5
     assert_exact(new, prompt, after.token_ids, after.logprobs)
@@ -104,25 +104,25 @@ async def test_requests_in_flight_keep_their_weights(start, make):
     reference = make()
     engine = start(old, max_num_seqs=3)
     prompts = [random_prompt(12, seed=i) for i in range(6)]
-    decode, reached, go_on = engine._forward.decode, threading.Event(), threading.Event()
+    decode, reached, resume = engine._forward.decode, threading.Event(), threading.Event()
 
     def decode_when_allowed(groups):
         if engine.stats.prompt_tokens >= 3 * 12:
             reached.set()
-            go_on.wait()
+            resume.wait()
         return decode(groups)
 
     engine._forward.decode = decode_when_allowed
-    asked = [asyncio.create_task(engine.generate(prompt, SamplingParams(max_tokens=150))) for prompt in prompts]
+    requests = [asyncio.create_task(engine.generate(prompt, SamplingParams(max_tokens=150))) for prompt in prompts]
     await asyncio.to_thread(reached.wait)
     update = asyncio.create_task(asyncio.to_thread(engine.update_weights, new.state_dict(), 1))
     while engine._inbox.empty():
         await asyncio.sleep(0.001)
-    go_on.set()
-    answers = await asyncio.gather(*asked)
+    resume.set()
+    answers = await asyncio.gather(*requests)
     await update
     versions = [answer.policy_version for answer in answers]
-    # Usually the first three, but they need not have come together.
+    # Usually the first three have the old version, but they may not arrive together.
     assert versions == sorted(versions)
     assert (versions[0], versions[-1]) == (0, 1)
     for prompt, answer in zip(prompts, answers, strict=True):
@@ -130,13 +130,13 @@ async def test_requests_in_flight_keep_their_weights(start, make):
         assert_exact(model, prompt, answer.token_ids, answer.logprobs)
 
 
-async def test_a_bad_update_leaves_the_old_weights(start):
+async def test_a_rejected_update_keeps_the_old_weights(start):
     model = qwen3()
     engine = start(model)
-    given = dict(qwen3(seed=1).state_dict())
-    given["lm_head.weight"] = given["lm_head.weight"] * 2
+    new = dict(qwen3(seed=1).state_dict())
+    new["lm_head.weight"] = new["lm_head.weight"] * 2
     with pytest.raises(ModelError, match="tied"):
-        engine.update_weights(given, 1)
+        engine.update_weights(new, 1)
     answer = await engine.generate([1, 2], SamplingParams(max_tokens=5))
     assert answer.policy_version == 0
     assert_exact(model, [1, 2], answer.token_ids, answer.logprobs)
@@ -152,7 +152,7 @@ async def test_context_length(start):
         await engine.generate(random_prompt(20), SamplingParams())
 
 
-async def test_the_models_positions_bound_the_context(start):
+async def test_the_models_positions_limit_the_context(start):
     engine = start(llama(max_position_embeddings=64), max_model_len=18_000)
     assert engine.max_model_len == 64
     assert len((await engine.generate([1], SamplingParams(max_tokens=500))).token_ids) == 63
@@ -171,14 +171,14 @@ async def test_the_models_positions_bound_the_context(start):
         ([1], SamplingParams(max_tokens=0), "max_tokens"),
     ],
 )
-async def test_bad_requests_are_refused_alone(start, prompt, params, message):
+async def test_invalid_requests_do_not_affect_others(start, prompt, params, message):
     engine = start()
     with pytest.raises(ModelError, match=message):
         await engine.generate(prompt, params)
     assert (await engine.generate([1], SamplingParams(max_tokens=2))).token_ids
 
 
-async def test_cancelling_makes_way(start):
+async def test_cancelling_frees_the_lane(start):
     engine = start(max_num_seqs=1, max_model_len=2000)
     endless = asyncio.create_task(engine.generate([1], SamplingParams(max_tokens=1990)))
     while engine.stats.steps < 2:
@@ -191,14 +191,14 @@ async def test_cancelling_makes_way(start):
     assert engine.stats.sampled_tokens < 1990
 
 
-async def test_close_answers_everyone(start):
+async def test_close_fails_all_requests(start):
     engine = start(max_num_seqs=2)
-    asked = [asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=400))) for _ in range(5)]
+    requests = [asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=400))) for _ in range(5)]
     await asyncio.sleep(0.02)
     await asyncio.to_thread(engine.close)
     engine.close()
     async with asyncio.timeout(5):
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*requests, return_exceptions=True)
     assert all(isinstance(answer, ModelError) and "closed" in str(answer) for answer in answers)
     with pytest.raises(ModelError, match="closed"):
         await engine.generate([1], SamplingParams())
@@ -206,7 +206,7 @@ async def test_close_answers_everyone(start):
         engine.update_weights({}, 1)
 
 
-async def test_a_broken_model_answers_everyone(start, monkeypatch):
+async def test_a_failing_model_fails_all_requests(start, monkeypatch):
     model = gpt_neox()
     engine = start(model, max_num_seqs=2)
     await engine.generate([1], SamplingParams(max_tokens=2))
@@ -215,9 +215,9 @@ async def test_a_broken_model_answers_everyone(start, monkeypatch):
         raise RuntimeError("no memory left")
 
     monkeypatch.setattr(model, "forward", fail)
-    asked = [asyncio.create_task(engine.generate([1, 2], SamplingParams())) for _ in range(5)]
+    requests = [asyncio.create_task(engine.generate([1, 2], SamplingParams())) for _ in range(5)]
     async with asyncio.timeout(5):
-        answers = await asyncio.gather(*asked, return_exceptions=True)
+        answers = await asyncio.gather(*requests, return_exceptions=True)
     assert all(isinstance(answer, ModelError) and "no memory left" in str(answer) for answer in answers)
     assert all(isinstance(answer.__cause__, RuntimeError) for answer in answers)
     with pytest.raises(ModelError, match="no memory left"):
@@ -226,7 +226,7 @@ async def test_a_broken_model_answers_everyone(start, monkeypatch):
         engine.update_weights(model.state_dict(), 1)
 
 
-async def test_cancelling_while_the_model_breaks_leaves_nobody_waiting(start, monkeypatch):
+async def test_cancelling_while_the_model_fails_does_not_hang(start, monkeypatch):
     model = gpt_neox()
     engine = start(model)
     entered, leave = threading.Event(), threading.Event()
@@ -236,47 +236,47 @@ async def test_cancelling_while_the_model_breaks_leaves_nobody_waiting(start, mo
         leave.wait()
         raise RuntimeError("no memory left")
 
-    asked = [asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=400))) for _ in range(3)]
+    requests = [asyncio.create_task(engine.generate([1, 2], SamplingParams(max_tokens=400))) for _ in range(3)]
     while engine.stats.steps < 2:
         await asyncio.sleep(0.001)
     monkeypatch.setattr(model, "forward", fail)
     await asyncio.to_thread(entered.wait)
-    asked[0].cancel()
+    requests[0].cancel()
     await asyncio.sleep(0)
     late = asyncio.create_task(engine.generate([3], SamplingParams()))
     await asyncio.sleep(0)
     leave.set()
     async with asyncio.timeout(5):
-        answers = await asyncio.gather(*asked[1:], late, return_exceptions=True)
+        answers = await asyncio.gather(*requests[1:], late, return_exceptions=True)
     assert all(isinstance(answer, ModelError) and "no memory left" in str(answer) for answer in answers)
 
 
-async def test_an_update_that_breaks_midway_does_not_hang(start):
+async def test_an_update_that_fails_midway_does_not_hang(start):
     engine = start()
-    given = dict(qwen3(seed=1).state_dict())
-    given["model.norm.weight"] = given["model.norm.weight"].to("meta")
-    with pytest.raises(ModelError, match="broke"):
-        engine.update_weights(given, 1)
-    with pytest.raises(ModelError, match="broke"):
+    new = dict(qwen3(seed=1).state_dict())
+    new["model.norm.weight"] = new["model.norm.weight"].to("meta")
+    with pytest.raises(ModelError, match="embedded engine failed"):
+        engine.update_weights(new, 1)
+    with pytest.raises(ModelError, match="embedded engine failed"):
         await engine.generate([1], SamplingParams())
 
 
-def test_the_number_of_threads_is_the_workers_own_affair(start):
-    def seen_in_a_new_thread():
-        seen = []
-        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+def test_the_number_of_threads_is_set_in_the_worker_only(start):
+    def threads_of_a_new_thread():
+        numbers = []
+        thread = threading.Thread(target=lambda: numbers.append(torch.get_num_threads()))
         thread.start()
         thread.join()
-        return seen[0]
+        return numbers[0]
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         engine = start()
-        assert torch.get_num_threads() == seen_in_a_new_thread() == 2
-        seen = Future()
-        engine._post(lambda: seen.set_result(torch.get_num_threads()))
-        assert seen.result() == 1
+        assert torch.get_num_threads() == threads_of_a_new_thread() == 2
+        number = Future()
+        engine._post(lambda: number.set_result(torch.get_num_threads()))
+        assert number.result() == 1
     finally:
         torch.set_num_threads(before)
 
@@ -304,7 +304,7 @@ def test_serves_several_event_loops(start):
         assert_exact(model, prompt, done.token_ids, done.logprobs)
 
 
-def test_a_loop_that_is_gone_does_not_disturb_others(start):
+def test_a_closed_event_loop_does_not_affect_others(start):
     engine = start()
 
     async def leave():
@@ -320,11 +320,11 @@ def test_a_loop_that_is_gone_does_not_disturb_others(start):
     while engine.stats.sampled_tokens < 303:
         time.sleep(0.001)
     assert not abandoned.done()
-    abandoned._log_destroy_pending = False  # or asyncio complains of it, whenever it is collected
+    abandoned._log_destroy_pending = False  # avoid asyncio's warning at garbage collection
     assert asyncio.run(engine.generate([2], SamplingParams(max_tokens=3))).token_ids
 
 
-def test_a_program_may_end_without_close():
+def test_a_program_may_exit_without_close():
     code = """
 import asyncio
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -342,7 +342,7 @@ asyncio.run(main())
     assert done.returncode == 0, done.stderr
 
 
-def test_weights_stay_where_they_are_unless_copies_are_cheap(start, monkeypatch):
+def test_weights_of_large_models_are_used_in_place(start, monkeypatch):
     from astuner.llm_engine.embedded import fast_forward
 
     monkeypatch.setattr(fast_forward, "_FUSE_PARAMETERS", 0)

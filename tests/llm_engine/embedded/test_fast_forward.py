@@ -8,7 +8,7 @@ from transformers import Qwen3ForCausalLM
 
 from astuner.llm_engine.embedded import fast_forward
 from astuner.llm_engine.embedded.fast_forward import FastForward, supports
-from astuner.llm_engine.embedded.forward import Chunk, LaneGroup
+from astuner.llm_engine.embedded.forward import LaneGroup, PrefillChunk
 
 from .tiny_models import gemma2, llama, qwen2, qwen3, random_prompt
 
@@ -36,9 +36,9 @@ MODELS = {
 
 @torch.inference_mode()
 def logits_in_pieces(forward, sequences, cuts, shared=0):
-    """Last logits of each sequence, computed chunk by chunk in two lane groups of different capacity.
+    """Return the last logits of each sequence, computed in chunks, in two lane groups of different capacity.
 
-    The sequences of each group begin with `shared` tokens that are the same.
+    The sequences of each group have a common prefix of `shared` tokens.
     """
     shape = forward.kv_shape
     half = len(sequences) // 2
@@ -48,7 +48,7 @@ def logits_in_pieces(forward, sequences, cuts, shared=0):
         groups.append(LaneGroup(kv, part, shared))
     for start, stop in pairwise(cuts):
         chunks = [
-            Chunk(group.kv[:, lane], ids[start : min(stop, len(ids) - 1)], start)
+            PrefillChunk(group.kv[:, lane], ids[start : min(stop, len(ids) - 1)], start)
             for group in groups
             for lane, ids in enumerate(group.sequences)
             if start < len(ids) - 1
@@ -78,19 +78,19 @@ def test_computes_what_transformers_computes(name, fused, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen2, tied, no grouped heads", "llama"])
-def test_what_lanes_share_is_read_from_the_first_alone(name):
+def test_a_shared_prefix_is_read_from_the_first_lane(name):
     model = MODELS[name]()
     forward = FastForward(model, 128)
     sequences = [random_prompt(20, seed=0) + random_prompt(length, seed=length) for length in (1, 33, 9, 40, 2, 17)]
     logits = logits_in_pieces(forward, sequences, [0, 60], shared=20)
     expected = expected_logits(model, sequences)
     assert (logits - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
-    # It is the first lane that is read: where the others do not begin like it, they are computed as if they did.
+    # Only the first lane is read, so that the result is wrong if the other prefixes differ.
     wrong = [sequences[0], *(random_prompt(20, seed=1) + ids[20:] for ids in sequences[1:])]
     assert (logits_in_pieces(forward, wrong, [0, 60], shared=20) - expected_logits(model, wrong)).abs().max() > 1e-2
 
 
-def test_lower_precision_stays_near():
+def test_bfloat16_is_close():
     model = qwen3().to(torch.bfloat16)
     forward = FastForward(model, 128)
     sequences = [random_prompt(length, seed=length) for length in (30, 8)]
@@ -107,25 +107,25 @@ def test_load(fused, monkeypatch):
     model, other = qwen3(), qwen3(seed=1)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     forward = FastForward(model, 128)
-    given = dict(other.state_dict())
-    forward.load(given)
+    new = dict(other.state_dict())
+    forward.load(new)
     sequences = [random_prompt(9), random_prompt(20)]
     logits = logits_in_pieces(forward, sequences, [0, 60])
     assert (logits - expected_logits(other, sequences)).abs().max() < 1e-4
     untouched = all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert untouched == fused
-    # What was given is copied: a trainer goes on changing its weights.
+    # The weights are copied: a trainer may change its own later.
     with torch.no_grad():
-        for weight in given.values():
+        for weight in new.values():
             weight.zero_()
     assert torch.equal(logits, logits_in_pieces(forward, sequences, [0, 60]))
 
 
 class Tweaked(Qwen3ForCausalLM):
-    """Could compute anything."""
+    """A subclass, which could compute anything."""
 
 
-def test_declines_what_it_would_get_wrong():
+def test_rejects_unsupported_models():
     assert not supports(gemma2())
     assert not supports(Tweaked(qwen3().config))
     assert not supports(llama(hidden_act="gelu"))

@@ -23,7 +23,7 @@ def prefix(length, value):
 
 
 steps = st.lists(
-    st.tuples(st.sampled_from(["place", "grow", "release", "spoil"]), st.integers(0, 20), st.integers(1, 700)),
+    st.tuples(st.sampled_from(["place", "grow", "release", "fill with NaN"]), st.integers(0, 20), st.integers(1, 700)),
     max_size=40,
 )
 
@@ -32,58 +32,58 @@ steps = st.lists(
 @settings(max_examples=100, deadline=None)
 def test_lanes_keep_their_contents(steps, budget):
     store = KvStore(SHAPE, 8, MAX_LEN, budget)
-    held: dict[Request, tuple[int, int]] = {}
+    placed: dict[Request, tuple[int, int]] = {}
     for number, (kind, pick, size) in enumerate(steps):
-        chosen = list(held)[pick % len(held)] if held else None
-        if kind == "place" and len(held) < 8:
+        picked = list(placed)[pick % len(placed)] if placed else None
+        if kind == "place" and len(placed) < 8:
             new = request(size)
             if store.place(new, [prefix(size // 2, number), prefix(size - size // 2, number)]):
-                held[new] = (size, number)
-        elif kind == "grow" and chosen is not None:
-            more = min(size, MAX_LEN - len(chosen.tokens))
-            chosen.tokens.extend([0] * more)
-            if not store.make_room(chosen):
-                del chosen.tokens[len(chosen.tokens) - more :]
-        elif kind in ("release", "spoil") and chosen is not None:
-            if kind == "spoil":
-                store.lane(chosen)[..., : len(chosen.tokens), :] = torch.nan
-            store.release(chosen, spoilt=kind == "spoil")
-            del held[chosen]
-        assert len(store) == len(held)
-        for owner, (length, value) in held.items():
+                placed[new] = (size, number)
+        elif kind == "grow" and picked is not None:
+            more = min(size, MAX_LEN - len(picked.tokens))
+            picked.tokens.extend([0] * more)
+            if not store.make_room(picked):
+                del picked.tokens[len(picked.tokens) - more :]
+        elif kind in ("release", "fill with NaN") and picked is not None:
+            if kind == "fill with NaN":
+                store.lane(picked)[..., : len(picked.tokens), :] = torch.nan
+            store.release(picked, may_have_nan=kind == "fill with NaN")
+            del placed[picked]
+        assert len(store) == len(placed)
+        for owner, (length, value) in placed.items():
             lane = store.lane(owner)
             assert lane.shape[-2] >= len(owner.tokens)
             assert bool((lane[..., :length, :] == value).all())
         for slab in store.slabs:
-            # Garbage behind a mask does no harm, NaN would.
+            # Masked positions may have any values except NaN.
             assert bool(slab.kv.isfinite().all())
-        assert store.held_tokens <= max(budget, 3 * MAX_LEN)
+        assert store.allocated_tokens <= max(budget, 3 * MAX_LEN)
 
 
-def test_memory_follows_the_lengths():
+def test_memory_is_proportional_to_the_lengths():
     store = KvStore(SHAPE, 64, 100_000, PLENTY)
     requests = [request(20) for _ in range(64)]
     for i, each in enumerate(requests):
         assert store.place(each, [], requests[i + 1 :])
-    assert store.held_tokens == 64 * MIN_CAPACITY
+    assert store.allocated_tokens == 64 * MIN_CAPACITY
     requests[0].tokens.extend([0] * 9000)
     assert store.make_room(requests[0])
-    # One long request does not make the others long.
-    assert store.held_tokens == 64 * MIN_CAPACITY + 16384
+    # A long request does not enlarge the lanes of the others.
+    assert store.allocated_tokens == 64 * MIN_CAPACITY + 16384
     store.clear()
-    assert store.held_tokens == 0
+    assert store.allocated_tokens == 0
 
 
-def test_free_lanes_are_given_back_before_a_request_is_refused():
+def test_free_lanes_are_released_before_a_request_is_rejected():
     store = KvStore(SHAPE, 8, MAX_LEN, 4 * MIN_CAPACITY)
     first, second, third = (request(20) for _ in range(3))
     assert all(store.place(each, []) for each in (first, second, third))
-    assert store.held_tokens == 4 * MIN_CAPACITY
+    assert store.allocated_tokens == 4 * MIN_CAPACITY
     store.release(third)
     assert not store.place(request(1000), [])
-    assert store.held_tokens == 4 * MIN_CAPACITY
+    assert store.allocated_tokens == 4 * MIN_CAPACITY
     assert store.place(request(400), [])
-    assert store.held_tokens == 4 * MIN_CAPACITY
+    assert store.allocated_tokens == 4 * MIN_CAPACITY
 
 
 def test_a_lone_request_may_exceed_the_budget():

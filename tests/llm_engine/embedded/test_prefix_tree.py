@@ -10,20 +10,20 @@ sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_s
 
 
 def cache_of(ids):
-    """A stand-in that tells position and history: each token's cache is the number its prefix spells."""
-    spelled = torch.tensor([hash(tuple(ids[: i + 1])) % 10**6 for i in range(len(ids))], dtype=torch.float64)
-    return spelled[None, None, :, None].expand(2, 3, -1, 4)
+    """Return a fake cache in which the value of each token is a hash of its prefix."""
+    hashes = torch.tensor([hash(tuple(ids[: i + 1])) % 10**6 for i in range(len(ids))], dtype=torch.float64)
+    return hashes[None, None, :, None].expand(2, 3, -1, 4)
 
 
 def insert(tree, ids):
-    asked = []
+    read_spans = []
 
     def read(start, stop):
-        asked.append((start, stop))
+        read_spans.append((start, stop))
         return cache_of(ids)[..., start:stop, :].clone()
 
     tree.insert(ids, read)
-    return asked
+    return read_spans
 
 
 def matched(tree, ids):
@@ -36,14 +36,14 @@ def common(a, b):
     return size
 
 
-@given(stored=sequences, asked=st.lists(st.integers(0, 2), max_size=14))
+@given(stored=sequences, query=st.lists(st.integers(0, 2), max_size=14))
 @settings(max_examples=200, deadline=None)
-def test_finds_the_longest_known_prefix(stored, asked):
+def test_finds_the_longest_cached_prefix(stored, query):
     tree = PrefixTree(10_000)
     for ids in stored:
         insert(tree, ids)
-    longest = max(common(ids, asked) for ids in stored)
-    assert torch.equal(matched(tree, asked), cache_of(asked)[..., :longest, :])
+    longest = max(common(ids, query) for ids in stored)
+    assert torch.equal(matched(tree, query), cache_of(query)[..., :longest, :])
     prefixes = {tuple(ids[: i + 1]) for ids in stored for i in range(len(ids))}
     assert tree.num_tokens == len(prefixes)
 
@@ -55,12 +55,12 @@ def test_stays_within_its_capacity_and_exact(stored, capacity):
     for ids in stored:
         insert(tree, ids)
         assert tree.num_tokens <= capacity
-        found = matched(tree, ids)
-        assert torch.equal(found, cache_of(ids)[..., : found.shape[-2], :])
-        assert found.shape[-2] == len(ids) or len(ids) > capacity
+        cache = matched(tree, ids)
+        assert torch.equal(cache, cache_of(ids)[..., : cache.shape[-2], :])
+        assert cache.shape[-2] == len(ids) or len(ids) > capacity
 
 
-def test_reads_only_what_is_new():
+def test_reads_only_new_positions():
     tree = PrefixTree(100)
     assert insert(tree, [1, 2, 3, 4]) == [(0, 4)]
     assert insert(tree, [1, 2, 3, 4]) == []
@@ -69,7 +69,7 @@ def test_reads_only_what_is_new():
     assert tree.num_tokens == 5
 
 
-def test_the_least_recently_used_go_first():
+def test_the_least_recently_used_are_evicted_first():
     tree = PrefixTree(12)
     insert(tree, [1] * 4)
     insert(tree, [2] * 4)
@@ -81,7 +81,7 @@ def test_the_least_recently_used_go_first():
     assert matched(tree, [4] * 4).shape[-2] == 4
 
 
-def test_parts_of_a_split_edge_hold_no_memory_of_each_other():
+def test_parts_of_a_split_edge_have_separate_memory():
     tree = PrefixTree(100)
     insert(tree, [1, 2, 3, 4])
     insert(tree, [1, 2, 9])

@@ -24,7 +24,7 @@ def sample(logits, requests):
 
 
 def test_uniforms_are_splitmix64():
-    # The first outputs of the generator seeded with 0, from its authors' reference code.
+    # The first outputs of the authors' reference implementation with seed 0.
     outputs = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     drawn = uniforms(np.zeros(3, dtype=np.uint64), np.arange(3, dtype=np.uint64))
     assert drawn.tolist() == [(output >> 24) / 2**40 for output in outputs]
@@ -78,34 +78,34 @@ def test_rows_do_not_depend_on_each_other(seed, rows):
 
 
 def allowed(probabilities, temperature, top_k, top_p):
-    """The ids that may be drawn, spelled out plainly."""
+    """Return the ids that may be sampled, by a straightforward implementation."""
     order = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])
     if temperature == 0:
         return order[:1]
     if top_k > 0:
         order = order[:top_k]
-    whole, mass, kept = sum(float(probabilities[i]) for i in order), 0.0, []
+    total, mass, nucleus = sum(float(probabilities[i]) for i in order), 0.0, []
     for i in order:
-        if kept and mass >= top_p * whole + 1e-9:
+        if nucleus and mass >= top_p * total + 1e-9:
             break
-        kept.append(i)
+        nucleus.append(i)
         mass += float(probabilities[i])
-    return kept
+    return nucleus
 
 
-def test_all_of_the_nucleus_is_drawn():
+def test_all_tokens_of_the_nucleus_are_sampled():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
-    seen = {sample(logits[None], [request(seed=i, top_p=0.75)])[0][0] for i in range(200)}
-    assert seen == {0, 1, 2}
-    seen = {sample(logits[None], [request(seed=i, top_k=2)])[0][0] for i in range(200)}
-    assert seen == {0, 1}
+    sampled = {sample(logits[None], [request(seed=i, top_p=0.75)])[0][0] for i in range(200)}
+    assert sampled == {0, 1, 2}
+    sampled = {sample(logits[None], [request(seed=i, top_k=2)])[0][0] for i in range(200)}
+    assert sampled == {0, 1}
 
 
-def test_a_stream_goes_on_where_it_stopped():
-    # A request that is put off and taken up again draws what it would have drawn.
+def test_a_stream_resumes_where_it_stopped():
+    # A request that is preempted and resumed samples the same tokens.
     logits = torch.zeros(1, 1000)
-    whole = BatchSampler([request(seed=5)], CPU)
-    drawn = [whole.sample(logits.clone())[0][0] for _ in range(6)]
+    uninterrupted = BatchSampler([request(seed=5)], CPU)
+    drawn = [uninterrupted.sample(logits.clone())[0][0] for _ in range(6)]
     resumed = request(seed=5)
     resumed.logprobs.extend([0.0] * 4)
     again = BatchSampler([resumed], CPU)
@@ -114,7 +114,7 @@ def test_a_stream_goes_on_where_it_stopped():
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_logits_that_are_not_finite_show(bad):
+def test_logits_that_are_not_finite_give_nan(bad):
     logits = torch.zeros(2, 5)
     logits[0, 3] = bad
     ids, logprobs = sample(logits, [request(), request()])

@@ -14,42 +14,42 @@ def tied():
     return qwen3()
 
 
-def test_a_tied_weight_may_be_given_under_one_name(tied):
+def test_a_tied_weight_may_appear_under_one_name(tied):
     names = WeightNames(tied)
-    given = qwen3(seed=1).state_dict()
-    del given["lm_head.weight"]
-    resolved = names.resolve(given)
+    new = qwen3(seed=1).state_dict()
+    del new["lm_head.weight"]
+    resolved = names.resolve(new)
     assert resolved.keys() == tied.state_dict().keys()
     assert resolved["lm_head.weight"] is resolved["model.embed_tokens.weight"]
 
 
 def test_a_stale_copy_of_a_tied_weight_is_an_error(tied):
-    given = qwen3(seed=1).state_dict()
-    given["lm_head.weight"] = given["lm_head.weight"] + 1
+    new = qwen3(seed=1).state_dict()
+    new["lm_head.weight"] = new["lm_head.weight"] + 1
     with pytest.raises(ModelError, match="tied"):
-        WeightNames(tied).resolve(given)
-    given["lm_head.weight"] = given["model.embed_tokens.weight"].clone()
-    WeightNames(tied).resolve(given)
-    # Diverged weights are another trouble, see the scheduler.
-    WeightNames(tied).resolve({name: weight * torch.nan for name, weight in given.items()})
+        WeightNames(tied).resolve(new)
+    new["lm_head.weight"] = new["model.embed_tokens.weight"].clone()
+    WeightNames(tied).resolve(new)
+    # NaN is accepted here; the scheduler fails the requests.
+    WeightNames(tied).resolve({name: weight * torch.nan for name, weight in new.items()})
 
 
 def test_names_and_shapes_are_checked(tied):
     names = WeightNames(tied)
-    given = qwen3(seed=1).state_dict()
+    new = qwen3(seed=1).state_dict()
     with pytest.raises(ModelError, match=r"base_model\.x"):
-        names.resolve({**given, "base_model.x": torch.zeros(1)})
+        names.resolve({**new, "base_model.x": torch.zeros(1)})
     with pytest.raises(ModelError, match=r"lack 'model\.norm\.weight'"):
-        names.resolve({name: w for name, w in given.items() if name != "model.norm.weight"})
+        names.resolve({name: w for name, w in new.items() if name != "model.norm.weight"})
     with pytest.raises(ModelError, match=r"\(3,\).*\(32,\)"):
-        names.resolve({**given, "model.norm.weight": torch.zeros(3)})
+        names.resolve({**new, "model.norm.weight": torch.zeros(3)})
 
 
 def test_copy_into_model_keeps_ties(tied):
     names = WeightNames(tied)
-    given = qwen3(seed=1).state_dict()
-    names.copy_into_model(names.resolve(given))
-    assert all(torch.equal(w, given[name]) for name, w in tied.state_dict().items())
+    new = qwen3(seed=1).state_dict()
+    names.copy_into_model(names.resolve(new))
+    assert all(torch.equal(w, new[name]) for name, w in tied.state_dict().items())
     assert tied.lm_head.weight is tied.model.embed_tokens.weight
     names.copy_into_model(names.resolve(tied.state_dict()))
-    assert torch.equal(tied.lm_head.weight, given["lm_head.weight"])
+    assert torch.equal(tied.lm_head.weight, new["lm_head.weight"])

@@ -1,4 +1,4 @@
-"""Tiny random models, and what transformers itself says about what was sampled from them."""
+"""Tiny random models, and reference logprobs computed by transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from transformers import (
 
 VOCAB = 97
 POSITIONS = 2048
-# Large enough that the next token depends clearly on what came before.
+# Large enough that the next token clearly depends on the previous ones.
 _INIT = {"initializer_range": 0.15, "vocab_size": VOCAB, "max_position_embeddings": POSITIONS}
 _LLAMA_SHAPE = {
     "hidden_size": 32,
@@ -44,7 +44,7 @@ _LLAMA_SHAPE = {
 
 
 def _random_weights(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """Also biases and norms, which are zeros and ones at first and would hide a mistake."""
+    """Randomise biases and norms, whose initial zeros and ones would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -118,7 +118,7 @@ def random_prompt(length: int, seed: int = 0) -> list[int]:
 def model_logprobs(
     model: PreTrainedModel, prompt: list[int], sampled: tuple[int, ...], temperature: float = 1.0
 ) -> torch.Tensor:
-    """The logprobs of `sampled` by transformers' forward pass on the whole sequence, without a cache."""
+    """Return the logprobs of `sampled`, by transformers' forward pass on the whole sequence without a cache."""
     ids = torch.tensor([[*prompt, *sampled]])
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
     return (logits / temperature).log_softmax(-1).gather(1, torch.tensor(sampled)[:, None])[:, 0]

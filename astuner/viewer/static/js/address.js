@@ -1,21 +1,21 @@
-// Addresses of pages: #/episode?run=a&episode=…; and questions to the server.
+// Addresses of pages, such as #/episode?run=a&episode=…, and requests to the server.
 
-export function here() {
+export function currentAddress() {
   const [page, query] = location.hash.replace(/^#\/?/, "").split("?");
   return { page: page || "runs", query: new URLSearchParams(query ?? "") };
 }
 
 export function link(page, query) {
-  const kept = new URLSearchParams();
+  const parameters = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) {
-    for (const one of [value].flat()) if (one !== null && one !== undefined && one !== "") kept.append(key, one);
+    for (const item of [value].flat()) if (item !== null && item !== undefined && item !== "") parameters.append(key, item);
   }
-  return `#/${page}?${kept}`;
+  return `#/${page}?${parameters}`;
 }
 
-// Change the address without drawing the page anew: so that what is seen can be sent to somebody.
-export function note(changes) {
-  const { page, query } = here();
+// Update the address without redrawing the page, so that the address can be shared.
+export function updateAddress(changes) {
+  const { page, query } = currentAddress();
   for (const [key, value] of Object.entries(changes)) {
     if (value === null || value === undefined || value === "") query.delete(key);
     else query.set(key, value);
@@ -23,9 +23,9 @@ export function note(changes) {
   history.replaceState(null, "", `#/${page}?${query}`);
 }
 
-export async function ask(path, query = {}) {
+export async function fetchJson(path, query = {}) {
   const response = await fetch(`api/${path}?${link("", query).slice(3)}`);
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error ?? answer.detail?.[0]?.msg ?? "the server could not read the question");
+  if (!response.ok) throw new Error(answer.error ?? answer.detail?.[0]?.msg ?? "the server rejected the request");
   return answer;
 }

@@ -1,9 +1,9 @@
-// Draws the page that the address names, and asks it for news while it is seen.
+// Draws the page of the address and refreshes it while it is visible.
 
-import { here, link } from "./address.js";
+import { currentAddress, link } from "./address.js";
 import { brief, h } from "./dom.js";
 
-// A page's modules are loaded when it is first opened: a list need not wait for what draws charts.
+// The modules of a page are loaded when it is first opened, so that lists do not wait for the chart library.
 const PAGES = {
   runs: async () => (await import("./runs.js")).runsPage,
   run: async () => (await import("./run.js")).runPage,
@@ -19,17 +19,17 @@ let current = null;
 let drawing = 0;
 
 async function draw() {
-  const mine = ++drawing;
-  const { page, query } = here();
+  const id = ++drawing;
+  const { page, query } = currentAddress();
   try {
     const make = await (PAGES[page] ?? PAGES.runs)();
     const drawn = await make(query);
-    if (mine !== drawing) return;
+    if (id !== drawing) return;
     current?.leave?.();
     current = drawn;
     main.replaceChildren(...drawn.content);
   } catch (error) {
-    if (mine !== drawing) return;
+    if (id !== drawing) return;
     current = null;
     main.replaceChildren(h("div", { class: "card error", role: "alert" }, error.message));
   }
@@ -57,7 +57,7 @@ async function follow() {
     try {
       live.textContent = (await current.refresh()) ?? "";
     } catch {
-      live.textContent = "the viewer does not answer; is it still running?";
+      live.textContent = "the viewer does not respond; check that it is running";
     }
   } else if (!current?.refresh) live.textContent = "";
   setTimeout(follow, SECONDS * 1000);

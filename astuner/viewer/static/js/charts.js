@@ -1,4 +1,4 @@
-// Interactive charts: drag to zoom, double click to see all; the cursor is shared by the charts of a page.
+// Interactive charts: drag to zoom, double-click to reset. The charts of a page share their cursor.
 
 import uPlot from "../vendor/uplot.js";
 import { h, real } from "./dom.js";
@@ -43,14 +43,14 @@ export function chart(title, lines, { seconds = false, smooth = 0 } = {}) {
   return { box, update };
 }
 
-// The width of an axis: what its longest label takes.
+// Width of an axis, from its longest label.
 function roomFor(_, labels) {
   return Math.max(40, 16 + 7 * Math.max(0, ...(labels ?? []).map((label) => label.length)));
 }
 
 function colour(number) {
   const known = isDark() ? DARK : LIGHT;
-  // Beyond the chosen ones, hues that lie far from each other: the golden angle apart.
+  // Further lines have hues that differ by the golden angle.
   return known[number] ?? `hsl(${Math.round((number * 137.5) % 360)} 60% ${isDark() ? 72 : 40}%)`;
 }
 

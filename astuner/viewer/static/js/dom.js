@@ -1,4 +1,4 @@
-// Builds elements. Text from a record goes in as text nodes only, never as markup.
+// Functions that create elements. Texts of a record become text nodes, never markup.
 
 export function h(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -22,23 +22,23 @@ function setAll(element, attributes) {
   }
 }
 
-// Controls, format characters, spaces but the plain one, what fonts draw as nothing (the empty braille cell among them),
-// and halves of surrogate pairs. Line ends and tabs are text.
+// Control and format characters, unusual spaces, characters that fonts draw as nothing (such as the empty braille cell),
+// and lone surrogates. Newlines and tabs are ordinary text.
 const ODD = /(?![ \n\t])[\p{Cc}\p{Cf}\p{Cs}\p{Zs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]/u;
 const CLIP = 4000, MORE = 100_000;
 
-// What cannot be seen, or changes how what follows is seen, by name.
-export function named(character) {
+// Name of a character that is invisible or changes the display of the following text.
+export function characterName(character) {
   const code = character.codePointAt(0);
   if (character === "\n") return "⏎";
   if (code < 32) return String.fromCodePoint(0x2400 + code);
   return `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
 }
 
-export const isOdd = (character) => ODD.test(character);
+export const isInvisible = (character) => ODD.test(character);
 
-// A text with control and bidirectional characters shown as what they are; long ones fold.
-export function said(text, limit = CLIP) {
+// A text with control and bidirectional characters made visible. Long texts are collapsed.
+export function textBox(text, limit = CLIP) {
   const full = asText(text);
   const box = h("div", { class: "said", dir: "auto" });
   const show = (length) => {
@@ -52,37 +52,37 @@ export function said(text, limit = CLIP) {
 }
 
 function pieces(text) {
-  // Neighbours share an element: a megabyte of them is one.
-  const found = [];
+  // Adjacent characters of one kind share an element, as a text may have megabytes of them.
+  const elements = [];
   let run = "", odd = false;
   for (const character of text) {
     if (ODD.test(character) !== odd) {
-      found.push(odd ? h("span", { class: "odd" }, run) : run);
+      elements.push(odd ? h("span", { class: "odd" }, run) : run);
       run = "";
       odd = !odd;
     }
-    run += odd ? named(character) : character;
+    run += odd ? characterName(character) : character;
   }
-  found.push(odd ? h("span", { class: "odd" }, run) : run);
-  return found;
+  elements.push(odd ? h("span", { class: "odd" }, run) : run);
+  return elements;
 }
 
 export function asText(value) {
   return typeof value === "string" ? value : JSON.stringify(value, null, 1) ?? "";
 }
 
-// A text for one line of a list.
+// A text shortened to one line.
 export function brief(value, limit = 120) {
   const text = asText(value ?? "");
   const cut = text.length > limit ? `${text.slice(0, limit)}…` : text;
-  return [...cut].map((character) => (ODD.test(character) || character === "\n" ? named(character) : character)).join("");
+  return [...cut].map((character) => (ODD.test(character) || character === "\n" ? characterName(character) : character)).join("");
 }
 
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 export const count = (number) => (number === null || number === undefined ? "–" : WHOLE.format(number));
 export const share = (number) => (number === null || number === undefined ? "–" : `${(100 * number).toFixed(1)} %`);
 
-export const many = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
+export const plural = (number, what) => `${count(number)} ${what}${number === 1 ? "" : "s"}`;
 
 export function real(number, digits = 3) {
   if (typeof number !== "number") return "–";
@@ -90,7 +90,7 @@ export function real(number, digits = 3) {
   return String(Number(number.toFixed(digits)));
 }
 
-// The advantages of an agent's calls: one number, or from the least to the most.
+// Range of the advantages of an agent's calls: one number, or the least and the greatest.
 export const between = ({ least, most }) => (least === most ? real(least) : `${real(least)} … ${real(most)}`);
 
 export function facts(pairs) {
@@ -102,7 +102,7 @@ export function tile(name, value, title) {
   return h("div", { class: "card tile", title }, h("b", {}, value), h("span", {}, name));
 }
 
-// columns: [heading, cell of a row, whether it is text]
+// columns: [heading, function from a row to a cell, whether the column is text]
 export function list(columns, rows) {
   const kind = (column) => (column[2] ? "text" : undefined);
   const head = h("tr", {}, columns.map((column) => h("th", { class: kind(column), scope: "col" }, column[0])));

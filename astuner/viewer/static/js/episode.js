@@ -1,17 +1,17 @@
-// One episode: what became of it, its tree of calls, its messages and its tokens.
+// One episode: its result, tree of calls, messages and tokens.
 
-import { ask, link, note } from "./address.js";
+import { fetchJson, link, updateAddress } from "./address.js";
 import { chat } from "./chat.js";
-import { between, brief, count, facts, h, list, real, said, tile } from "./dom.js";
+import { between, brief, count, facts, h, list, real, textBox, tile } from "./dom.js";
 import { tokenView } from "./tokens.js";
-import { MOST_TIMELINES, tree } from "./tree.js";
+import { MAX_TIMELINES, tree } from "./tree.js";
 
 export async function episodePage(query) {
   const asked = { run: query.get("run"), episode: query.get("episode") };
-  const view = await ask("episode", asked);
+  const view = await fetchJson("episode", asked);
   const row = view.row;
   const back = link("group", { run: asked.run, step: row.step, split: row.split, task: row.task_key });
-  return { content: [h("p", {}, h("a", { href: back }, "← its group")), ...episodeContent(view, query)] };
+  return { content: [h("p", {}, h("a", { href: back }, "← group")), ...episodeContent(view, query)] };
 }
 
 export function episodeContent(view, query) {
@@ -20,13 +20,13 @@ export function episodeContent(view, query) {
   const treeBox = h("div", { class: "tree card" }), chatBox = h("div", { class: "card" }), tokenBox = h("div", { class: "card" });
   const open = (timeline, token = null) => {
     Object.assign(state, { timeline, token });
-    note({ timeline: timeline + 1, token });
+    updateAddress({ timeline: timeline + 1, token });
     draw();
   };
   const draw = () => {
     treeBox.replaceChildren(tree(view, state.timeline, (timeline) => open(timeline)), ...others(view, open));
     chatBox.replaceChildren(...messages(view, state.timeline));
-    const tokens = tokenView(view, state.timeline, state.token, (token) => note({ token }));
+    const tokens = tokenView(view, state.timeline, state.token, (token) => updateAddress({ token }));
     tokenBox.replaceChildren(h("h2", {}, `Tokens of timeline ${state.timeline + 1}`), advantages(view.timelines[state.timeline]),
       ...hints(view), ...tokens.content);
   };
@@ -36,14 +36,14 @@ export function episodeContent(view, query) {
     h("div", { class: "split" }, chatBox, tokenBox), agents(view), calls(view), details(view)];
 }
 
-// Those that the tree does not draw are opened by their number.
+// Input for the number of a timeline that the tree does not draw.
 function others({ timelines }, open) {
-  if (timelines.length <= MOST_TIMELINES) return [];
-  return [h("label", {}, `the first ${MOST_TIMELINES} of ${count(timelines.length)} timelines are drawn; open timeline `,
+  if (timelines.length <= MAX_TIMELINES) return [];
+  return [h("label", {}, `the tree shows the first ${MAX_TIMELINES} of ${count(timelines.length)} timelines; open timeline `,
     h("input", { type: "number", min: 1, max: timelines.length, onchange: (event) => open(event.target.value - 1) }))];
 }
 
-// A timeline's messages; without token ids there is none, and the calls are read one by one.
+// Messages of a timeline. Without token ids there are no timelines, and the calls are shown one by one.
 function messages(view, timeline) {
   const most = (calls) => calls.reduce((best, call) => (view.calls[call].messages.length >= view.calls[best].messages.length ? call : best), calls[0]);
   const found = view.timelines[timeline];
@@ -65,7 +65,7 @@ function heading(view) {
       tile(view.split === "val" ? "trainable" : "trained", count(tokens.trained)), tile("seconds", real(episode.seconds, 1))));
 }
 
-// Only where there is more to say than the tile of the episode's one advantage.
+// Shown only if it has more information than the tile with the episode's advantage.
 function agents({ agents: rows, advantage }) {
   if (rows.length < 2 && rows.every(({ least, most, reward }) => reward === null && least === most && [null, advantage].includes(least))) return h("div");
   return h("section", {}, h("h2", {}, "Agents"), list([
@@ -82,23 +82,23 @@ function advantages(timeline) {
 }
 
 function problems({ episode, withheld }) {
-  return h("div", {}, episode.error ? h("div", { class: "card error" }, said(episode.error)) : null,
-    withheld ? h("p", { class: "card note" }, `Left out of the record: ${brief(withheld, 200)}`) : null);
+  return h("div", {}, episode.error ? h("div", { class: "card error" }, textBox(episode.error)) : null,
+    withheld ? h("p", { class: "card note" }, `Not in the record: ${brief(withheld, 200)}`) : null);
 }
 
 function hints(view) {
   return view.has_texts ? [] : [h("p", { class: "card note" },
-    "Ids only: the model's tokenizer is not on this machine, so texts are not known, nor which tokens are the template's.")];
+    "The model's tokenizer is not on this machine. Tokens are shown as ids, and template tokens cannot be told apart.")];
 }
 
 function calls(view) {
   const numbers = new Map(view.calls.map((call, index) => [call.call_id, index + 1]));
   const fork = (call) => call.fork && h("details", {}, h("summary", { class: "bad" }, brief(call.fork.cause, 40)),
     h("p", {}, `from call ${numbers.get(call.fork.call_id) ?? "?"}, at token ${count(call.fork.position)}, message ${count(call.fork.message_index)}`),
-    facts([["expected", said(call.fork.expected)], ["found", said(call.fork.found)]]));
+    facts([["expected", textBox(call.fork.expected)], ["found", textBox(call.fork.found)]]));
   const table = list([
     ["call", (call) => String(numbers.get(call.call_id))], ["agent", (call) => brief(call.agent || "–", 30), true], ["tag", (call) => brief(call.tag, 30), true],
-    ["prompt", (call) => count(call.prompt)], ["answer", (call) => count(call.completion)], ["ended", (call) => brief(call.finish_reason, 12), true],
+    ["prompt", (call) => count(call.prompt)], ["completion", (call) => count(call.completion)], ["finish reason", (call) => brief(call.finish_reason, 12), true],
     ["trained", (call) => (call.trained ? "yes" : "no")], ["reward", (call) => real(call.reward)], ["advantage", (call) => real(call.advantage)], ["version", (call) => count(call.policy_version)], ["temperature", (call) => real(call.temperature)],
     ["seconds", (call) => real(call.seconds, 2)], ["fork", (call) => fork(call) ?? "–", true],
   ], view.calls);
@@ -106,6 +106,6 @@ function calls(view) {
 }
 
 function details({ episode }) {
-  return h("details", {}, h("summary", {}, "task and metadata"), facts([["query", said(episode.main_query)],
-    ["task's data", said(episode.task_metadata)], ["workflow's metadata", said(episode.metadata)], ["log_metrics", said(episode.log_metrics)]]));
+  return h("details", {}, h("summary", {}, "task and metadata"), facts([["query", textBox(episode.main_query)],
+    ["task metadata", textBox(episode.task_metadata)], ["workflow metadata", textBox(episode.metadata)], ["log_metrics", textBox(episode.log_metrics)]]));
 }

@@ -1,8 +1,8 @@
-// The episodes of a run: search, filters, pages.
+// The episodes of a run, with search, filters and pages.
 
-import { ask, link } from "./address.js";
+import { fetchJson, link } from "./address.js";
 import { brief, count, h, list, real } from "./dom.js";
-import { followed } from "./followed.js";
+import { polled } from "./polling.js";
 
 const PAGE = 100;
 const ORDERS = { latest: "latest first", step: "by step", reward: "best reward first", reward_up: "worst reward first",
@@ -14,11 +14,11 @@ export async function episodesPage(query) {
   const asked = Object.fromEntries(FIELDS.map((name) => [name, query.get(name) ?? ""]));
   const offset = Number(asked.offset) || 0;
   let state = "";
-  const labels = async () => { const about = await ask("run", { run }); state = about.state; return about.labels; };
-  const find = () => ask("episodes", { run, limit: PAGE, ...asked });
+  const labels = async () => { const about = await fetchJson("run", { run }); state = about.state; return about.labels; };
+  const find = () => fetchJson("episodes", { run, limit: PAGE, ...asked });
   const [search, table] = await Promise.all([
-    followed(labels, (found) => [filters(run, asked, found)]),
-    followed(find, (found) => [pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset)]),
+    polled(labels, (found) => [filters(run, asked, found)]),
+    polled(find, (found) => [pager(run, asked, found, offset), list(episodeColumns(run), found.rows), pager(run, asked, found, offset)]),
   ]);
   const refresh = async () => {
     await Promise.all([search.refresh(), table.refresh()]);
@@ -27,7 +27,7 @@ export async function episodesPage(query) {
   return { content: [h("h1", {}, "Episodes"), search.box, table.box], refresh };
 }
 
-// A task by how its query begins, which tells more than an id; its id is the tooltip.
+// Link to a task, with the beginning of its query as text and its id as tooltip.
 export const taskLink = (run, row, length) => h("a", { title: brief(row.task, 200),
   href: link("group", { run, step: row.step, split: row.split, task: row.task_key }) }, brief(row.query || row.task, length));
 
@@ -66,7 +66,7 @@ function pager(run, asked, found, offset) {
   const to = (place) => link("episodes", { run, ...asked, offset: place || "" });
   const last = Math.min(offset + PAGE, found.total);
   return h("div", { class: "bar" },
-    h("span", { class: "soft", "data-total": found.total }, found.total ? `${count(offset + 1)}–${count(last)} of ${count(found.total)}` : "no episode"),
-    offset > 0 ? h("a", { href: to(Math.max(0, offset - PAGE)) }, "← earlier page") : null,
+    h("span", { class: "soft", "data-total": found.total }, found.total ? `${count(offset + 1)}–${count(last)} of ${count(found.total)}` : "no episodes"),
+    offset > 0 ? h("a", { href: to(Math.max(0, offset - PAGE)) }, "← previous page") : null,
     last < found.total ? h("a", { href: to(offset + PAGE) }, "next page →") : null);
 }

@@ -1,10 +1,10 @@
-// The groups of a step, and the episodes of one group side by side.
+// The groups of a step, and the episodes of a group side by side.
 
-import { ask, link } from "./address.js";
+import { fetchJson, link } from "./address.js";
 import { bubble } from "./chat.js";
 import { taskLink } from "./episodes.js";
-import { between, brief, count, h, list, many, real, share } from "./dom.js";
-import { followed } from "./followed.js";
+import { between, brief, count, h, list, plural, real, share } from "./dom.js";
+import { polled } from "./polling.js";
 
 export async function stepPage(query) {
   const run = query.get("run"), step = query.get("step"), split = query.get("split") ?? "train";
@@ -16,16 +16,16 @@ export async function stepPage(query) {
     ["raw", (row) => count(row.tokens_raw)], ["distinct", (row) => count(row.tokens_distinct)], ["trained", (row) => count(row.tokens_trained)],
   ], groups);
   const name = `${split === "val" ? "Validation at step" : "Step"} ${brief(step, 12)}`;
-  const { box, refresh } = await followed(() => ask("groups", { run, step, split }),
-    (groups) => [h("h1", {}, `${name}: ${many(groups.length, "group")}`), table(groups)]);
+  const { box, refresh } = await polled(() => fetchJson("groups", { run, step, split }),
+    (groups) => [h("h1", {}, `${name}: ${plural(groups.length, "group")}`), table(groups)]);
   return { content: [box], refresh: async () => { await refresh(); } };
 }
 
 export async function groupPage(query) {
   const asked = { run: query.get("run"), step: query.get("step"), split: query.get("split") ?? "train", task: query.get("task") };
-  const { box, refresh } = await followed(() => ask("group", asked), (found) => {
+  const { box, refresh } = await polled(() => fetchJson("group", asked), (found) => {
     const [first] = found.rows;
-    const title = first ? brief(first.query || first.task, 120) : "This group has no episode";
+    const title = first ? brief(first.query || first.task, 120) : "This group has no episodes";
     const id = first ? `task ${brief(first.task, 80)} · ` : "";
     const more = found.total > found.rows.length ? ` (the best ${found.rows.length} of ${count(found.total)})` : "";
     return [h("h1", {}, title), h("p", { class: "soft" }, `${id}step ${brief(asked.step, 12)}, sorted by reward${more}`),
@@ -39,11 +39,11 @@ function column(run, row) {
   return h("article", { class: "card" },
     h("h2", {}, h("a", { href: link("episode", { run, episode: row.key }) }, brief(row.episode, 60))),
     h("p", {}, h("b", { class: shade }, row.reward === null ? brief(row.error_kind ?? row.status, 30) : `reward ${real(row.reward)}`), ` · advantage ${real(row.advantage)}`),
-    apart(row) ? h("p", { class: "soft" }, "advantage by agent: ", row.agents.map((agent) => `${brief(agent.agent || "–", 30)} ${between(agent)}`).join(" · ")) : null,
-    h("p", { class: "soft" }, `${many(row.calls, "call")} · ${many(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
+    differs(row) ? h("p", { class: "soft" }, "advantage by agent: ", row.agents.map((agent) => `${brief(agent.agent || "–", 30)} ${between(agent)}`).join(" · ")) : null,
+    h("p", { class: "soft" }, `${plural(row.calls, "call")} · ${plural(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
     row.unreadable ? h("p", { class: "bad" }, brief(row.unreadable, 300)) : null,
     row.transcript.map(bubble));
 }
 
-// Whether its calls were trained with other advantages than the episode's one.
-const apart = (row) => row.agents.some(({ least, most }) => least !== null && (least !== row.advantage || most !== row.advantage));
+// Whether the advantages of the calls differ from the episode's advantage.
+const differs = (row) => row.agents.some(({ least, most }) => least !== null && (least !== row.advantage || most !== row.advantage));

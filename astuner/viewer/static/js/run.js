@@ -1,6 +1,6 @@
-// One run, or several over each other: charts, steps, configuration.
+// One run, or several runs in one chart: charts, steps, configuration.
 
-import { ask, link, note } from "./address.js";
+import { fetchJson, link, updateAddress } from "./address.js";
 import { chart } from "./charts.js";
 import { asText, brief, count, h, list, real, share, tile } from "./dom.js";
 
@@ -12,7 +12,7 @@ const CHARTS = [
   ["Entropy", ["entropy"]],
   ["Clip fraction", ["clip_fraction"]],
   ["Lengths in tokens", ["length/prompt", "length/response", "length/response_max", "length/sample"]],
-  ["Calls and samples an episode", ["episodes/calls", "episodes/samples"]],
+  ["Calls and samples per episode", ["episodes/calls", "episodes/samples"]],
   ["Tokens", ["tokens/raw", "tokens/distinct", "tokens/trained"]],
   ["Seconds by phase", ["time/rollout", "time/update", "time/step", "time/validation"]],
 ];
@@ -25,11 +25,11 @@ export async function runPage(query) {
   const charts = h("div", { class: "charts" }), more = h("div", { class: "charts" }), steps = h("div"), top = h("div");
   let drawn = [];
   const redraw = () => {
-    drawn = wanted(runs).map(([title, metrics]) => [metrics, chart(title, lines(runs, metrics, settings),
+    drawn = chartedMetrics(runs).map(([title, metrics]) => [metrics, chart(title, lines(runs, metrics, settings),
       { seconds: settings.x === "seconds", smooth: settings.smooth })]);
     const known = drawn.filter(([metrics]) => KNOWN.has(metrics[0])), other = drawn.filter(([metrics]) => !KNOWN.has(metrics[0]));
-    charts.replaceChildren(...known.map(([, one]) => one.box));
-    more.replaceChildren(...other.map(([, one]) => one.box));
+    charts.replaceChildren(...known.map(([, plot]) => plot.box));
+    more.replaceChildren(...other.map(([, plot]) => plot.box));
   };
   const around = () => {
     top.replaceChildren(...runs.map((run) => heading(run, runs.length > 1)));
@@ -38,13 +38,13 @@ export async function runPage(query) {
   redraw();
   around();
   const refresh = async () => {
-    const seen = () => [JSON.stringify(wanted(runs)), JSON.stringify(runs.map((run) => run.about))];
+    const seen = () => [JSON.stringify(chartedMetrics(runs)), JSON.stringify(runs.map((run) => run.about))];
     const before = seen();
     await Promise.all(runs.map((run) => renew(run)));
     const after = seen();
     if (before[1] !== after[1]) around();
     if (before[0] !== after[0]) redraw();
-    else if (before[1] !== after[1]) for (const [metrics, one] of drawn) one.update(lines(runs, metrics, settings));
+    else if (before[1] !== after[1]) for (const [metrics, plot] of drawn) plot.update(lines(runs, metrics, settings));
     return runs.some((run) => run.about.state === "running") ? "● following" : "";
   };
   const others = h("details", {}, h("summary", {}, "all other metrics"), more);
@@ -53,20 +53,20 @@ export async function runPage(query) {
 }
 
 async function load(name) {
-  const [about, metrics] = await Promise.all([ask("run", { run: name }), ask("metrics", { run: name })]);
+  const [about, metrics] = await Promise.all([fetchJson("run", { run: name }), fetchJson("metrics", { run: name })]);
   return { name, about, last: metrics.last, generation: metrics.generation, series: metrics.series };
 }
 
 async function renew(run) {
-  const asked = { run: run.name, after: run.last, generation: run.generation };
-  const [about, news] = await Promise.all([ask("run", { run: run.name }), ask("metrics", asked)]);
-  Object.assign(run, { about, last: news.last, generation: news.generation });
-  // The run's file was written anew: the answer is all that there is now.
-  if (news.anew) run.series = {};
-  for (const [name, points] of Object.entries(news.series)) run.series[name] = [...(run.series[name] ?? []), ...points];
+  const query = { run: run.name, after: run.last, generation: run.generation };
+  const [about, update] = await Promise.all([fetchJson("run", { run: run.name }), fetchJson("metrics", query)]);
+  Object.assign(run, { about, last: update.last, generation: update.generation });
+  // The metrics file was rewritten: the response holds all metrics.
+  if (update.restarted) run.series = {};
+  for (const [name, points] of Object.entries(update.series)) run.series[name] = [...(run.series[name] ?? []), ...points];
 }
 
-function wanted(runs) {
+function chartedMetrics(runs) {
   const logged = new Set(runs.flatMap((run) => Object.keys(run.series)));
   const known = CHARTS.map(([title, names]) => [title, names.filter((name) => logged.has(name))]);
   const others = [...logged].filter((name) => !KNOWN.has(name)).sort().map((name) => [brief(name, 60), [name]]);
@@ -86,12 +86,12 @@ function lines(runs, metrics, { x }) {
 }
 
 function controls(settings, redraw) {
-  const axis = h("select", { onchange: (event) => { settings.x = event.target.value; note({ x: settings.x }); redraw(); } },
+  const axis = h("select", { onchange: (event) => { settings.x = event.target.value; updateAddress({ x: settings.x }); redraw(); } },
     ["step", "seconds"].map((name) => h("option", { value: name, selected: settings.x === name }, name)));
   const smooth = h("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: settings.smooth,
-    oninput: (event) => { settings.smooth = Number(event.target.value); note({ smooth: settings.smooth || "" }); redraw(); } });
+    oninput: (event) => { settings.smooth = Number(event.target.value); updateAddress({ smooth: settings.smooth || "" }); redraw(); } });
   return h("div", { class: "bar" }, h("label", {}, "x axis", axis), h("label", {}, "smoothing", smooth),
-    h("span", { class: "soft" }, "drag a chart to zoom, double click to see all"));
+    h("span", { class: "soft" }, "drag in a chart to zoom, double-click to reset"));
 }
 
 function heading({ name, about, series }, small) {
@@ -104,18 +104,18 @@ function heading({ name, about, series }, small) {
       tile("success, last step", share(last("success/rate"))), tile("validation", course(series["val/success_rate"])),
       tile("episodes", count(about.counts.episodes)),
       tile("tokens saved by merging", last("tokens/saving") ? `${real(last("tokens/saving"), 2)}×` : "–")),
-    bad ? h("p", { class: "card note" }, `${count(bad)} lines of this record are damaged and left out.`) : null,
+    bad ? h("p", { class: "card note" }, `${count(bad)} damaged lines of this record are skipped.`) : null,
     h("p", {}, h("a", { href: link("episodes", { run: name }) }, "All episodes, with search and filters →")));
 }
 
-// From the first validation to the last.
+// Success of the first and the last validation.
 function course(points) {
   const ends = [...new Set([points?.at(0), points?.at(-1)])].filter(Boolean);
   return ends.map(([, , value]) => share(value)).join(" → ") || "–";
 }
 
 function stepTable({ name, about }) {
-  if (!about.steps.length) return h("p", { class: "soft" }, "No episode is recorded.");
+  if (!about.steps.length) return h("p", { class: "soft" }, "No episodes are recorded.");
   const shown = about.steps.slice(0, 500);
   const table = list([
     ["step", (row) => h("a", { href: link("step", { run: name, step: row.step, split: row.split }) }, `${row.split} ${row.step}`), true],
@@ -130,20 +130,20 @@ function stepTable({ name, about }) {
 }
 
 async function configuration(names) {
-  const { configs, differs } = await ask("config", { run: names });
-  const value = (one, from = 0) => (one === undefined || one === null ? "–" : `${from ? "…" : ""}${brief(asText(one).slice(from), 200)}`);
+  const { configs, differs } = await fetchJson("config", { run: names });
+  const cell = (value, from = 0) => (value === undefined || value === null ? "–" : `${from ? "…" : ""}${brief(asText(value).slice(from), 200)}`);
   if (names.length > 1) {
     const columns = [["key", (row) => brief(row.key), true],
-      ...names.map((name, place) => [brief(name, 40), (row) => value(row.values[place], firstDifference(row.values)), true])];
-    const body = differs.length ? list(columns, differs) : h("p", { class: "soft" }, "They are the same.");
-    return h("section", { id: "differs" }, h("h2", {}, "Where the configurations differ"), body);
+      ...names.map((name, place) => [brief(name, 40), (row) => cell(row.values[place], firstDifference(row.values)), true])];
+    const body = differs.length ? list(columns, differs) : h("p", { class: "soft" }, "The configurations are equal.");
+    return h("section", { id: "differs" }, h("h2", {}, "Differences of the configurations"), body);
   }
   const rows = Object.entries(configs[0] ?? {});
   return h("details", {}, h("summary", {}, `configuration (${rows.length} keys)`),
-    list([["key", ([key]) => brief(key), true], ["value", ([, one]) => value(one), true]], rows));
+    list([["key", ([key]) => brief(key), true], ["value", ([, value]) => cell(value), true]], rows));
 }
 
-// Where to begin to show long values, so that what differs is seen.
+// Offset from which long values are shown, so that their difference is visible.
 function firstDifference(values) {
   const texts = values.map(asText);
   let place = 0;

@@ -1,8 +1,8 @@
-// The list of runs: choose some to compare them.
+// The list of runs, from which several can be selected for comparison.
 
-import { ask, link } from "./address.js";
+import { fetchJson, link } from "./address.js";
 import { brief, count, h, list, real, share, svg } from "./dom.js";
-import { followed } from "./followed.js";
+import { polled } from "./polling.js";
 
 const SHADES = { running: "good", stopped: "warn", finished: "soft", unreadable: "bad" };
 
@@ -11,9 +11,9 @@ export async function runsPage() {
   const compare = h("button", { type: "button", disabled: true, onclick: () => {
     location.hash = link("run", { run: [...chosen] });
   } }, "Compare");
-  const table = await followed(() => ask("runs"), (runs) => [list(columns(chosen, compare), runs)]);
+  const table = await polled(() => fetchJson("runs"), (runs) => [list(columns(chosen, compare), runs)]);
   const refresh = async () => ((await table.refresh()).some((run) => run.state === "running") ? "● following" : "");
-  const intro = h("p", { class: "soft" }, "Tick two or more to lay them over each other.");
+  const intro = h("p", { class: "soft" }, "Select two or more runs to compare them.");
   return { content: [h("h1", {}, "Runs"), intro, h("div", { class: "bar" }, compare), table.box], refresh };
 }
 

@@ -1,14 +1,14 @@
-// The tokens of one timeline, with all that is known of each.
+// The tokens of one timeline, with the details of each token.
 
 const PROMPT = 0, TEMPLATE = 1, TRAINED = 2, UNTRAINED = 3, ELSEWHERE = 4;
 
-// The names of the kinds of tokens. What validation generates carries a mask, and is trained nowhere.
+// Names of the kinds of tokens. Tokens of validation episodes have a mask but are not trained.
 export function kindNames({ split }) {
   const trained = split === "val" ? "trainable" : "trained";
   return ["prompt", "template", `generated, ${trained}`, `generated, not ${trained}`, `generated, ${trained} in another timeline`];
 }
 
-// A sample is a timeline's own where all its calls lie on it; a tree sample is every timeline's.
+// A sample belongs to a timeline if all its calls are on it. A tree sample belongs to all timelines.
 export function readTimeline(view, number) {
   const timeline = view.timelines[number];
   const ids = [], kinds = [], places = [];
@@ -34,11 +34,11 @@ function describe(view, segment, index, kind, own, id) {
   const sampled = segment.sampled.filter((run) => place >= run.from && place < run.from + run.logprobs.length)
     .map((run) => ({ call: run.call, logprob: run.logprobs[place - run.from] }));
   const trained = segment.trained.filter(({ from, to, mask }) => mask && place >= from && place < to);
-  const here = trained.filter(({ sample }) => own.has(sample));
+  const trainedHere = trained.filter(({ sample }) => own.has(sample));
   return {
     index, id, kind, sampled,
-    mask: here.reduce((sum, { mask }) => sum + mask, 0),
-    updates: here.map(({ advantage, logprobs, from }) => ({ advantage, logprob: logprobs?.[place - from] ?? null })),
+    mask: trainedHere.reduce((sum, { mask }) => sum + mask, 0),
+    updates: trainedHere.map(({ advantage, logprobs, from }) => ({ advantage, logprob: logprobs?.[place - from] ?? null })),
     elsewhere: trained.filter(({ sample }) => !own.has(sample)).map(({ sample }) => sample + 1),
     versions: [...new Set(sampled.map(({ call }) => view.calls[call].policy_version))],
   };

@@ -1,23 +1,23 @@
-// The token view: only the lines in sight are in the document, so that 100,000 tokens scroll as ten do.
+// The token view. Only visible lines are in the document, so that 100,000 tokens scroll smoothly.
 
-import { count, h, isOdd, named, real } from "./dom.js";
+import { characterName, count, h, isInvisible, real } from "./dom.js";
 import { kindNames, readTimeline } from "./timeline.js";
 
 const LINE = 22, LONGEST = 60, AROUND = 12;
 
-// A token's text with what cannot be seen made visible.
+// Text of a token with invisible characters made visible.
 export function visible(text, limit = LONGEST) {
   let shown = "";
   for (const character of text.slice(0, limit)) {
     if (character === " ") shown += "·";
     else if (character === "\n") shown += "⏎";
     else if (character === "\t") shown += "→";
-    else shown += isOdd(character) ? `⟨${named(character)}⟩` : character;
+    else shown += isInvisible(character) ? `⟨${characterName(character)}⟩` : character;
   }
   return text.length > limit ? `${shown}…` : shown;
 }
 
-// Marks that add to the character before take no column, East Asian characters and emoji two.
+// Combining marks have no width; East Asian characters and emoji are two columns wide.
 function columns(text) {
   let total = 0;
   for (const character of text) {
@@ -81,7 +81,7 @@ function charWidth(box) {
   return width;
 }
 
-// Where each line begins: after a line end in the text, and where the width is used up.
+// First token of each line. Lines end at newlines and at the width of the view.
 function broken(ids, text, view, fits) {
   const lines = [0], widths = new Map();
   let used = 0;
@@ -104,7 +104,7 @@ function lineOf({ lines, at }) {
   return low;
 }
 
-// Lines that stay in sight stay in the document; only those that come are made.
+// Lines that stay visible are kept; only new lines are created.
 function drawLines(box, room, { lines, at, drawn }, timeline, text) {
   const first = Math.max(0, Math.floor(box.scrollTop / LINE) - AROUND);
   const last = Math.min(lines.length, Math.ceil((box.scrollTop + box.clientHeight) / LINE) + AROUND);
@@ -133,7 +133,7 @@ function drawLines(box, room, { lines, at, drawn }, timeline, text) {
 function point(tip, element, view, token) {
   const rows = [
     ["token", `${count(token.index)}`], ["id", String(token.id)],
-    ["text", view.has_texts ? visible(view.vocabulary[token.id] ?? "", 200) : "no tokenizer at hand"],
+    ["text", view.has_texts ? visible(view.vocabulary[token.id] ?? "", 200) : "tokenizer not available"],
     ["kind", kindNames(view)[token.kind]], ["mask", String(token.mask)],
     ...token.sampled.map(({ call, logprob }) => [`logprob, call ${call + 1}`, probability(logprob)]),
     ...token.updates.flatMap(({ advantage, logprob }) => [["current logprob", current(advantage, logprob, token.sampled)],
@@ -151,11 +151,11 @@ function point(tip, element, view, token) {
 
 const probability = (logprob) => `${real(logprob, 4)} (p ${real(Math.exp(logprob), 4)})`;
 
-// The trainer's, when it trained the token; beside one sampled logprob, also how far it is from that.
+// The trainer's logprob, and its difference from the sampled logprob if there is exactly one.
 function current(advantage, logprob, sampled) {
   if (logprob === null) return advantage === 0 ? "not computed: no advantage" : "not recorded";
-  const moved = sampled.length === 1 ? logprob - sampled[0].logprob : 0;
-  return `${probability(logprob)}${moved ? `, ${moved > 0 ? "+" : ""}${real(moved, 4)}` : ""}`;
+  const difference = sampled.length === 1 ? logprob - sampled[0].logprob : 0;
+  return `${probability(logprob)}${difference ? `, ${difference > 0 ? "+" : ""}${real(difference, 4)}` : ""}`;
 }
 
 function legend(view, { kinds }) {

@@ -1,13 +1,13 @@
-// The trie of an episode's calls as a tree: a bar a stretch of tokens, a line a fork. Click one to read its timeline.
+// The trie of an episode's calls: a bar per segment of tokens, a line per fork. A click opens the timeline.
 
 import { brief, count, svg } from "./dom.js";
 
 const ROW = 34, GAP = 26;
-export const MOST_TIMELINES = 400;
+export const MAX_TIMELINES = 400;
 const width = (tokens) => 24 + 34 * Math.log2(1 + tokens / 8);
 
 export function tree(view, chosen, open) {
-  const shown = view.timelines.slice(0, MOST_TIMELINES);
+  const shown = view.timelines.slice(0, MAX_TIMELINES);
   const places = layout(view, shown);
   const on = new Set(view.timelines[chosen]?.segments);
   const forks = forksBySegment(view);

@@ -1,8 +1,7 @@
-"""Lets vLLM and verl's workers under Trinity run where there is no GPU; for tests alone, by PYTHONPATH.
+"""Runs vLLM and verl's workers under Trinity on a CPU, for tests only; enabled through PYTHONPATH.
 
-Python imports this module when it starts, in all of a run's processes. Each module below is changed when it has been
-imported, and stays as it is in a process that never imports it. What is changed has a CPU in the place of the GPU that
-it asks for; what it does with it is left alone, but for the way in which vLLM takes new weights, which is NCCL's.
+Python imports this module at startup, in all processes of a run. Each module below is patched after its import. The
+patches replace the GPU by the CPU. They change nothing else, except that vLLM does not load new weights through NCCL.
 """
 
 from __future__ import annotations
@@ -15,33 +14,33 @@ from types import ModuleType
 from typing import Any
 
 GPUS = 2
-"""That the launcher is to see: one for the engine, one for the trainer. Ray is told by RAY_OVERRIDE_RESOURCES."""
+"""GPUs that the launcher detects, one for the engine and one for the trainer. Ray reads RAY_OVERRIDE_RESOURCES."""
 
-_changes: dict[str, Callable[[Any], None]] = {}
+_patches: dict[str, Callable[[Any], None]] = {}
 
 
 def _after_import_of(name: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    def keep(change: Callable[[Any], None]) -> Callable[[Any], None]:
-        _changes[name] = change
-        return change
+    def register(patch: Callable[[Any], None]) -> Callable[[Any], None]:
+        _patches[name] = patch
+        return patch
 
-    return keep
+    return register
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules to change as all others are found, and has them changed once they are loaded."""
+    """Wraps the loaders of the modules to patch."""
 
     def __init__(self) -> None:
-        self._looking: set[str] = set()
+        self._in_progress: set[str] = set()
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if fullname not in _changes or fullname in self._looking:
+        if fullname not in _patches or fullname in self._in_progress:
             return None
-        self._looking.add(fullname)
+        self._in_progress.add(fullname)
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._looking.discard(fullname)
+            self._in_progress.discard(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
@@ -56,14 +55,14 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _changes[module.__name__](module)
+        _patches[module.__name__](module)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 @_after_import_of("torch.cuda")
-def _seen_gpus(module: Any) -> None:
+def _gpu_count(module: Any) -> None:
     if "astuner" in sys.orig_argv:
         module.device_count = lambda: GPUS
 
@@ -73,7 +72,7 @@ def _device(module: Any) -> None:
     import torch
 
     class Cpu:
-        """In the place of `torch.cuda`: no device memory, nothing to wait for."""
+        """Replaces `torch.cuda`: no device memory, nothing to synchronize."""
 
         def current_device(self) -> torch.device:
             return torch.device("cpu")
@@ -127,46 +126,47 @@ def _engines(module: Any) -> None:
 
 @_after_import_of("trinity.common.models.vllm_model")
 def _vllm(module: Any) -> None:
-    """Have vLLM's worker for a CPU, and have it take weights from where NCCL's first rank would."""
+    """Use vLLM's CPU worker, and load weights from the source of NCCL's first rank."""
     rollout_model = module.vLLMRolloutModel
     prepare = rollout_model.prepare
 
-    async def prepared(self: Any) -> None:
+    async def patched_prepare(self: Any) -> None:
         import vllm
 
         stock = vllm.AsyncEngineArgs
 
-        def arguments(**given: Any) -> Any:
+        def patched_args(**kwargs: Any) -> Any:
             for name in ("weight_transfer_config", "gpu_memory_utilization", "async_scheduling"):
-                given.pop(name, None)
-            given |= {"worker_cls": "vllm_cpu_worker.CpuWorker", "distributed_executor_backend": "uni"}
-            return stock(**given)
+                kwargs.pop(name, None)
+            kwargs |= {"worker_cls": "vllm_cpu_worker.CpuWorker", "distributed_executor_backend": "uni"}
+            return stock(**kwargs)
 
-        vllm.AsyncEngineArgs = arguments
+        vllm.AsyncEngineArgs = patched_args
         try:
             await prepare(self)
         finally:
             vllm.AsyncEngineArgs = stock
 
-    async def joined(self: Any, **_: Any) -> None:
-        """Do nothing: there is no group."""
+    async def patched_init_process_group(self: Any, **_: Any) -> None:
+        """Do nothing: there is no process group."""
 
-    async def taken(self: Any, model_version: int, method: Any, timeout: float = 0.0) -> int:
+    async def patched_sync(self: Any, model_version: int, method: Any, timeout: float = 0.0) -> int:
         await self.async_llm.pause_generation(mode="keep", clear_cache=False)
         await self.async_llm.reset_prefix_cache(reset_running_requests=True)
-        place = f"{self.config.checkpoint_job_dir}/global_step_{model_version}/actor"
-        await self._collective_rpc("take_weights", args=(method.value, place, self.ray_namespace))
+        folder = f"{self.config.checkpoint_job_dir}/global_step_{model_version}/actor"
+        await self._collective_rpc("load_new_weights", args=(method.value, folder, self.ray_namespace))
         await self.async_llm.resume_generation()
         self.model_version = model_version
         return model_version
 
-    rollout_model.prepare, rollout_model.init_process_group = prepared, joined
-    rollout_model.sync_model_weights = taken
+    rollout_model.prepare = patched_prepare
+    rollout_model.init_process_group = patched_init_process_group
+    rollout_model.sync_model_weights = patched_sync
 
 
 @_after_import_of("vllm.entrypoints.openai.api_server")
 def _server_socket(module: Any) -> None:
-    # Trinity knows vLLM up to 0.23, whose function has a default here; there is no such build for CPUs.
+    # Trinity supports vLLM up to 0.23, in which this argument has a default; there is no CPU build of that version.
     stock = module.create_server_socket
     module.create_server_socket = lambda address, reuse_port=False: stock(address, reuse_port=reuse_port)
 

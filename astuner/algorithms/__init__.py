@@ -1,0 +1,72 @@
+"""Policy-gradient algorithms and supervised training as pure PyTorch functions: no model, no I/O.
+
+With `algorithm = resolve(config)` and `rule = algorithm.rule`, a trainer does the following in a training step:
+
+1.  Shape the rewards of all episodes: `overlong_punishment`, `token_kl` → `episode_sums` → `rewards_with_kl`.
+2.  Compute `rule.advantages(rewards, group_ids)` over all episodes of the step.
+3.  For each mini-batch (one optimiser step; the samples of an episode stay together), compute `sample_scales` over all
+    its samples.
+4.  For each micro-batch of the mini-batch, compute `rule.policy_loss(PolicyBatch(…))` and `token_weights`, and
+    back-propagate the sum of token losses × weights. The gradients of the micro-batches add up to that of the loss.
+
+Supervised training has no `rule`: in steps 3 and 4, `sft_token_weights` replaces the train counts and
+`cross_entropy_losses` replaces the policy loss.
+"""
+
+from astuner.algorithms.advantages import (
+    batch_normalised_advantages,
+    group_relative_advantages,
+    has_signal,
+    leave_one_out_advantages,
+)
+from astuner.algorithms.aggregate import sample_scales, token_weights
+from astuner.algorithms.entropy import entropy_from_logprobs
+from astuner.algorithms.kl import token_kl
+from astuner.algorithms.loss_metrics import LossMetrics
+from astuner.algorithms.policy_loss import (
+    NO_CLIP,
+    CallTable,
+    ClipRange,
+    PolicyBatch,
+    PolicyLoss,
+    clipped_surrogate_loss,
+    clipped_weight_loss,
+    reinforce_loss,
+    sequence_clipped_loss,
+)
+from astuner.algorithms.registry import Algorithm, ReinforcementRule, resolve
+from astuner.algorithms.reward_shaping import (
+    episode_sums,
+    overlong_punishment,
+    rewards_with_kl,
+)
+from astuner.algorithms.sft import cross_entropy_losses, sft_token_weights
+
+__all__ = [
+    "NO_CLIP",
+    "Algorithm",
+    "CallTable",
+    "ClipRange",
+    "LossMetrics",
+    "PolicyBatch",
+    "PolicyLoss",
+    "ReinforcementRule",
+    "batch_normalised_advantages",
+    "clipped_surrogate_loss",
+    "clipped_weight_loss",
+    "cross_entropy_losses",
+    "entropy_from_logprobs",
+    "episode_sums",
+    "group_relative_advantages",
+    "has_signal",
+    "leave_one_out_advantages",
+    "overlong_punishment",
+    "reinforce_loss",
+    "resolve",
+    "rewards_with_kl",
+    "sample_scales",
+    "sequence_clipped_loss",
+    "sft_token_weights",
+    "token_kl",
+    "token_weights",
+]

@@ -1,0 +1,133 @@
+"""Advantage estimators: from the rewards of episodes to their advantages.
+
+Statistics are over episodes, not over samples: an episode counts once, no matter how many samples it has, and all its
+samples inherit its advantage.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STD_EPSILON = 1e-6
+"""Added to a standard deviation before dividing by it."""
+
+
+def has_signal(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Return, for each episode, whether the rewards of its group differ.
+
+    In a group without variance, all group-relative advantages are 0. DAPO (arXiv:2503.14476, eq. 11, "dynamic
+    sampling") leaves such groups out. For it, pass the rewards before shaping, so that a length punishment does not
+    give variance to a group whose answers are all correct or all wrong.
+
+    Args:
+        rewards: [E] float, one per episode.
+        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+
+    Returns:
+        [E] bool. A group of one has no variance.
+    """
+    group = _group_index(group_ids)
+    values = _exact(rewards)
+    empty = torch.zeros_like(values)
+    highest = empty.scatter_reduce(0, group, values, "amax", include_self=False)
+    lowest = empty.scatter_reduce(0, group, values, "amin", include_self=False)
+    return (highest > lowest)[group]
+
+
+def group_relative_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
+    """Return reward minus the group's mean, divided by the group's standard deviation if `by_std`.
+
+    With the division: GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2), DAPO (arXiv:2503.14476, eq. 9),
+    GSPO (arXiv:2507.18071, eq. 6) and CISPO (arXiv:2506.13585). Without: Dr. GRPO (arXiv:2503.20783,
+    section 3.2). The papers do not specify the estimator of the standard deviation. This is the unbiased one (n - 1),
+    as in `torch.std` and in common implementations, plus `STD_EPSILON`.
+
+    Args:
+        rewards: [E] float, one per episode.
+        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+        by_std: divide by the group's standard deviation.
+
+    Returns:
+        [E] float32, exactly 0 in a group without variance, including groups of one.
+    """
+    group = _group_index(group_ids)
+    centred = _centred(rewards, group)
+    scaled = centred / _group_std(centred, group) if by_std else centred
+    return scaled.float()
+
+
+def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
+    """Return reward minus the mean reward of the group's other episodes.
+
+    RLOO (arXiv:2402.14740, the section on REINFORCE Leave-One-Out): A_i = r_i - 1/(k - 1) sum over j ≠ i
+    of r_j, which is k / (k - 1) times the reward minus the group's mean. The paper does not divide by the standard
+    deviation; with `by_std`, this function does, as in `group_relative_advantages`.
+
+    Args:
+        rewards: [E] float, one per episode.
+        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+        by_std: divide by the group's standard deviation.
+
+    Returns:
+        [E] float32, exactly 0 in a group without variance, including groups of one.
+    """
+    group = _group_index(group_ids)
+    centred = _centred(rewards, group)
+    sizes = _sizes(group)
+    advantages = centred * sizes / (sizes - 1).clamp(min=1)
+    scaled = advantages / _group_std(centred, group) if by_std else advantages
+    return scaled.float()
+
+
+def batch_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
+    """Return rewards normalised over the whole batch, regardless of the groups.
+
+    REINFORCE++ (arXiv:2501.03262v9, "global advantage normalisation"): A = (r - mean of the batch) / standard
+    deviation of the batch. This is the variant that version 9 of the paper calls REINFORCE++ (k ≥ 1, no baseline), not
+    "REINFORCE++ with baseline", which subtracts the group's mean first. In the paper, the statistics are over tokens,
+    so that long responses weigh more, and a token is charged only with the KL penalty of the tokens after it; here
+    both are computed per episode.
+
+    Args:
+        rewards: [E] float, one per episode.
+        group_ids: [E] int64, ignored: a group without variance can have an advantage over the batch.
+        by_std: divide by the standard deviation (unbiased, plus `STD_EPSILON`).
+
+    Returns:
+        [E] float32, exactly 0 if the batch has no variance.
+    """
+    return group_relative_advantages(rewards, torch.zeros_like(group_ids), by_std)
+
+
+def _exact(rewards: Tensor) -> Tensor:
+    """Return float32 rewards as float64, in which the sum of many equal float32 numbers is exact.
+
+    The mean of equal rewards then equals each of them, and their advantage is exactly 0.
+    """
+    return rewards.float().double()
+
+
+def _group_index(group_ids: Tensor) -> Tensor:
+    """Return the group of each episode as an index from 0 to E - 1."""
+    group: Tensor = torch.unique(group_ids, return_inverse=True)[1]
+    return group
+
+
+def _group_sum(values: Tensor, group: Tensor) -> Tensor:
+    """Return, for each episode, the sum of the values of its group, [E]."""
+    return torch.zeros_like(values).index_add(0, group, values)[group]
+
+
+def _sizes(group: Tensor) -> Tensor:
+    return _group_sum(torch.ones_like(group, dtype=torch.float64), group)
+
+
+def _centred(rewards: Tensor, group: Tensor) -> Tensor:
+    values = _exact(rewards)
+    return values - _group_sum(values, group) / _sizes(group)
+
+
+def _group_std(centred: Tensor, group: Tensor) -> Tensor:
+    variance = _group_sum(centred.square(), group) / (_sizes(group) - 1).clamp(min=1)
+    return variance.sqrt() + STD_EPSILON

@@ -1,0 +1,226 @@
+"""Credit assignment of a training step: from the rewards of its episodes to the advantages of its rows.
+
+Every trainer uses it. A workflow may reward an episode, each of its agents, or each of its LLM calls. Statistics are
+over episodes in all three cases, so that an episode with more calls does not weigh more.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from astuner.algorithms import Algorithm, ReinforcementRule, has_signal, overlong_punishment, rewards_with_kl
+from astuner.algorithms.training_rows import TrainingRow, prompt_length
+from astuner.algorithms.update_records import SampleKey, sample_updates
+from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
+from astuner.run_record import SampleUpdate
+from astuner.schema import Episode
+
+# The engine and the trainer hold the same weights at the start of a step, so their logprobs differ by rounding only
+# (1e-5 in float32, some hundredths in bfloat16). A larger mean difference means that a weight sync failed.
+_MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-2, torch.bfloat16: 0.3}
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """The result of a training step on E episodes.
+
+    Attributes:
+        metrics: by name.
+        advantages: [E], in the order of the episodes.
+        signal: whether any rewards that are compared with each other differ.
+        samples: for each episode, how each of its samples was trained.
+    """
+
+    metrics: dict[str, float]
+    advantages: tuple[float, ...]
+    signal: bool
+    samples: tuple[tuple[SampleUpdate, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class StepAdvantages:
+    """The shaped rewards and the advantages of a step's E episodes.
+
+    Attributes:
+        episodes: E episodes with a reward and samples.
+        rule: the algorithm's rule.
+        rewards: [E] float32, after shaping.
+        advantages: [E] float32.
+        call_advantages: for each episode, by call id, the advantages of the calls that have a reward other than the
+            episode's.
+        has_signal: [E] bool, whether the rewards that an episode is compared with differ.
+    """
+
+    episodes: Sequence[Episode]
+    rule: ReinforcementRule
+    rewards: Tensor
+    advantages: Tensor
+    call_advantages: Sequence[Mapping[str, float]]
+    has_signal: Tensor
+
+    def trains(self, row: TrainingRow) -> bool:
+        """Return whether the algorithm trains a row: with dynamic sampling, groups without signal are left out."""
+        return not self.rule.dynamic_sampling or bool(self.has_signal[row.episode])
+
+    def assign_to(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        """Return the rows that the algorithm trains, with their advantages."""
+        return [
+            row.with_advantages(float(self.advantages[row.episode]), self.call_advantages[row.episode])
+            for row in rows
+            if self.trains(row)
+        ]
+
+    def update_result(
+        self,
+        metrics: Mapping[str, float],
+        rows: Sequence[TrainingRow],
+        logprobs: Mapping[SampleKey, tuple[float, ...]] | None = None,
+    ) -> UpdateResult:
+        """Return the result of the step.
+
+        Args:
+            metrics: the metrics of the update.
+            rows: the trained rows, as `assign_to` returns them.
+            logprobs: the trainer's logprobs of the trained tokens of each sample, where the update has kept them.
+        """
+        task_has_signal: dict[str, bool] = defaultdict(bool)
+        for episode, signal in zip(self.episodes, self.has_signal.tolist(), strict=True):
+            task_has_signal[episode.task.task_id] |= signal
+        without_signal = sum(not signal for signal in task_has_signal.values())
+        step_metrics = {
+            "reward/shaped": float(self.rewards.mean()),
+            "update/groups_without_variance": without_signal / max(len(task_has_signal), 1),
+        }
+        return UpdateResult(
+            metrics=step_metrics | dict(metrics),
+            advantages=tuple(self.advantages.tolist()),
+            signal=bool(self.has_signal.any()),
+            samples=sample_updates(self.episodes, rows, logprobs or {}),
+        )
+
+
+def step_advantages(
+    config: AstunerConfig, algorithm: Algorithm, episodes: Sequence[Episode], kl_sums: Tensor | None
+) -> StepAdvantages:
+    """Compute the advantages of a step's episodes; the episodes of one task are a group.
+
+    Args:
+        config: the run's configuration.
+        algorithm: the resolved algorithm; it must have a rule.
+        episodes: E episodes with a reward and samples.
+        kl_sums: [E] float, the KL estimate of each episode; None if the reward has no KL term.
+    """
+    rule = algorithm.rule
+    assert rule is not None
+    raw = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
+    settings = config.trainer_common.algorithm
+    response_lengths = torch.tensor(
+        [max(len(sample.token_ids) - prompt_length(sample) for sample in episode.samples) for episode in episodes]
+    )
+    punished = raw + overlong_punishment(
+        response_lengths, config.data.max_response_length, settings.overlong_buffer_length
+    )
+    rewards = punished if kl_sums is None else rewards_with_kl(punished, kl_sums, settings.kl_coef)
+    group_of_task: dict[str, int] = {}
+    group_ids = torch.tensor([group_of_task.setdefault(e.task.task_id, len(group_of_task)) for e in episodes])
+    advantages = rule.advantages(rewards, group_ids)
+    call_advantages = advantages_by_call(rule.advantages, episodes, rewards - raw, group_ids)
+
+    # Rewards are compared before the KL estimate is subtracted, as its noise makes all of them differ. Dynamic sampling
+    # compares them before any shaping.
+    compared = raw if rule.dynamic_sampling else punished
+    peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
+    compared_by_call = advantages_by_call(rule.advantages, episodes, compared - raw, group_ids)
+    calls_differ = torch.tensor([float(any(by_call.values())) for by_call in compared_by_call])
+    signal = has_signal(compared, peers) | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
+    if rule.dynamic_sampling:
+        advantages = torch.where(signal, advantages, 0.0)
+    return StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal)
+
+
+def advantages_by_call(
+    advantage_function: Callable[[Tensor, Tensor], Tensor],
+    episodes: Sequence[Episode],
+    shaping: Tensor,
+    group_ids: Tensor,
+) -> list[dict[str, float]]:
+    """Return, by call id, the advantages of the calls whose reward differs from that of their episode.
+
+    An agent's reward is compared with the rewards of the same agent in the other episodes of the group; an episode
+    without rewards by agent takes part with its own reward. A call's reward has the advantage that the episode would
+    have with that reward, while the other episodes keep theirs.
+
+    Args:
+        advantage_function: maps (rewards [E], group_ids [E]) to advantages [E].
+        episodes: E episodes with rewards.
+        shaping: [E] float32, added to each episode's reward, and to the rewards of its agents and calls.
+        group_ids: [E] int64, equal for the episodes of one task.
+
+    Returns:
+        One mapping for each episode.
+    """
+    by_call: list[dict[str, float]] = [{} for _ in episodes]
+    for agent in sorted({agent for episode in episodes for agent in episode.agent_rewards}):
+        members = [index for index, e in enumerate(episodes) if not e.agent_rewards or agent in e.agent_rewards]
+        rewards = torch.tensor(
+            [episodes[index].agent_rewards.get(agent, episodes[index].reward) for index in members],
+            dtype=torch.float32,
+        )
+        agent_advantages = advantage_function(rewards + shaping[members], group_ids[members])
+        for index, advantage in zip(members, agent_advantages.tolist(), strict=True):
+            if episodes[index].agent_rewards:
+                calls = [call.call_id for call in episodes[index].calls if call.agent_name == agent]
+                by_call[index].update(dict.fromkeys(calls, advantage))
+    episode_rewards = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32) + shaping
+    for index, episode in enumerate(episodes):
+        by_reward: dict[float, float] = {}
+        for call in () if episode.agent_rewards else episode.calls:
+            if call.reward is None:
+                continue
+            if call.reward not in by_reward:
+                rewards = episode_rewards.clone()
+                rewards[index] = call.reward + shaping[index]
+                by_reward[call.reward] = float(advantage_function(rewards, group_ids)[index])
+            by_call[index][call.call_id] = by_reward[call.reward]
+    return by_call
+
+
+def uses_kl_loss(config: AstunerConfig) -> bool:
+    """Return whether the loss has a KL term to the starting model."""
+    return config.trainer_common.use_kl_loss and config.trainer_common.kl_loss_coef > 0
+
+
+def has_gradient(config: AstunerConfig, rows: Sequence[TrainingRow]) -> bool:
+    """Return whether the loss of a mini-batch has a gradient; without KL, some advantage must not be 0."""
+    return uses_kl_loss(config) or any(row.has_advantage for row in rows)
+
+
+def shuffle_seed(config: AstunerConfig, step: int) -> str:
+    """Return the seed that shuffles a step's mini-batches."""
+    return f"{config.trainer_common.seed}|mini-batches|{step}"
+
+
+def check_logprob_gap(difference: float, dtype: torch.dtype, when: str) -> None:
+    """Check that the engine samples with the trained weights.
+
+    Args:
+        difference: mean absolute difference between the logprobs of the sampler and of the trainer, nats a token.
+        dtype: the dtype that the model computes in.
+        when: the moment of the check, for the message.
+
+    Raises:
+        BackboneError: the difference is too large to be rounding, or NaN.
+    """
+    limit = _MAX_LOGPROB_DIFFERENCE[dtype]
+    if not difference <= limit:
+        raise BackboneError(
+            f"{when}: the logprobs of the rollout and of the trainer differ by {difference:.3g} nats a token on "
+            f"average (rounding explains at most {limit}): the engine did not sample with the trained weights, or "
+            "sampled in another precision. Set model.dtype: float32; if the difference remains, please report it"
+        )

@@ -1,0 +1,43 @@
+"""Write the table of docs/en/algorithms.md: `python -m astuner.algorithms.reference docs/en/algorithms.md`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from astuner.config.algorithms import ALGORITHMS
+from astuner.config.reference import table, update_page
+
+_HEADER = (
+    "`adv_estimator`",
+    "advantage of an episode",
+    "`norm_adv_by_std`",
+    "loss of a token",
+    "`clip_ratio_low`",
+    "`clip_ratio_high`",
+    "`loss_agg_mode`",
+    "paper",
+)
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    for name, spec in ALGORITHMS.items():
+        rule = spec.reinforcement
+        papers = re.findall(r"arXiv:(\d+\.\d+)", spec.citation)
+        yield (
+            f"`{name}`",
+            "–" if rule is None else rule.advantage.formula,
+            "–" if rule is None else str(rule.norm_adv_by_std).lower(),
+            "cross entropy" if rule is None else rule.loss.formula,
+            *(("–", "–") if rule is None or rule.clip is None else map(str, rule.clip)),
+            f"`{spec.loss_agg_mode}`",
+            f"[{papers[0]}](https://arxiv.org/abs/{papers[0]})",
+        )
+
+
+PARTS = {"algorithms": lambda: table(_HEADER, _rows())}
+
+if __name__ == "__main__":
+    update_page(Path(sys.argv[1]), PARTS)

@@ -1,0 +1,90 @@
+"""The configured algorithm, with the values that its paper states where the configuration has null."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from astuner.algorithms import advantages, policy_loss
+from astuner.algorithms.policy_loss import NO_CLIP, ClipRange, PolicyBatch, PolicyLoss
+from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode, ReinforcementSpec
+from astuner.config.trainer import AlgorithmConfig
+
+AdvantageFunction = Callable[[Tensor, Tensor, bool], Tensor]
+LossFunction = Callable[[PolicyBatch, ClipRange], PolicyLoss]
+
+
+@dataclass(frozen=True, slots=True)
+class ReinforcementRule:
+    """The advantage estimator and the policy loss of an algorithm.
+
+    Attributes:
+        advantage_function: maps (rewards [E], group_ids [E], by_std) to advantages [E], for the E episodes of a step.
+        loss_function: maps a `PolicyBatch` and a `ClipRange` to a `PolicyLoss`.
+        clip: bounds of the probability ratio; `NO_CLIP` if the algorithm has none.
+        norm_adv_by_std: whether advantages are divided by a standard deviation.
+        compares_group: whether rewards are compared within a group only; otherwise, with all episodes of the step.
+        dynamic_sampling: whether groups without reward variance are left out (see `has_signal`).
+    """
+
+    advantage_function: AdvantageFunction
+    loss_function: LossFunction
+    clip: ClipRange
+    norm_adv_by_std: bool
+    compares_group: bool
+    dynamic_sampling: bool
+
+    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+        """Return the advantage of each episode.
+
+        Args:
+            rewards: [E] float, after reward shaping, of ALL episodes of the training step.
+            group_ids: [E] int64, equal for the episodes of one task.
+
+        Returns:
+            [E] float32.
+        """
+        return self.advantage_function(rewards, group_ids, self.norm_adv_by_std)
+
+    def policy_loss(self, batch: PolicyBatch) -> PolicyLoss:
+        """Return the token losses and metrics of one micro-batch."""
+        return self.loss_function(batch, self.clip)
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """A configured algorithm.
+
+    Attributes:
+        name: its name in the configuration.
+        loss_agg_mode: how token losses become one number (see `aggregate`).
+        rule: rewards to policy loss; None for supervised training.
+    """
+
+    name: AlgorithmName
+    loss_agg_mode: LossAggMode
+    rule: ReinforcementRule | None
+
+
+def resolve(config: AlgorithmConfig) -> Algorithm:
+    """Return the configured algorithm; keys that are null take the values of its paper."""
+    spec = ALGORITHMS[config.adv_estimator]
+    rule = None if spec.reinforcement is None else _rule(spec.reinforcement, config)
+    return Algorithm(config.adv_estimator, config.loss_agg_mode or spec.loss_agg_mode, rule)
+
+
+def _rule(spec: ReinforcementSpec, config: AlgorithmConfig) -> ReinforcementRule:
+    low, high = (NO_CLIP.low, NO_CLIP.high) if spec.clip is None else spec.clip
+    return ReinforcementRule(
+        advantage_function=getattr(advantages, spec.advantage.function),
+        loss_function=getattr(policy_loss, spec.loss.function),
+        clip=ClipRange(
+            low if config.clip_ratio_low is None else config.clip_ratio_low,
+            high if config.clip_ratio_high is None else config.clip_ratio_high,
+        ),
+        norm_adv_by_std=spec.norm_adv_by_std if config.norm_adv_by_std is None else config.norm_adv_by_std,
+        compares_group=spec.advantage.compares_group,
+        dynamic_sampling=spec.dynamic_sampling,
+    )

@@ -1,0 +1,129 @@
+"""Training rows: the samples of the context tracker with the advantages of their calls, for every trainer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from astuner.algorithms import sample_scales
+from astuner.config.algorithms import LossAggMode
+from astuner.schema import Sample
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """One token sequence to train on; all per-token sequences have length N.
+
+    Attributes:
+        token_ids: N token ids.
+        train_counts: N counts: how often each token is trained; 0 for context.
+        logprobs: N log-probabilities from the sampler; empty for transcripts.
+        old_logprobs: N log-probabilities that replace `logprobs` in the probability ratio; empty to use `logprobs`.
+        calls: (start, end) of the completion of each LLM call; empty for transcripts.
+        call_ids: the ids of those calls.
+        advantages: the advantages of those calls; empty until they are assigned.
+        episode: index of the row's episode in its batch.
+        sample: index of the row's sample in its episode.
+    """
+
+    token_ids: Sequence[int] | NDArray[np.int32]
+    train_counts: Sequence[int] | NDArray[np.int32]
+    logprobs: Sequence[float] = ()
+    old_logprobs: Sequence[float] = ()
+    calls: Sequence[tuple[int, int]] = ()
+    call_ids: Sequence[str] = ()
+    advantages: Sequence[float] = ()
+    episode: int = 0
+    sample: int = 0
+
+    @staticmethod
+    def from_sample(sample: Sample, episode: int, index: int = 0) -> TrainingRow:
+        """Return the row of a sample, which must not be a tree.
+
+        Args:
+            sample: the sample.
+            episode: index of its episode in the batch.
+            index: index of the sample in the episode.
+        """
+        assert sample.parents is None
+        return TrainingRow(
+            sample.token_ids,
+            sample.train_counts,
+            sample.logprobs,
+            calls=[(span.start, span.end) for span in sample.spans],
+            call_ids=[span.call_id for span in sample.spans],
+            episode=episode,
+            sample=index,
+        )
+
+    def with_advantages(self, episode_advantage: float, call_advantages: Mapping[str, float]) -> TrainingRow:
+        """Return the row with the advantages of its calls.
+
+        Args:
+            episode_advantage: the advantage of calls that are not in `call_advantages`.
+            call_advantages: advantages by call id.
+        """
+        advantages = [call_advantages.get(call_id, episode_advantage) for call_id in self.call_ids]
+        return replace(self, advantages=advantages)
+
+    @property
+    def has_advantage(self) -> bool:
+        """Whether any of its calls has an advantage other than 0."""
+        return any(self.advantages)
+
+
+def prompt_length(sample: Sample) -> int:
+    """Return the number of tokens before the first trained token. It is at least 1, because no prompt is empty."""
+    return min(span.start for span in sample.spans)
+
+
+def token_advantages(rows: Sequence[TrainingRow], length: int) -> Tensor:
+    """Return the advantage of each token, [rows, length] float32, 0 outside the calls.
+
+    Calls that share a token have the same reward (see `build_samples`), and therefore the same advantage.
+    """
+    table = torch.zeros((len(rows), length))
+    for index, row in enumerate(rows):
+        for (start, end), advantage in zip(row.calls, row.advantages, strict=False):
+            table[index, start:end] = advantage
+    return table
+
+
+def mini_batches(rows: Sequence[TrainingRow], count: int, seed: str) -> list[list[int]]:
+    """Shuffle the episodes and deal them into `count` mini-batches, or fewer if there are fewer episodes.
+
+    Returns:
+        The indices of the rows of each mini-batch, in ascending order. The rows of an episode stay together.
+    """
+    episodes = sorted({row.episode for row in rows})
+    count = min(count, len(episodes))
+    random.Random(seed).shuffle(episodes)
+    mini_batch_of = {episode: index % count for index, episode in enumerate(episodes)}
+    batches: list[list[int]] = [[] for _ in range(count)]
+    for index, row in enumerate(rows):
+        batches[mini_batch_of[row.episode]].append(index)
+    return batches
+
+
+def row_scales(rows: Sequence[TrainingRow], mode: LossAggMode, max_response_length: int) -> Tensor:
+    """Return the factors that turn the rows' `train_counts` into token weights (see `sample_scales`).
+
+    Args:
+        rows: all rows of a mini-batch.
+        mode: how token losses become one number.
+        max_response_length: tokens.
+
+    Returns:
+        [rows] float32.
+
+    Raises:
+        BackboneError: no token of the mini-batch is trained.
+    """
+    trained = torch.tensor([sum(row.train_counts) for row in rows])
+    return sample_scales(trained, torch.tensor([row.episode for row in rows]), mode, max_response_length)

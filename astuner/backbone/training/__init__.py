@@ -1,0 +1,1 @@
+"""The training loop and the other parts that all training backbones share."""

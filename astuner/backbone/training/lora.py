@@ -1,0 +1,56 @@
+"""Low-rank adapters on a causal language model (LoRA: Hu et al. 2021, arXiv:2106.09685)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from astuner.config.rollout import LoraConfig
+from astuner.errors import ModelError
+
+TINKER_ALPHA = 32
+"""The `alpha` of Tinker, which its clients cannot set ("LoRA Without Regret", Schulman et al. 2025)."""
+
+
+def with_lora(base: Any, lora: LoraConfig) -> Any:
+    """Return a transformers model with LoRA adapters. The weights of the base model are frozen.
+
+    Raises:
+        ModelError: the model lacks the target modules.
+    """
+    from peft import LoraConfig as PeftLora
+    from peft import get_peft_model
+
+    settings = PeftLora(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(base, settings)
+    except ValueError as error:
+        raise ModelError(
+            f"model.lora.target_modules {lora.target_modules!r} does not fit this model: {error}"
+        ) from error
+
+
+@torch.no_grad()
+def merged_weights(model: Any) -> Mapping[str, Tensor]:
+    """Return all weights of a model that `with_lora` returned, adapters merged in, under the base model's names."""
+    base = model.get_base_model()
+    adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
+    weights = {}
+    for name, tensor in base.state_dict().items():
+        layer, is_base, kind = name.rpartition(".base_layer.")
+        if is_base and kind == "weight":
+            # Out of place: merging adapters in and out again would accumulate rounding errors in the weights.
+            delta = adapted[layer].get_delta_weight("default")
+            weights[f"{layer}.weight"] = (tensor.float() + delta.float()).to(tensor.dtype)
+        elif "lora_" not in name:
+            weights[name.replace(".base_layer", "")] = tensor.detach()
+    return weights

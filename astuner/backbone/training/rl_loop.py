@@ -1,0 +1,239 @@
+"""The training loop, which is the same on every backbone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import ClassVar
+
+from loguru import logger
+
+from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.backbone.base import RunContext
+from astuner.backbone.training.checkpoints import write_model
+from astuner.backbone.training.run_state import RunState
+from astuner.backbone.training.schedule import TaskOrder
+from astuner.backbone.training.session import (
+    TrainingSession,
+    batch_request,
+    check_any_succeeded,
+    run_batch,
+    run_validation,
+    write_summary,
+)
+from astuner.config.root import AstunerConfig
+from astuner.debugging.signals import signals_deferred
+from astuner.errors import NoSignalError
+from astuner.run_record import RunSummary, plot_run
+from astuner.schema import Episode
+from astuner.task_rollout.statistics import batch_metrics, tokens_of
+
+_NO_UPDATE = UpdateResult({}, (), signal=False)
+
+
+@dataclass
+class RlLoop:
+    """Trains a model with reinforcement learning on episodes of the training tasks.
+
+    Attributes:
+        context: inputs of the run.
+        session: model, optimizer and engine.
+        state: counters, which a resumed run continues.
+    """
+
+    context: RunContext
+    session: TrainingSession
+    state: RunState = field(default_factory=RunState)
+    _failed_steps: int = field(default=0, init=False)
+    # The (step, validated) pair of `state` in the newest checkpoint.
+    _saved: tuple[int, int | None] | None = field(default=None, init=False)
+
+    # A run that worked before is stopped after this number of consecutive steps in which every episode failed.
+    _MAX_FAILED_STEPS: ClassVar[int] = 3
+
+    @property
+    def config(self) -> AstunerConfig:
+        """The section `astuner` of the configuration."""
+        return self.context.config.astuner
+
+    @cached_property
+    def order(self) -> TaskOrder:
+        """The tasks of each step."""
+        return TaskOrder.from_config(self.config, self.context.run_inputs.tasks.training)
+
+    @cached_property
+    def total_steps(self) -> int:
+        """Number of training steps of the run."""
+        common = self.config.trainer_common
+        return self.order.total_steps(common.total_epochs, common.total_training_steps)
+
+    def run(self) -> RunSummary:
+        """Train from the newest checkpoint, if there is one, and write the model, the plots and the summary.
+
+        Raises:
+            AstunerError: training failed, or a file cannot be written.
+            NoSignalError: the run stopped early for lack of signal; model, plots and summary are written.
+            KeyboardInterrupt: the run was interrupted; a checkpoint is written.
+        """
+        self._restore()
+        try:
+            self._train()
+        except KeyboardInterrupt:
+            with signals_deferred():
+                self._save_interrupted()
+            raise
+        except NoSignalError:
+            self._finish()
+            raise
+        return self._finish()
+
+    def _restore(self) -> None:
+        with self.context.phase("load_model"):
+            progress = self.session.load()
+        if progress is not None:
+            self.state = RunState.load(progress)
+            self.context.record.truncate_after(self.state.step)
+            self._saved = (self.state.step, self.state.validated)
+            logger.info("resuming from the checkpoint of step {}", self.state.step)
+
+    def _train(self) -> None:
+        state, save_freq = self.state, self.config.trainer_common.save_freq
+        self.prepare()
+        if state.step < self.total_steps:
+            logger.info("training: {} steps, {} of them done", self.total_steps, state.step)
+        with self.context.progress.bar("training", self.total_steps, done=state.step) as bar:
+            self._validate_if_due()  # the run may have been interrupted in this validation
+            while state.step < self.total_steps:
+                bar.advance(self.train_step(state.step + 1))
+                self._validate_if_due()
+                if state.step % save_freq == 0 or state.step == self.total_steps:
+                    self._save()
+        if state.validated != state.step:
+            self.validate("validation after")
+        state.after = state.latest
+
+    def prepare(self) -> None:
+        """Sync the engine's weights, and validate the starting model."""
+        state = self.state
+        with self.context.phase("sync_weights"):
+            self.session.sync(state.step)
+        if self.config.trainer_common.val_before_train and state.step == 0:
+            self.validate("validation before")
+            state.before = state.latest
+
+    def train_step(self, step: int) -> str:
+        """Do one training step and return a note for the progress bar.
+
+        Args:
+            step: 1-based.
+        """
+        context, session, state = self.context, self.session, self.state
+        started = time.time()
+
+        # Roll out.
+        request = batch_request(self.config, self.order.batch(step), self.config.rollout.num_repeat, "train", step)
+        episodes = run_batch(context, state, session.roll_out, request, f"step {step}: episodes")
+        rolled_out = time.time()
+        usable = [episode for episode in episodes if episode.status == "ok"]
+        self._failed_steps = 0 if usable else self._failed_steps + 1
+        if not usable and (state.totals.ok == 0 or self._failed_steps == self._MAX_FAILED_STEPS):
+            self._record_episodes(step, episodes, _NO_UPDATE)
+            self._save()
+            check_any_succeeded(episodes)
+
+        # Weights, counters and record change together, so that a checkpoint is always consistent.
+        session.wait_for_update(step)
+        with signals_deferred():
+            # Update and sync weights.
+            result = _NO_UPDATE
+            if usable:
+                with context.phase("update"):
+                    result = session.update(usable, step)
+                with context.phase("sync_weights"):
+                    session.sync(step)
+
+            # Record.
+            state.step = step
+            state.totals.add(episodes)
+            metrics = batch_metrics(episodes) | result.metrics
+            metrics |= {"time/rollout": rolled_out - started, "time/update": time.time() - rolled_out}
+            self._record_episodes(step, episodes, result)
+            metrics["time/step"] = time.time() - started
+            context.record.log_metrics(step, metrics)
+        self._check_signal(result.signal, any_usable=bool(usable))
+        return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
+
+    def validate(self, title: str) -> None:
+        """Measure the model on the validation tasks, if there are any, behind a progress bar named `title`."""
+        run_validation(self.context, self.session, self.state, title)
+
+    def _validate_if_due(self) -> None:
+        state = self.state
+        due = 0 < state.step < self.total_steps and state.step % self.config.trainer_common.test_freq == 0
+        if due and state.validated != state.step:
+            self.validate(f"validation, step {state.step}")
+
+    def _record_episodes(self, step: int, episodes: Sequence[Episode], result: UpdateResult) -> None:
+        """Write the episodes of a step to the record; `result` is in the order of those that could be trained on."""
+        usable = [episode.episode_id for episode in episodes if episode.status == "ok"]
+        advantages = dict(zip(usable, result.advantages, strict=False))
+        updates = dict(zip(usable, result.samples, strict=False))
+        for episode in episodes:
+            name = episode.episode_id
+            self.context.record.write_episode(
+                step, "train", episode, advantages.get(name), tokens_of([episode]), updates.get(name, ())
+            )
+
+    def _check_signal(self, signal: bool, *, any_usable: bool) -> None:
+        """Warn, or stop the run, when a step has no learning signal.
+
+        Raises:
+            NoSignalError: `no_signal_patience` consecutive steps had none, and `stop_on_no_signal` is set.
+        """
+        state, common = self.state, self.config.trainer_common
+        state.steps_without_signal = 0 if signal else state.steps_without_signal + 1
+        if signal:
+            return
+        steps = state.steps_without_signal
+        if steps < common.no_signal_patience:
+            why = "all episodes of a task have the same reward" if any_usable else "no episode can be trained on"
+            logger.warning("step {}: {}, so there is nothing to learn", state.step, why)
+            return
+        reason = (
+            f"{steps} consecutive steps had no learning signal: every task is always solved or never, or its episodes "
+            "fail. Use easier or harder tasks, more rollout.num_repeat, a higher rollout.temperature, or a reward with "
+            "more than two values"
+        )
+        if common.stop_on_no_signal:
+            raise NoSignalError(f"{reason} (trainer_common.stop_on_no_signal)")
+        logger.warning("{}", reason)
+
+    def _save(self) -> None:
+        """Write a checkpoint of the finished steps, unless the newest one has this state. Defers signals."""
+        state, context = self.state, self.context
+        current = (state.step, state.validated)
+        if state.step == 0 or self._saved == current:
+            return
+        with signals_deferred(), context.phase("save_checkpoint"):
+            if self.session.save(state.step, state.dump(context.started)):
+                self._saved = current
+
+    def _save_interrupted(self) -> None:
+        if self.state.step == 0:
+            logger.warning("interrupted: no step was finished, so there is nothing to resume")
+            return
+        logger.warning("interrupted: saving step {}", self.state.step)
+        self._save()
+        if self._saved is None:
+            logger.warning("there is no checkpoint to resume from")
+        else:
+            logger.warning("run the same command again to resume from the checkpoint of step {}", self._saved[0])
+
+    def _finish(self) -> RunSummary:
+        context = self.context
+        with context.phase("save_checkpoint"):
+            model = write_model(context.record.folder / "model", partial(self.session.save_model, step=self.state.step))
+        plot_run(context.record.folder)
+        return write_summary(context, self.state, str(model))

@@ -1,0 +1,257 @@
+"""The user's inputs of a run, loaded and checked: workflow, tasks, judge, model path and tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from astuner.config.data import TaskJudgeConfig
+from astuner.config.root import AstunerConfig
+from astuner.debugging.breakpoints import has_breakpoints
+from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
+from astuner.plugin import load_class, load_function, raised_at
+from astuner.schema import TaskSet
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_reader import read_tasks
+from astuner.task_rollout import ActiveEpisodes, TaskRollout
+from astuner.task_runner import TaskRunner
+from astuner.workflow import Workflow
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """The user's inputs of a run.
+
+    Attributes:
+        tasks: training and validation tasks.
+        model_path: a local folder or a Hugging Face name.
+        tokenizer: the tokenizer of that model.
+        codec: converts messages to token ids and back.
+        workflow: the workflow class; None for supervised training.
+        judge: the judge; None if the workflow returns its reward.
+        search: absolute folders that are searched for the user's code and for relative paths.
+    """
+
+    tasks: TaskSet
+    model_path: str
+    tokenizer: Any
+    codec: ChatCodec
+    workflow: type[Workflow] | None
+    judge: BaseJudge | None
+    search: tuple[Path, ...] = ()
+
+    def rollout(self, config: AstunerConfig, engine: LlmEngine, active_episodes: ActiveEpisodes) -> TaskRollout:
+        """Return a rollout that runs episodes on `engine` and registers them in `active_episodes`."""
+        if self.workflow is None:
+            raise ConfigError("rollout.agentscope_workflow is not set; set it to the agent, `package.module->Class`")
+        runner = TaskRunner(
+            workflow=self.workflow,
+            judge=self.judge,
+            engine=engine,
+            codec=self.codec,
+            episode_timeout=config.rollout.episode_timeout,
+            judge_timeout=config.task_judge.timeout,
+            max_samples=config.rollout.multi_turn.max_sample_per_task,
+            targets=_targets(config),
+            merge="none" if config.update.pack == "none" else "leaf",
+            madness_reward=config.rollout.agent_madness_reward,
+            judge_inline=runs_inline(config),
+        )
+        is_debug = config.backbone == "debug"
+        return TaskRollout(
+            runner,
+            workers=config.debug.debug_max_parallel if is_debug else config.rollout.max_env_worker,
+            max_retries=config.rollout.max_retries,
+            in_main_thread=runs_inline(config),
+            running=active_episodes,
+        )
+
+
+def _targets(config: AstunerConfig) -> Targets:
+    """Return which agents of the workflow are trained, and the models of the agents that are not trained.
+
+    Raises:
+        ConfigError: the environment variable of an endpoint's key is not set.
+    """
+    frozen = {}
+    for tag, model in config.rollout.frozen_models.items():
+        key = api_key(f"rollout.frozen_models.{tag}.api_key_env", model.api_key_env)
+        # The client requires a key even if the endpoint does not.
+        frozen[tag] = FrozenModel(model.model, model.base_url, key or "none")
+    trainable = config.rollout.trainable_targets
+    return Targets(None if trainable is None else tuple(trainable), frozen)
+
+
+def api_key(setting: str, variable: str | None) -> str | None:
+    """Return the value of the environment variable that `setting` names; None if it names no variable.
+
+    Raises:
+        ConfigError: the variable is not set or empty.
+    """
+    key = os.environ.get(variable) if variable else None
+    if variable and not key:
+        raise ConfigError(
+            f"{setting} names the environment variable {variable}, which is not set; export it, or remove api_key_env "
+            "if the server needs no key"
+        )
+    return key
+
+
+def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None = None) -> RunInputs:
+    """Load the user's inputs. Cheap checks run before slow steps.
+
+    Args:
+        config: the resolved configuration.
+        config_dir: the YAML's folder.
+        model: a model to use instead of `model.path`.
+
+    Raises:
+        AstunerError: an input cannot be loaded.
+    """
+    search = (Path.cwd(), config_dir.absolute())
+    workflow, judge = _load_agent(config, search)
+    supervised = config.trainer_common.algorithm.adv_estimator == "sft"
+    tasks = read_tasks(config.task_reader, base_dir=config_dir, search=search, transcripts=supervised)
+    path = model_path(model, "--model", search) if model else model_path(config.model.path, "model.path", search)
+    tokenizer = load_tokenizer(path)
+    codec = ChatCodec(tokenizer, config.model.renderer)
+    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search)
+
+
+def load_agent_inputs(config: AstunerConfig, search: Sequence[Path], model_path: str) -> RunInputs:
+    """Load the inputs that a worker process needs to run episodes: all except the tasks.
+
+    Args:
+        config: the resolved configuration.
+        search, model_path: as in the `RunInputs` of the main process.
+
+    Raises:
+        AstunerError: an input cannot be loaded.
+    """
+    workflow, judge = _load_agent(config, search)
+    tokenizer = load_tokenizer(model_path)
+    codec = ChatCodec(tokenizer, config.model.renderer)
+    return RunInputs(TaskSet((), ()), model_path, tokenizer, codec, workflow, judge, tuple(search))
+
+
+def _load_agent(config: AstunerConfig, search: Sequence[Path]) -> tuple[type[Workflow] | None, BaseJudge | None]:
+    """Return the workflow and the judge, each if configured; supervised training has neither."""
+    workflow = judge = None
+    if config.trainer_common.algorithm.adv_estimator == "sft":
+        return None, None
+    if config.rollout.agentscope_workflow:
+        workflow = load_class(config.rollout.agentscope_workflow, Workflow, search=search)  # type: ignore[type-abstract]
+    if config.task_judge.judge_protocol:
+        judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
+    return workflow, judge
+
+
+def runs_inline(config: AstunerConfig) -> bool:
+    """Return whether episodes run one at a time in the main thread, so that a debugger stops the whole run."""
+    return config.backbone == "debug" and (has_breakpoints() or config.debug.debug_max_parallel == 1)
+
+
+def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
+    """Return the settings of the LLM calls of a training or validation episode."""
+    rollout, val = config.rollout, config.rollout.val_kwargs
+    temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
+    if validation:
+        temperature, top_p, top_k = (val.temperature if val.do_sample else 0.0), val.top_p, val.top_k
+    return CallSettings(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=rollout.max_response_length_in_one_turn,
+        max_model_len=rollout.max_model_len,
+        max_prompt_length=config.data.max_prompt_length,
+        max_response_length=config.data.max_response_length,
+        max_calls=rollout.multi_turn.max_steps,
+        disable_tools=rollout.agentscope_disable_toolcalls,
+        madness_checklist=tuple(rollout.compute_madness_checklist),
+        madness_ends_episode=rollout.agent_madness_termination,
+    )
+
+
+def validation_repeats(config: AstunerConfig) -> int:
+    """Return the number of validation episodes per task."""
+    return max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)
+
+
+def _make_judge(path: str, config: TaskJudgeConfig, search: Sequence[Path]) -> BaseJudge:
+    """Create the judge of class `path`.
+
+    Raises:
+        PluginError: the class cannot be loaded or created.
+    """
+    judge_class = load_class(path, BaseJudge, search=search)  # type: ignore[type-abstract]
+    try:
+        return judge_class(config)
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"task_judge.judge_protocol `{path}` could not be created from its configuration section: "
+            f"{type(error).__name__}: {error} (at {raised_at(error)})"
+        ) from error
+
+
+def model_path(path: str, key: str, search: Sequence[Path]) -> str:
+    """Return the folder or Hugging Face name of a model.
+
+    Args:
+        path: a folder, a Hugging Face name, or `package.module->function`, a function that returns a folder.
+        key: the configuration key or option that has `path`, for messages.
+        search: folders in which relative paths are searched.
+
+    Raises:
+        ModelError: a local path does not exist, or contains no model.
+        PluginError: the function cannot be loaded.
+    """
+    if "->" in path:
+        return str(_checked_folder(_call_folder_function(path, search), f"{path} returned"))
+    relative = Path(path).expanduser()
+    local = next((match for folder in search if (match := folder / relative).exists()), None)
+    if local is None and path.startswith(("/", ".", "~")):
+        raise ModelError(f"{key} is {path!r}, which does not exist; {_folder_hint(relative, search)}")
+    if local is None:
+        logger.info("{} {!r} is not a local folder; loading it from Hugging Face", key, path)
+        return path
+    folder = _checked_folder(local, f"{key} is")
+    return str(relative) if (Path.cwd() / relative).exists() else str(folder)
+
+
+def _call_folder_function(path: str, search: Sequence[Path]) -> Path:
+    function = load_function(path, search=search)
+    try:
+        return Path(function())
+    except AstunerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"model.path {path!r} did not return a folder: {type(error).__name__}: {error} (at {raised_at(error)})"
+        ) from error
+
+
+def _folder_hint(path: Path, search: Sequence[Path]) -> str:
+    """Return the end of an error message: the expected folder, and a folder with a similar name."""
+    parents = [parent for folder in search if (parent := (folder / path).parent).is_dir()]
+    names = [entry.name for parent in parents for entry in parent.iterdir() if entry.is_dir()]
+    matches = get_close_matches(path.name, names, 1)
+    hint = f"; did you mean {str(path.with_name(matches[0]))!r}?" if matches else ""
+    return f"a folder in transformers' format is expected{hint}"
+
+
+def _checked_folder(folder: Path, subject: str) -> Path:
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        raise ModelError(f"{subject} {str(folder)!r}, which {kind}; a folder in transformers' format is expected")
+    if not (folder / "config.json").exists():
+        contents = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+        raise ModelError(f"{subject} {str(folder)!r}, which is no model: it has no config.json but contains {contents}")
+    return folder

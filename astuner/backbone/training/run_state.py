@@ -1,0 +1,87 @@
+"""The counters of a run, which are saved in its checkpoints."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from astuner.run_record import (
+    EpisodesSummary,
+    RunSummary,
+    TokensSummary,
+    ValidationsSummary,
+    ValidationSummary,
+)
+from astuner.schema import TokenCounts
+from astuner.task_rollout.statistics import RunTotals, ValidationResult
+
+
+@dataclass
+class RunState:
+    """Counters that a resumed run continues.
+
+    Attributes:
+        step: finished training steps.
+        seconds_before: duration of the earlier processes of this run.
+        first_reward_seconds: seconds from the start of the process to the first scored episode; None before it.
+        before, after: the first and the last validation, as in `RunSummary`.
+        latest: the latest validation.
+        validated: the step of the latest validation; None if there was none.
+        totals: sums over the training episodes.
+        steps_without_signal: number of consecutive steps without learning signal, up to the current one.
+    """
+
+    step: int = 0
+    seconds_before: float = 0.0
+    first_reward_seconds: float | None = None
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
+    latest: dict[str, Any] | None = None
+    validated: int | None = None
+    totals: RunTotals = field(default_factory=RunTotals)
+    steps_without_signal: int = 0
+
+    def dump(self, started: float) -> dict[str, Any]:
+        """Return the counters as plain values, for a checkpoint."""
+        return {**asdict(self), "seconds_before": self.seconds(started)}
+
+    @staticmethod
+    def load(values: dict[str, Any]) -> RunState:
+        """Restore a state from the values that `dump` returned."""
+        totals = values["totals"]
+        return RunState(**{**values, "totals": RunTotals(**{**totals, "tokens": TokenCounts(**totals["tokens"])})})
+
+    def seconds(self, started: float) -> float:
+        """Return the duration of the run in seconds, including earlier processes."""
+        return self.seconds_before + time.time() - started
+
+    def summary(self, *, backbone: str, seed: int, started: float, model: str | None) -> RunSummary:
+        """Return the content of `summary.json`."""
+        totals = self.totals
+        return RunSummary(
+            backbone=backbone,
+            seed=seed,
+            steps=self.step,
+            seconds=round(self.seconds(started), 3),
+            validation=ValidationsSummary(before=_validation(self.before), after=_validation(self.after)),
+            first_reward_seconds=self.first_reward_seconds,
+            tokens=TokensSummary(**asdict(totals.tokens)),
+            episodes=EpisodesSummary(ok=totals.ok, failed=totals.failed, dropped=totals.dropped),
+            model=model,
+        )
+
+
+def validation_entry(result: ValidationResult) -> dict[str, Any]:
+    """Return a validation as plain values, as in `RunSummary`. Rates are None if no episode was scored."""
+    is_scored = result.episodes > 0
+    return {
+        "success_rate": result.success_rate if is_scored else None,
+        "reward": result.reward if is_scored else None,
+        "episodes": result.episodes,
+        "pass_at_k": {str(k): value for k, value in result.pass_at_k.items()} or None,
+    }
+
+
+def _validation(entry: dict[str, Any] | None) -> ValidationSummary | None:
+    return None if entry is None else ValidationSummary(**entry)

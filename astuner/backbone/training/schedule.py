@@ -1,0 +1,66 @@
+"""Task order and learning rate. They depend on the configuration and the step only, so resuming needs no state."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from astuner.config.root import AstunerConfig
+from astuner.config.trainer import OptimConfig
+from astuner.schema import Task
+
+
+@dataclass(frozen=True)
+class TaskOrder:
+    """Batches of tasks, epoch after epoch; the last batch of an epoch may be smaller.
+
+    Attributes:
+        tasks: all training tasks.
+        batch_size: tasks per step.
+        seed: shuffles each epoch differently; None keeps the order of the data.
+    """
+
+    tasks: Sequence[Task]
+    batch_size: int
+    seed: int | None
+
+    @staticmethod
+    def from_config(config: AstunerConfig, tasks: Sequence[Task]) -> TaskOrder:
+        """Return the configured order of the training tasks."""
+        seed = config.trainer_common.seed if config.data.shuffle else None
+        return TaskOrder(tasks, config.data.train_batch_size, seed)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches in one pass over the tasks."""
+        return math.ceil(len(self.tasks) / self.batch_size)
+
+    def total_steps(self, epochs: int, limit: int | None) -> int:
+        """Return the number of steps of a run."""
+        steps = self.steps_per_epoch * epochs
+        return steps if limit is None else min(steps, limit)
+
+    def batch(self, step: int) -> list[Task]:
+        """Return the tasks of training step `step` (1-based)."""
+        epoch, index = divmod(step - 1, self.steps_per_epoch)
+        order = list(range(len(self.tasks)))
+        if self.seed is not None:
+            random.Random(f"{self.seed}|epoch|{epoch}").shuffle(order)
+        start = index * self.batch_size
+        return [self.tasks[i] for i in order[start : start + self.batch_size]]
+
+
+def learning_rate(config: OptimConfig, total_steps: int, step: int) -> float:
+    """Return the learning rate of training step `step` (1-based): linear warm-up, then the schedule."""
+    if step <= config.lr_warmup_steps:
+        return config.lr * step / (config.lr_warmup_steps + 1)
+    span = max(total_steps - config.lr_warmup_steps, 1)
+    done = min((step - 1 - config.lr_warmup_steps) / span, 1.0)
+    shape = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[config.lr_scheduler]
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * shape)

@@ -1,0 +1,227 @@
+"""Parts that training and evaluation share: running batches of episodes, validating and writing the summary."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.backbone.base import RunContext
+from astuner.backbone.training.run_inputs import call_settings, validation_repeats
+from astuner.backbone.training.run_state import RunState, validation_entry
+from astuner.config.root import AstunerConfig
+from astuner.debugging.signals import signals_deferred
+from astuner.errors import BackboneError
+from astuner.run_record import RunSummary
+from astuner.schema import Episode, Task
+from astuner.task_rollout import BatchRequest, OnEpisode, Split
+from astuner.task_rollout.statistics import tokens_of, validation_result
+
+RollOut = Callable[[BatchRequest, OnEpisode, OnEpisode], list[Episode]]
+"""Runs the episodes of a request; see `TrainingSession.roll_out`."""
+
+
+class TrainingSession(Protocol):
+    """A model, the optimizer that trains it and the engine that samples from it.
+
+    Each backbone implements it once. The training loop and the evaluation use a backbone through this interface only.
+    """
+
+    def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        """Run episodes and return them by task and then repeat.
+
+        Failed episodes are included, with their reason. An episode that was retried is preceded by its failed attempts.
+
+        Args:
+            request: the episodes to run.
+            on_episode: called in this thread with each finished episode.
+            on_attempt: called in this thread with each finished episode and each failed attempt that is retried.
+
+        Raises:
+            ModelError: the engine failed. To a workflow, a broken engine looks like an episode that failed.
+        """
+        ...
+
+    def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
+        """Update the weights.
+
+        Args:
+            episodes: the episodes of training step `step` that have a reward and samples.
+            step: 1-based.
+
+        Raises:
+            BackboneError: the engine did not sample with the trained weights, or the gradient is not finite.
+        """
+        ...
+
+    def sync(self, step: int) -> None:
+        """Make the engine sample with the weights as they are after `step` training steps.
+
+        Called once before the first rollout, and after each update.
+        """
+        ...
+
+    def save(self, step: int, progress: dict[str, Any]) -> bool:
+        """Write the checkpoint of `step`; return False if this step has no weights that could be saved.
+
+        Args:
+            step: the number of finished training steps.
+            progress: the state of the loop, as plain values.
+
+        Raises:
+            RecordError: the checkpoint cannot be written.
+        """
+        ...
+
+    def load(self) -> dict[str, Any] | None:
+        """Restore the newest checkpoint and return its progress, or None if there is no checkpoint.
+
+        Raises:
+            RecordError: the checkpoint cannot be read.
+        """
+        ...
+
+    def save_model(self, folder: Path, step: int) -> None:
+        """Write the model after `step` training steps as a Hugging Face folder, with adapters merged."""
+        ...
+
+    # Hooks for backbones whose rollout and update run asynchronously, in other processes.
+
+    def wait_for_update(self, step: int) -> None:
+        """Wait until `update(..., step)` can return immediately. A signal can interrupt this wait, but not `update`."""
+        return
+
+    def validation(self, step: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the engine samples validation episodes with the weights after `step` steps."""
+        return contextlib.nullcontext()
+
+
+def batch_request(
+    config: AstunerConfig, tasks: Sequence[Task], repeats: int, split: Split, step: int, seed: int | None = None
+) -> BatchRequest:
+    """Return the request for `repeats` episodes of each task; `seed` defaults to `trainer_common.seed`."""
+    return BatchRequest(
+        tasks=tasks,
+        repeats=repeats,
+        split=split,
+        step=step,
+        seed=config.trainer_common.seed if seed is None else seed,
+        settings=call_settings(config, validation=split == "val"),
+    )
+
+
+def run_batch(
+    context: RunContext,
+    state: RunState,
+    roll_out: RollOut,
+    request: BatchRequest,
+    title: str,
+    on_attempt: OnEpisode = lambda _: None,
+) -> list[Episode]:
+    """Run the episodes of `request` behind a progress bar that shows their mean reward, and return them."""
+    rewards: list[float] = []
+    with (
+        context.phase("validation" if request.split == "val" else "rollout"),
+        context.progress.bar(title, len(request.tasks) * request.repeats) as bar,
+    ):
+
+        def on_episode(episode: Episode) -> None:
+            if episode.reward is not None:
+                rewards.append(episode.reward)
+                if state.first_reward_seconds is None:
+                    state.first_reward_seconds = time.time() - context.started
+            bar.advance(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "")
+
+        return roll_out(request, on_episode, on_attempt)
+
+
+def run_validation(context: RunContext, session: TrainingSession, state: RunState, title: str) -> None:
+    """Run the validation tasks, if there are any; write episodes and metrics to the record and the result to `state`.
+
+    Raises:
+        BackboneError: no episode of the run has been scored so far.
+    """
+    config, tasks, step = context.config.astuner, context.run_inputs.tasks.validation, state.step
+    if not tasks:
+        return
+    started = time.time()
+    request = batch_request(config, tasks, validation_repeats(config), "val", step)
+    with session.validation(step):
+        episodes = run_batch(context, state, session.roll_out, request, title)
+        result = validation_result(episodes, config.trainer_common.val_pass_n)
+        with signals_deferred():
+            for episode in episodes:
+                context.record.write_episode(step, "val", episode, tokens=tokens_of([episode]))
+            if state.totals.ok == 0:
+                check_any_succeeded(episodes)
+            metrics = {
+                "val/reward": result.reward,
+                "val/success_rate": result.success_rate,
+                "val/episodes": result.episodes,
+                "val/lost": result.lost,
+                "time/validation": time.time() - started,
+            }
+            metrics |= {f"val/pass@{k}": value for k, value in result.pass_at_k.items()}
+            context.record.log_metrics(step, metrics)
+            state.latest = validation_entry(result)
+            state.validated = step
+
+
+def evaluate(context: RunContext, session: TrainingSession) -> RunSummary:
+    """Validate the model without training, and write the summary."""
+    state = RunState()
+    session.sync(0)
+    run_validation(context, session, state, "validation")
+    state.after = state.latest
+    return write_summary(context, state, context.run_inputs.model_path)
+
+
+def dry_run(
+    context: RunContext, roll_out: RollOut, split: Split, state: RunState | None = None, seed: int | None = None
+) -> list[Episode]:
+    """Run the episodes of the first `debug.debug_first_n_tasks` tasks, as a training step or a validation would.
+
+    Each episode is recorded as soon as it has finished, so that the viewer shows it and an interrupted run keeps it.
+    """
+    config, tasks = context.config.astuner, context.run_inputs.tasks
+    validation = split == "val"
+    step = 0 if validation else 1
+    first_tasks = (tasks.validation if validation else tasks.training)[: config.debug.debug_first_n_tasks]
+    repeats = config.rollout.val_kwargs.num_repeat if validation else config.rollout.num_repeat
+    request = batch_request(config, first_tasks, repeats, split, step, seed)
+
+    def on_attempt(episode: Episode) -> None:
+        context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
+        context.on_episode(episode)
+
+    return run_batch(context, state or RunState(), roll_out, request, "dry run", on_attempt)
+
+
+def check_any_succeeded(episodes: Sequence[Episode]) -> None:
+    """Stop the run if every episode failed: that is a bug in workflow, judge or data, which more steps cannot fix.
+
+    Raises:
+        BackboneError: with the first episode's reason.
+    """
+    if not any(episode.status == "ok" for episode in episodes):
+        raise BackboneError(
+            f"all {len(episodes)} episodes failed, so there is nothing to learn from. The first: "
+            f"[{episodes[0].error_kind}] {episodes[0].error}"
+        )
+
+
+def write_summary(context: RunContext, state: RunState, model: str | None) -> RunSummary:
+    """Write `summary.json` and return it; `model` is the folder or the name of the tuned or evaluated model."""
+    config = context.config.astuner
+    debug = config.backbone == "debug"
+    summary = state.summary(
+        backbone=config.backbone,
+        seed=config.debug.debug_vllm_seed if debug else config.trainer_common.seed,
+        started=context.started,
+        model=model,
+    )
+    context.record.write_summary(summary)
+    return summary

@@ -1,0 +1,206 @@
+"""The Ray actor through which the launcher and Trinity's processes exchange tasks and events.
+
+Trinity starts its explorer, runners and trainer itself; they look the coordinator up by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+
+from astuner.backbone.training.episode_worker import AgentJob
+from astuner.backbone.training.schedule import TaskOrder
+from astuner.backbone.trinity.events import EpisodeFinished, Event, MetricsLogged
+from astuner.schema import Episode
+from astuner.task_rollout import BatchRequest
+
+_NAME = "astuner-coordinator"
+TRAINER, EXPLORER = "trainer", "explorer"
+"""Trinity's names of its two actors."""
+ROLLOUT_MODEL = f"{EXPLORER}_rollout_model_0_0"
+"""The actor name of Trinity's first rollout model; all rollout models have the same weights."""
+
+
+@dataclass(frozen=True)
+class CoordinatorJob:
+    """Settings that Trinity's processes read from the coordinator.
+
+    Attributes:
+        agent: the job of processes that run episodes.
+        uses_tinker: whether a Tinker service samples; otherwise vLLM does.
+        max_model_len: maximum number of tokens of prompt and completion together.
+        updates: optimiser steps in a training step.
+        runners: number of processes that run episodes.
+    """
+
+    agent: AgentJob
+    uses_tinker: bool
+    max_model_len: int
+    updates: int
+    runners: int
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """The training steps of a run and how far the explorer may run ahead of the trainer.
+
+    Attributes:
+        order: the tasks of each step.
+        request: the request of each batch, without tasks and step.
+        steps_done: training steps done before the run was resumed.
+        last_step: number of the last training step.
+        max_steps_ahead: how many batches may start before the trainer has trained on the one before them.
+        max_staleness: by how many steps the sampling weights may be behind.
+        pause_every: the explorer pauses after every so many steps until `resume_after` is called.
+    """
+
+    order: TaskOrder
+    request: BatchRequest
+    steps_done: int
+    last_step: int
+    max_steps_ahead: int
+    max_staleness: int
+    pause_every: int
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """A batch of episodes for the explorer.
+
+    Attributes:
+        request: the episodes to run.
+        tasks_per_runner: number of tasks that one runner takes at a time.
+        min_version: the oldest weights to sample with, counted in the trainer's own steps.
+        weights_pushed: True if the trainer pushes weights; False if the explorer must pull them.
+    """
+
+    request: BatchRequest
+    tasks_per_runner: int
+    min_version: int
+    weights_pushed: bool = False
+
+
+class Coordinator:
+    """Schedules batches and buffers events for the launcher. All methods run in one event loop."""
+
+    def __init__(self, job: CoordinatorJob) -> None:
+        self._job = job
+        self._schedule: StepSchedule | None = None
+        self._evaluation: BatchRequest | None = None
+        self._events: list[Event] = []
+        self._usable_episodes: dict[int, list[Episode]] = defaultdict(list)
+        self._trained_steps = self._paused_after = 0
+        self._changed = asyncio.Condition()
+
+    async def job(self) -> CoordinatorJob:
+        """Return the settings for Trinity's processes."""
+        return self._job
+
+    async def start_training(self, schedule: StepSchedule) -> None:
+        """Set the schedule, which lets the explorer start."""
+        self._schedule = schedule
+        self._trained_steps = self._paused_after = schedule.steps_done
+        await self._notify_all()
+
+    async def resume_after(self, step: int) -> None:
+        """Let the explorer continue after its pause at `step`."""
+        self._paused_after = step
+        await self._notify_all()
+
+    async def request_evaluation(self, request: BatchRequest) -> None:
+        """Set the batch of the explorer's next evaluation."""
+        self._evaluation = request
+
+    async def evaluation_batch(self) -> TaskBatch:
+        """Return the batch set by `request_evaluation`."""
+        assert self._evaluation is not None
+        return TaskBatch(self._evaluation, self._tasks_per_runner(self._evaluation), 0)
+
+    async def first_step(self) -> int:
+        """Return the number of the first training step to run."""
+        return (self._schedule.steps_done if self._schedule else 0) + 1
+
+    async def training_batch(self, step: int) -> TaskBatch:
+        """Wait until the batch of training step `step` may start, and return it.
+
+        Batches beyond the last step never start, except in `fully_async`: there Trinity delivers a batch's experiences
+        only when later batches start, so that empty batches follow the last one.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._can_start(step))
+        schedule = self._schedule
+        assert schedule is not None
+        tasks = schedule.order.batch(step) if step <= schedule.last_step else ()
+        request = replace(schedule.request, tasks=tasks, step=step)
+        min_step = max(min(step, schedule.last_step) - 1 - schedule.max_staleness, schedule.steps_done)
+        return TaskBatch(
+            request, self._tasks_per_runner(request), min_step * self._job.updates, weights_pushed=self._is_fully_async
+        )
+
+    @property
+    def _is_fully_async(self) -> bool:
+        return self._job.agent.config.asynchrony.sync_style == "fully_async"
+
+    def _tasks_per_runner(self, request: BatchRequest) -> int:
+        """Return a share size that gives every runner tasks, and none more than it can run concurrently."""
+        config = self._job.agent.config
+        if config.asynchrony.over_rollout:
+            return 1  # over_rollout drops whole shares
+        capacity = max(1, config.rollout.max_env_worker // request.repeats)
+        return max(1, min(capacity, math.ceil(len(request.tasks) / self._job.runners)))
+
+    def _can_start(self, step: int) -> bool:
+        schedule = self._schedule
+        if schedule is None:
+            return False
+        if step > schedule.last_step:
+            return self._is_fully_async and step <= schedule.last_step + schedule.max_steps_ahead
+        if step - 1 - self._trained_steps > schedule.max_steps_ahead:
+            return False
+        return (step - 1) // schedule.pause_every * schedule.pause_every <= self._paused_after
+
+    async def post_event(self, event: Event) -> None:
+        """Queue an event for the launcher."""
+        if isinstance(event, EpisodeFinished) and event.split == "train" and event.episode.status == "ok":
+            self._usable_episodes[event.step].append(event.episode)
+        if isinstance(event, MetricsLogged) and event.role == TRAINER:
+            self._trained_steps = max(self._trained_steps, event.step // self._job.updates)
+        self._events.append(event)
+        await self._notify_all()
+
+    async def pop_usable_episodes(self, step: int) -> list[Episode]:
+        """Remove and return the successful episodes of a training step, ordered by task and repeat."""
+        assert self._schedule is not None
+        position = {task.task_id: index for index, task in enumerate(self._schedule.order.batch(step))}
+        episodes = self._usable_episodes.pop(step, [])
+        return sorted(episodes, key=lambda episode: (position[episode.task.task_id], episode.repeat_index))
+
+    async def read_events(self, timeout: float) -> Sequence[Event]:
+        """Return the events since the last call, in order; wait up to `timeout` seconds for the first."""
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._events), timeout)
+            except TimeoutError:
+                return ()
+        events, self._events = self._events, []
+        return events
+
+    async def _notify_all(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def start_coordinator(job: CoordinatorJob) -> Any:
+    """Start the coordinator in this process's Ray namespace and return its handle."""
+    return ray.remote(Coordinator).options(name=_NAME, num_cpus=0, max_concurrency=1000).remote(job)
+
+
+def coordinator() -> Any:
+    """Return the handle of the run's coordinator."""
+    return ray.get_actor(_NAME)

@@ -1,0 +1,182 @@
+"""Classes that Trinity's explorer and its runners load by name: task readers and the workflow that runs episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import ray
+from trinity.buffer.buffer_reader import BufferReader
+from trinity.common.experience import Experience
+from trinity.common.workflows import Task, Workflow
+
+from astuner.backbone.training.episode_worker import BreakpointsReached, EpisodeWorker, LogRecord
+from astuner.backbone.trinity.advantage_fn import empty_experience, experiences
+from astuner.backbone.trinity.coordinator import EXPLORER, ROLLOUT_MODEL, CoordinatorJob, TaskBatch, coordinator
+from astuner.backbone.trinity.engines import RolloutEngine
+from astuner.backbone.trinity.events import EpisodeFinished, EpisodesStarted, ShareFinished, WorkerFailed
+from astuner.errors import AstunerError, BackboneError
+from astuner.schema import Episode
+from astuner.task_rollout import BatchRequest
+
+_POLL_SECONDS = 0.1
+_REQUEST, _FIRST_TASK = "request", "place"
+"""Keys of a Trinity task's `raw_task` and `index`: the share of the batch, and the index of its first task."""
+
+
+class TrainingReader(BufferReader):
+    """Reads the batches of the training steps from the coordinator (`storage_type`)."""
+
+    def __init__(self, config: Any) -> None:
+        self._step: int | None = None
+
+    async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:
+        """Wait until the next step's batch may start, and return its tasks."""
+        if self._step is None:
+            self._step = await coordinator().first_step.remote()
+        batch: TaskBatch = await coordinator().training_batch.remote(self._step)
+        await _update_weights(batch)
+        self._step += 1
+        return _trinity_tasks(batch, is_eval=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state: the coordinator knows the next step."""
+        return {"current_index": 0}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Do nothing: the coordinator knows the next step."""
+
+
+class EvaluationReader(BufferReader):
+    """Reads the batch that the launcher requested, for a validation or a dry run (`storage_type`)."""
+
+    def __init__(self, config: Any) -> None:
+        self._is_read = False
+
+    async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:
+        """Return all tasks on the first call.
+
+        Raises:
+            StopAsyncIteration: on the second call.
+        """
+        if self._is_read:
+            raise StopAsyncIteration
+        self._is_read = True
+        return _trinity_tasks(await coordinator().evaluation_batch.remote(), is_eval=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state: an evaluation is not resumed."""
+        return {"current_index": 0}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Do nothing: an evaluation is not resumed."""
+
+
+async def _update_weights(batch: TaskBatch) -> None:
+    """Update the weights of the explorer (this process) if they are too old for a batch.
+
+    The explorer pulls the newest weights after each step, but they age while it waits for its next batch. In
+    `fully_async` the explorer receives every version, and a second pull would wait for weights already received.
+    """
+    model = ray.get_actor(ROLLOUT_MODEL)
+    # Trinity's version of the base model is -1.
+    while max(await model.get_model_version.remote(), 0) < batch.min_version:
+        if batch.weights_pushed:
+            await asyncio.sleep(_POLL_SECONDS)
+        else:
+            await ray.get_actor(EXPLORER).sync_weight.remote()
+
+
+def _trinity_tasks(batch: TaskBatch, *, is_eval: bool) -> list[Task]:
+    """Return one Trinity task per share of a batch."""
+    request = batch.request
+    tasks = list(request.tasks)
+    return [
+        Task(
+            workflow=EpisodeWorkflow,
+            repeat_times=request.repeats,
+            raw_task={_REQUEST: replace(request, tasks=tasks[start : start + batch.tasks_per_runner])},
+            is_eval=is_eval,
+            index={_FIRST_TASK: start},
+        )
+        for start in range(0, len(tasks), batch.tasks_per_runner)
+    ]
+
+
+class EpisodeWorkflow(Workflow):
+    """Runs the episodes of a share concurrently, with the code of the local backbone (`default_workflow_type`)."""
+
+    is_async = True
+    can_repeat = True
+
+    _repeats, _first_repeat = 1, 0
+
+    def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
+        """Set the number of episodes per task, and the repeat index of the first of these episodes."""
+        self._repeats, self._first_repeat = repeat_times, run_id_base
+
+    async def run_async(self) -> list[Experience]:
+        """Run the episodes, report them to the launcher, and return the experiences of those with a reward."""
+        share: BatchRequest = self.task.raw_task[_REQUEST]
+        end = self._first_repeat + self._repeats
+        only = frozenset((task.task_id, repeat) for task in share.tasks for repeat in range(self._first_repeat, end))
+        request = replace(share, repeats=end, only=only)
+        context = ray.get_runtime_context()
+        await coordinator().post_event.remote(EpisodesStarted(context.get_actor_id(), context.current_actor))
+        try:
+            runner = await asyncio.to_thread(_episode_runner)
+            await runner.engine.refresh(self.model)
+            episodes = await asyncio.to_thread(runner.run, request)
+        # Trinity only logs the error; the launcher must receive it.
+        except Exception as error:
+            await coordinator().post_event.remote(WorkerFailed(_portable(error)))
+            raise
+        task_indices = {task.task_id: self.task.index[_FIRST_TASK] + index for index, task in enumerate(share.tasks)}
+        exps = [
+            exp
+            for episode in episodes
+            for exp in experiences(episode, request.step, task_indices[episode.task.task_id])
+        ]
+        return exps or [empty_experience(request.step)]  # Trinity treats an empty list as an error
+
+
+class EpisodeRunner:
+    """The engine and agent that a runner process uses for all its episodes."""
+
+    def __init__(self, job: CoordinatorJob) -> None:
+        # Ray's actors use uvloop, whose loops cannot start processes in several threads at once, as agents' tools do.
+        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
+        self.engine = RolloutEngine(uses_tinker=job.uses_tinker, max_model_len=job.max_model_len, updates=job.updates)
+        self._worker = EpisodeWorker(job.agent, self.engine)
+
+    def run(self, request: BatchRequest) -> list[Episode]:
+        """Run episodes, report each to the launcher, and return those with a reward."""
+        episodes: list[Episode] = []
+        posts: list[Any] = []
+        post = coordinator().post_event.remote
+        for event in self._worker.run_episodes(request):
+            if isinstance(event, LogRecord | BreakpointsReached):
+                posts.append(post(event))
+            elif isinstance(event, Episode):
+                episodes.append(event)
+                posts.append(post(EpisodeFinished(request.split, request.step, event)))
+            else:
+                # An async actor may run calls in another order than they were made.
+                ray.get(posts)
+                ray.get(post(ShareFinished(request.split, request.step, len(request.tasks), event)))
+        return [episode for episode in episodes if episode.status == "ok"]
+
+
+@cache
+def _episode_runner() -> EpisodeRunner:
+    return EpisodeRunner(ray.get(coordinator().job.remote()))
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an equivalent error that any process can unpickle."""
+    if isinstance(error, AstunerError):
+        return type(error)(str(error))
+    return BackboneError(f"an episode runner raised {type(error).__name__}: {error}")

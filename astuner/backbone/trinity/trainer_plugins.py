@@ -1,0 +1,187 @@
+"""Classes that Trinity's trainer loads by name: algorithm type, sample strategy, policy loss and monitor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from trinity.algorithm.algorithm import AlgorithmType
+from trinity.algorithm.policy_loss_fn import PolicyLossFn
+from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
+from trinity.buffer import get_buffer_reader
+from trinity.common.experience import Experience
+from trinity.utils.monitor import Monitor
+from trinity.utils.timer import Timer
+
+from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
+from astuner.backbone.trinity.advantage_fn import EPISODE, MINI_BATCH_SIZE, SAMPLE
+from astuner.backbone.trinity.coordinator import coordinator
+from astuner.backbone.trinity.events import BatchConsumed, MetricsLogged
+from astuner.backbone.trinity.sample_digest import content_digest
+from astuner.config.trainer import AlgorithmConfig, KlType
+
+
+class WithReference(AlgorithmType):
+    """Algorithm type with which the trainer computes reference logprobs, for the KL term of the loss."""
+
+    use_critic = False
+    use_reference = True
+    compute_advantage_in_trainer = False
+    can_balance_batch = True
+    schema = "experience"
+
+    @classmethod
+    def default_config(cls) -> dict[str, Any]:
+        """Return no defaults; astuner sets all keys."""
+        return {}
+
+
+class WithoutReference(WithReference):
+    """Algorithm type without reference logprobs; experiences contain zeros instead."""
+
+    use_reference = False
+
+
+class MiniBatchStrategy(SampleStrategy):
+    """Reads one whole mini-batch per trainer step, in the order in which they were written (`sample_strategy`).
+
+    Trinity's strategies read a fixed number of experiences. Episodes have varying numbers of them, so that a step could
+    wait forever, split an episode, or leave a growing backlog.
+    """
+
+    def __init__(self, buffer_config: Any, updates: int, **_: Any) -> None:
+        """Open the experience buffer.
+
+        Args:
+            buffer_config: Trinity's buffer configuration.
+            updates: optimiser steps in a training step.
+        """
+        super().__init__(buffer_config)
+        self._updates = updates
+        self._reader = get_buffer_reader(buffer_config.trainer_input.experience_buffer)
+
+    async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
+        """Return a mini-batch, its metrics (read time and staleness in training steps), and no rows to display."""
+        metrics: dict[str, float] = {}
+        with Timer(metrics, "time/read_experience"):
+            exps = await self._reader.read(batch_size=1)
+            if exps[0].info[MINI_BATCH_SIZE] > 1:
+                exps += await self._reader.read(batch_size=exps[0].info[MINI_BATCH_SIZE] - 1)
+        digests = {
+            (exp.info[EPISODE], exp.info[SAMPLE]): content_digest(
+                exp.tokens.tolist(), exp.action_mask.tolist(), exp.logprobs.tolist()
+            )
+            for exp in exps
+            if exp.action_mask.any()
+        }
+        await coordinator().post_event.remote(BatchConsumed(step, digests))
+        current = (step - 1) // self._updates
+        staleness = [current - max(exp.info["model_version"], 0) // self._updates for exp in exps]
+        metrics |= {"staleness/max": float(max(staleness)), "staleness/mean": sum(staleness) / len(staleness)}
+        return exps, metrics, []
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return no arguments."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return no state: a resumed run samples untrained batches again."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do nothing: `state_dict` returns no state."""
+
+
+class EpisodeLoss(PolicyLossFn):
+    """The policy loss that all backbones share (`policy_loss_fn`).
+
+    Trinity's losses weight experiences equally. Here each experience has a scale (`row_scale`) computed over the whole
+    mini-batch, so that an episode's weight does not depend on its number of timelines. A call computes part of a
+    mini-batch's loss: one experience with Tinker's trainer, a micro-batch with verl's.
+    """
+
+    def __init__(self, backend: str, algorithm: dict[str, Any], kl_coef: float, kl_type: KlType) -> None:
+        """Resolve the algorithm.
+
+        Args:
+            backend: Trinity's trainer type, `tinker` or `verl`.
+            algorithm: the run's `trainer_common.algorithm`.
+            kl_coef: coefficient of the KL to the reference model; 0 for no KL term.
+            kl_type: estimator of the KL.
+        """
+        super().__init__(backend=backend)
+        rule = resolve(AlgorithmConfig(**algorithm)).rule
+        assert rule is not None
+        self._rule, self._kl_coef, self._kl_type = rule, kl_coef, kl_type
+
+    def __call__(
+        self,
+        logprob: Tensor,
+        old_logprob: Tensor,
+        advantages: Tensor,
+        ref_logprob: Tensor,
+        token_counts: Tensor,
+        row_scale: Tensor,
+        call_spans: Tensor,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return the loss and metrics, which are sums over tokens.
+
+        Args:
+            logprob, old_logprob, advantages, ref_logprob: [B, R] floats for the response tokens, padded with 0; or [R]
+                for one row.
+            token_counts: [B, R] int64, how often each token is trained; or [R].
+            row_scale: [B, 1] float32; or [1].
+            call_spans: [B, C, 2] int64, start and end of each call's completion, padded with (0, 0); or [C, 2].
+        """
+        counts = _as_batch(token_counts)
+        current, old, credit = (_as_batch(tensor).float() for tensor in (logprob, old_logprob, advantages))
+        spans = call_spans.view(len(counts), -1, 2)
+        rows, calls = (spans[..., 1] > spans[..., 0]).nonzero(as_tuple=True)
+        batch = PolicyBatch(current, old, credit, counts, CallTable(rows, *spans[rows, calls].unbind(-1)))
+        result = self._rule.policy_loss(batch)
+        weights = token_weights(counts, row_scale.flatten())
+        loss = (result.token_losses * weights).sum()
+        sums = {"loss/policy": loss}
+        if self._kl_coef > 0:
+            kl = token_kl(current, _as_batch(ref_logprob).float(), self._kl_type)
+            sums["loss/kl"] = (batch.only_trained(kl) * weights).sum()
+            loss = loss + self._kl_coef * sums["loss/kl"]
+        sums["loss/total"] = loss
+        sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
+        sums["logprob_difference"] = ((current.detach() - old).abs() * counts).sum()
+        return loss, {name: self._metric(float(value.detach())) for name, value in sums.items()}
+
+    def _metric(self, value: float) -> Any:
+        """Return a sum in the trainer's format: verl's would average plain numbers over micro-batches."""
+        if self.backend != "verl":
+            return value
+        from verl.utils.metric import AggregationType, Metric
+
+        return Metric(AggregationType.SUM, value)
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        """Return no defaults; astuner sets all arguments."""
+        return {}
+
+
+def _as_batch(values: Tensor) -> Tensor:
+    """Return [R] as [1, R], and [B, R] unchanged."""
+    return values if values.dim() > 1 else values[None]
+
+
+class CoordinatorMonitor(Monitor):
+    """Sends the metrics of Trinity's trainer and explorer to the launcher (`monitor_type`)."""
+
+    def __init__(self, project: str, group: str, name: str, role: str, config: Any = None) -> None:
+        super().__init__(project, name, role, config)
+        self._coordinator = coordinator()
+
+    def log(self, data: dict[str, Any], step: int, commit: bool = False) -> None:
+        """Send the numeric metrics of a step."""
+        metrics = {name: float(value) for name, value in data.items() if isinstance(value, int | float)}
+        self._coordinator.post_event.remote(MetricsLogged(self.role, step, metrics))
+
+    def close(self) -> None:
+        """Do nothing: metrics are sent when they are logged."""

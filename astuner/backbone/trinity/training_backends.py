@@ -1,0 +1,205 @@
+"""The two training backends under Trinity: a Tinker service, or vLLM and verl's workers on GPUs.
+
+Trinity runs the same explorer and trainer for both. This module contains the differences.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from astuner.backbone.trinity.run_facts import Device
+from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, LocalTinkerServer, RemoteTinkerService
+from astuner.backbone.trinity.vllm_stub import STUB_FOLDER, import_vllm_stub
+
+_TINKER_PATH_FILE = "remote_checkpoint_path.txt"
+_ACTOR = "actor"
+# Trinity creates this file in folders that contain more than weights for the sampler.
+_FULL_CHECKPOINT = ".full_checkpoint"
+
+
+class TrainingBackend(Protocol):
+    """Samples and trains for Trinity. A `step_folder` is Trinity's checkpoint folder of one trainer step."""
+
+    @property
+    def device(self) -> Device:
+        """The device that the model is trained on: `cpu` or `cuda`."""
+
+    @property
+    def tinker_url(self) -> str | None:
+        """The address of the Tinker service; None for vLLM and verl."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment variables for all processes of the run."""
+
+    @property
+    def python_path(self) -> list[str]:
+        """Folders at the start of the processes' PYTHONPATH."""
+
+    @property
+    def ray_runtime_env(self) -> Mapping[str, str]:
+        """Entries of Ray's runtime environment, except for environment variables."""
+
+    def prepare_imports(self) -> None:
+        """Prepare this process for importing Trinity."""
+
+    def trainer_class(self) -> Any:
+        """Return Trinity's `Trainer` or a subclass."""
+
+    def wait_until_ready(self, timeout: float) -> None:
+        """Wait up to `timeout` seconds until the backend accepts requests."""
+
+    def check_alive(self) -> None:
+        """Raise if a process of this backend has died and Trinity does not report it."""
+
+    def saved_weights(self, step_folder: Path) -> str | None:
+        """Return the location of the weights that a step has saved; None if it has not."""
+
+    def store_weights(self, weights: str, checkpoint: Path) -> str:
+        """Store weights with a checkpoint of the run; return the reference that `restore_weights` takes."""
+
+    def restore_weights(self, reference: str, checkpoint: Path, step_folder: Path) -> None:
+        """Recreate a step folder, from which Trinity's trainer resumes."""
+
+    def delete_weights(self, references: Collection[str]) -> None:
+        """Delete stored weights of removed checkpoints."""
+
+    def save_model(self, base: str, weights: str, folder: Path) -> None:
+        """Write weights as a Hugging Face folder, with adapters merged into `base`."""
+
+
+# The methods below are documented in `TrainingBackend`.
+# ruff: noqa: D102
+
+
+@dataclass(frozen=True)
+class TinkerTrainingBackend:
+    """Samples and trains with a Tinker service.
+
+    Attributes:
+        server: a local server or the user's service.
+        device: the device of this machine's processes.
+    """
+
+    server: LocalTinkerServer | RemoteTinkerService
+    device: Device = "cpu"
+
+    @property
+    def tinker_url(self) -> str:
+        return self.server.url
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {KEY_VARIABLE: self.server.key}
+
+    @property
+    def python_path(self) -> list[str]:
+        return [str(STUB_FOLDER)]
+
+    @property
+    def ray_runtime_env(self) -> Mapping[str, str]:
+        return {}
+
+    def prepare_imports(self) -> None:
+        import_vllm_stub()
+
+    def trainer_class(self) -> Any:
+        from trinity.trainer.trainer import Trainer
+
+        return Trainer
+
+    def wait_until_ready(self, timeout: float) -> None:
+        self.server.wait_until_ready(timeout)
+
+    def check_alive(self) -> None:
+        self.server.check_alive()
+
+    def saved_weights(self, step_folder: Path) -> str | None:
+        file = step_folder / _TINKER_PATH_FILE
+        return file.read_text().strip() if file.is_file() else None
+
+    def store_weights(self, weights: str, checkpoint: Path) -> str:
+        return weights
+
+    def restore_weights(self, reference: str, checkpoint: Path, step_folder: Path) -> None:
+        step_folder.mkdir(parents=True)
+        (step_folder / _FULL_CHECKPOINT).touch()
+        (step_folder / _TINKER_PATH_FILE).write_text(reference)
+
+    def delete_weights(self, references: Collection[str]) -> None:
+        self.server.delete_weights(references)
+
+    def save_model(self, base: str, weights: str, folder: Path) -> None:
+        self.server.save_model(base, weights, folder)
+
+
+@dataclass(frozen=True)
+class VerlTrainingBackend:
+    """Samples with vLLM and trains with verl's FSDP workers, which write sharded checkpoints.
+
+    Attributes:
+        device: the device type.
+    """
+
+    device: Device = "cuda"
+    tinker_url: None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python_path: list[str] = field(default_factory=list)
+
+    @property
+    def ray_runtime_env(self) -> Mapping[str, str]:
+        return {"worker_process_setup_hook": "astuner.ray_cluster.environment.export_ray_address"}
+
+    def prepare_imports(self) -> None:
+        pass
+
+    def trainer_class(self) -> Any:
+        from astuner.backbone.trinity.verl_trainer import WholeBatchTrainer
+
+        return WholeBatchTrainer
+
+    def wait_until_ready(self, timeout: float) -> None:
+        pass
+
+    def check_alive(self) -> None:
+        pass
+
+    def saved_weights(self, step_folder: Path) -> str | None:
+        # Trinity creates the marker before the workers start to write, and the tokenizer's folder after they finish.
+        actor = step_folder / _ACTOR
+        is_complete = (step_folder / _FULL_CHECKPOINT).exists() and (actor / "huggingface").is_dir()
+        return str(actor) if is_complete else None
+
+    def store_weights(self, weights: str, checkpoint: Path) -> str:
+        actor = Path(weights)
+        # Hard links are safe: Trinity never rewrites a file.
+        shutil.copytree(actor, checkpoint / _ACTOR, copy_function=os.link)
+        step_folders = actor.parent.parent.glob("global_step_*")
+        earlier = sorted((step_of(path), path) for path in step_folders if step_of(path) < step_of(actor.parent))
+        # The sampler may still load the previous step.
+        for _, path in earlier[:-1]:
+            shutil.rmtree(path, ignore_errors=True)
+        return _ACTOR
+
+    def restore_weights(self, reference: str, checkpoint: Path, step_folder: Path) -> None:
+        # Copied, not linked: the workers overwrite these files.
+        shutil.copytree(checkpoint / reference, step_folder / _ACTOR)
+        (step_folder / _FULL_CHECKPOINT).touch()
+
+    def delete_weights(self, references: Collection[str]) -> None:
+        pass
+
+    def save_model(self, base: str, weights: str, folder: Path) -> None:
+        from astuner.backbone.trinity.verl_trainer import save_model
+
+        save_model(base, Path(weights), folder)
+
+
+def step_of(step_folder: Path) -> int:
+    """Return the trainer step of a step folder."""
+    return int(step_folder.name.rpartition("_")[2])

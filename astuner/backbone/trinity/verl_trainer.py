@@ -1,0 +1,99 @@
+"""Trinity's trainer with verl's workers: equal-length batches for the workers, and the model of their checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from trinity.common.experience import Experience
+from trinity.trainer.trainer import Trainer
+
+from astuner.backbone.trinity.advantage_fn import CALLS, COUNTS, REFERENCE, SCALE, STEP, padding_experience
+from astuner.errors import ModelError, first_line
+from astuner.llm_engine.causal_lm import load_causal_lm
+
+
+class WholeBatchTrainer(Trainer):
+    """Takes one optimiser step over all experiences of a trainer step.
+
+    The stock trainer splits them into parts of `buffer.train_batch_size` and takes an optimiser step for each.
+    """
+
+    async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
+        """Train on a mini-batch."""
+        cluster = self.config.cluster
+        gpus = cluster.trainer_node_num * cluster.trainer_gpu_num_per_node
+        rows = worker_rows(exps, gpus // self.config.trainer.ulysses_sequence_parallel_size)
+        self.engine.config.actor.ppo_mini_batch_size = len(rows)
+        metrics: dict[str, Any] = await super().train_step(rows)
+        return metrics
+
+
+def worker_rows(experiences: Sequence[Experience], workers: int) -> list[Experience]:
+    """Pad a mini-batch to a multiple of `workers` rows of equal length; experiences are changed in place.
+
+    Args:
+        experiences: as `EpisodeAdvantages` returns them.
+        workers: number of data-parallel workers, over which gradients are averaged.
+    """
+    count = len(experiences)
+    first = experiences[0]
+    # Experiences contain zeros if the trainer computes no reference logprobs.
+    use_reference = REFERENCE not in first.info
+    padding = [
+        padding_experience(first.info[STEP], first, use_reference=use_reference) for _ in range(-count % workers)
+    ]
+    rows = [*experiences, *padding]
+    tokens, calls = (max(len(row.info[key]) for row in rows) for key in (COUNTS, CALLS))
+    for row in rows:
+        row.info[COUNTS] = _padded(row.info[COUNTS], tokens, 0)
+        row.info[CALLS] = _padded(row.info[CALLS], calls, (0, 0))
+        # The scales are made for a trainer that averages over experiences.
+        row.info[SCALE] = [row.info[SCALE][0] / count * workers]
+        if not use_reference:
+            row.info[REFERENCE] = _padded(row.info[REFERENCE], tokens, 0.0)
+        row.custom_fields = [
+            replace(field, destination_field="ref_log_prob") if field.source_field == REFERENCE else field
+            for field in row.custom_fields
+        ]
+    return rows
+
+
+def _padded(values: Sequence[Any], length: int, padding: object) -> list[Any]:
+    return [*values, *[padding] * (length - len(values))]
+
+
+@torch.no_grad()
+def save_model(base: str, actor: Path, folder: Path) -> None:
+    """Merge the workers' checkpoint shards and write the model as a Hugging Face folder.
+
+    Args:
+        base: the base model's name or folder.
+        actor: the folder with the shards of verl's FSDP workers.
+        folder: the folder to write.
+
+    Raises:
+        ModelError: the base model cannot be loaded, or the shards cannot be read or do not fit it.
+    """
+    from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
+
+    model = load_causal_lm(base, torch.float32)
+    # It warns about torch.compile, which is not used here.
+    logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # verl's progress bars
+            trained: dict[str, Tensor] = load_fsdp_state_dict_from_verl_checkpoint(str(actor))
+        model.load_state_dict(trained)
+    # verl's merger raises errors of many types.
+    except Exception as error:
+        raise ModelError(
+            f"the checkpoint shards in {actor} cannot be merged into a model: {first_line(error)}; they are not deleted"
+        ) from error
+    model.save_pretrained(folder)

@@ -1,0 +1,1 @@
+"""Stub of vLLM with the names that Trinity's modules import."""

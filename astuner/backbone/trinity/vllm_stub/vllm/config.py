@@ -1,0 +1,5 @@
+"""Stub; see `vllm`."""
+
+
+class ModelConfig:
+    """Stub; imported, never instantiated."""

@@ -1,0 +1,5 @@
+"""Stub; see `vllm`."""
+
+from typing import Any
+
+MultiModalDataDict = dict[str, Any]

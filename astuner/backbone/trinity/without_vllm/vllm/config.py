@@ -1,5 +1,0 @@
-"""See `vllm`."""
-
-
-class ModelConfig:
-    """Named, never made."""

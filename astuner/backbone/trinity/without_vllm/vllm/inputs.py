@@ -1,5 +1,0 @@
-"""See `vllm`."""
-
-from typing import Any
-
-MultiModalDataDict = dict[str, Any]

@@ -1,0 +1,58 @@
+"""verl's actor worker, extended by a learning-rate setter and by saving a Hugging Face model."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from verl.single_controller.base.decorator import Dispatch, register
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from astuner.run_record import redact_output
+
+
+class ActorWorker(ActorRolloutRefWorker):
+    """Actor, reference model and rollout adapter on one accelerator."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        redact_output()
+        super().__init__(*args, **kwargs)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the next update. astuner's schedule is a function of the step."""
+        for group in self.actor.engine.optimizer.param_groups:
+            group["lr"] = rate
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def save_model(self, folder: str, dtype: str) -> None:
+        """Save the model, with adapters merged, as a Hugging Face folder without tokenizer.
+
+        Args:
+            folder: the output folder, on a file system of the first worker's machine.
+            dtype: name of the torch dtype that the weights are saved in.
+        """
+        torch_dtype = getattr(torch, dtype)
+        named_weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=False)
+        weights = {}
+        # The iterator gathers each weight from all workers, so that every worker must exhaust it.
+        for name, tensor in named_weights:
+            if self.rank == 0:
+                weights[name] = tensor.detach().to("cpu", torch_dtype)
+        if self.rank == 0:
+            _save_pretrained(Path(folder), self.actor.model_config.local_path, weights, torch_dtype)
+        torch.distributed.barrier()
+
+
+def _save_pretrained(folder: Path, model_path: str, weights: dict[str, Any], dtype: torch.dtype) -> None:
+    config = AutoConfig.from_pretrained(model_path)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with contextlib.suppress(OSError):  # the model has no generation_config.json
+        model.generation_config = GenerationConfig.from_pretrained(model_path)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
+    model.save_pretrained(folder, state_dict={name: tensor for name, tensor in weights.items() if name not in tied})

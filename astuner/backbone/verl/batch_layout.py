@@ -1,0 +1,130 @@
+"""Layout of a training batch for verl's workers: the tensors of each row, and the rows of each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from astuner.algorithms.training_rows import TrainingRow, prompt_length, token_advantages
+from astuner.schema import Sample
+
+RowFields = Mapping[str, Tensor]
+"""Tensors of one row, by the name of their TransferQueue field."""
+
+PADDING_LENGTH = 2
+"""Tokens of a padding row."""
+
+
+def assign_rows(
+    mini_batches: Sequence[Sequence[int]], lengths: Sequence[int], workers: int
+) -> list[list[list[int | None]]]:
+    """Distribute the rows of each mini-batch over the data-parallel workers.
+
+    verl splits a batch into equal parts, one per worker, and each part into mini-batches of equal size. Padding rows,
+    which train nothing, make any number of rows divisible.
+
+    Args:
+        mini_batches: row numbers of each mini-batch.
+        lengths: number of tokens of each row, indexed by row number.
+        workers: number of data-parallel workers.
+
+    Returns:
+        Row numbers by worker and mini-batch, with None for a padding row. All lists of row numbers have the same
+        length, and the workers' numbers of tokens are balanced.
+    """
+    size = max(-(-len(rows) // workers) for rows in mini_batches)
+    assigned: list[list[list[int | None]]] = [[] for _ in range(workers)]
+    for rows in mini_batches:
+        parts: list[list[int | None]] = [[] for _ in range(workers)]
+        totals = [0] * workers
+        for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+            # Greedy: the longest remaining row goes to the worker with the fewest tokens that has a free slot.
+            worker = min((w for w in range(workers) if len(parts[w]) < size), key=lambda w: (totals[w], w))
+            parts[worker].append(row)
+            totals[worker] += lengths[row]
+        for mini_batches_of_worker, part in zip(assigned, parts, strict=True):
+            mini_batches_of_worker.append(part + [None] * (size - len(part)))
+    return assigned
+
+
+def sample_fields(sample: Sample) -> RowFields:
+    """Return the fields of a sample. The tokens before the first trained token are the prompt, the rest the response.
+
+    Args:
+        sample: a sample of P + R tokens, of which the first P are the prompt.
+
+    Returns:
+        `prompts` [P], `responses` [R], `input_ids` and `position_ids` [P + R], all int64; `response_mask` and
+        `loss_mask` [R] int64, the number of times that each token is trained; `rollout_log_probs` [R] float32.
+    """
+    start = prompt_length(sample)
+    ids = torch.tensor(sample.token_ids)
+    mask = torch.tensor(sample.train_counts[start:])
+    return {
+        "prompts": ids[:start],
+        "responses": ids[start:],
+        "input_ids": ids,
+        "position_ids": torch.tensor(sample.position_ids),
+        "response_mask": mask,
+        "loss_mask": mask.clone(),
+        "rollout_log_probs": torch.tensor(sample.logprobs[start:], dtype=torch.float32),
+    }
+
+
+def padding_sample_fields(token_id: int) -> RowFields:
+    """Return the fields of `sample_fields` for a padding row: the shortest possible row, with no trained token."""
+    return {
+        "prompts": torch.tensor([token_id]),
+        "responses": torch.tensor([token_id]),
+        "input_ids": torch.tensor([token_id] * PADDING_LENGTH),
+        "position_ids": torch.arange(PADDING_LENGTH),
+        "response_mask": torch.zeros(1, dtype=torch.int64),
+        "loss_mask": torch.zeros(1, dtype=torch.int64),
+        "rollout_log_probs": torch.zeros(1),
+    }
+
+
+def loss_fields(
+    row: TrainingRow, number: int, prompt: int, old_logprobs: Tensor, scale: float, mini_batch: int
+) -> RowFields:
+    """Return the fields that the loss needs in addition to `sample_fields`.
+
+    Args:
+        row: the row, with the advantages of its calls.
+        number: index of the row in the step.
+        prompt: number of prompt tokens P.
+        old_logprobs: [R] float32.
+        scale: factor of the row's loss mask.
+        mini_batch: index of the row's mini-batch in the step.
+
+    Returns:
+        `advantages` and `old_log_probs` [R] float32; `call_starts` and `call_ends` [calls] int64, positions in the
+        response; and the scalars `row_scale` (float32), `mini_batch` and `row` (int64, the row's index).
+    """
+    calls = torch.tensor(row.calls, dtype=torch.int64).reshape(-1, 2) - prompt
+    return {
+        "advantages": token_advantages([row], len(row.token_ids))[0, prompt:],
+        "old_log_probs": old_logprobs,
+        "call_starts": calls[:, 0].contiguous(),
+        "call_ends": calls[:, 1].contiguous(),
+        "row_scale": torch.tensor(scale, dtype=torch.float32),
+        "mini_batch": torch.tensor(mini_batch),
+        "row": torch.tensor(number),
+    }
+
+
+def padding_loss_fields(mini_batch: int, *, reference: bool) -> RowFields:
+    """Return the fields of `loss_fields` for a padding row; with `reference`, also `ref_log_prob`."""
+    fields = {
+        "advantages": torch.zeros(1),
+        "old_log_probs": torch.zeros(1),
+        # One call of length 0: TransferQueue treats a field without elements as missing.
+        "call_starts": torch.zeros(1, dtype=torch.int64),
+        "call_ends": torch.zeros(1, dtype=torch.int64),
+        "row_scale": torch.tensor(0.0),
+        "mini_batch": torch.tensor(mini_batch),
+        "row": torch.tensor(-1),
+    }
+    return fields | {"ref_log_prob": torch.zeros(1)} if reference else fields

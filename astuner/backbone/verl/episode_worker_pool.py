@@ -1,0 +1,325 @@
+"""Ray actors that run the episodes of a verl run, distributed over the nodes of its Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import ray
+from loguru import logger
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from astuner.backbone.training.episode_worker import (
+    AgentJob,
+    BreakpointsReached,
+    EpisodeWorker,
+    LogRecord,
+    WorkerEvent,
+    in_order,
+)
+from astuner.backbone.verl.rollout_engine import VerlEngine
+from astuner.debugging.breakpoints import add_reached_tags, is_debugged
+from astuner.errors import AstunerError, BackboneError, first_line
+from astuner.run_record import learn_secrets
+from astuner.schema import Episode
+from astuner.task_rollout import (
+    ActiveEpisodes,
+    BatchRequest,
+    OnEpisode,
+    RunningReport,
+    failed_episodes,
+    report_failures,
+)
+
+_CORES_PER_WORKER = 8
+_TRIES_TOGETHER = 2
+# Added to the timeouts of an episode before its worker counts as stuck.
+_GRACE_SECONDS = 60.0
+_START_SECONDS = 600.0
+_REPORT_SECONDS = 5.0
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+@dataclass(frozen=True)
+class WorkerJob(AgentJob):
+    """Settings of all episode workers of a run.
+
+    Attributes:
+        engine: client of all of verl's engines.
+    """
+
+    engine: VerlEngine
+
+
+class VerlEpisodeWorker(EpisodeWorker):
+    """Ray actor that runs a share of each batch. A separate thread reports the running episodes."""
+
+    THREADS: ClassVar[dict[str, int]] = {"report": 1}
+    """Ray's `concurrency_groups`."""
+
+    def __init__(self, job: WorkerJob) -> None:
+        """Load agent and judge.
+
+        Raises:
+            AstunerError: they cannot be loaded, for example because this node lacks the user's files.
+        """
+        self._engine = job.engine
+        super().__init__(job, job.engine)
+
+    @ray.method(concurrency_group="report")
+    def report(self) -> RunningReport:
+        """Return what each running episode is doing."""
+        return super().report()
+
+    def run(self, request: BatchRequest, policy_version: int) -> Iterator[WorkerEvent]:
+        """Run episodes with the engines' weights of that version, and yield its events."""
+        self._engine.policy_version = policy_version
+        yield from self.run_episodes(request)
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """Episodes that arrived from a worker; if not `final`, they are failed attempts that are retried."""
+
+    episodes: Sequence[Episode]
+    final: bool
+
+
+_Results = queue.SimpleQueue[_Finished | AstunerError | None]
+"""Queue from the threads that run shares to `EpisodeWorkerPool.run`; None marks the end of a share."""
+
+
+class _WorkerStuckError(Exception):
+    pass
+
+
+@dataclass
+class EpisodeWorkerPool:
+    """Runs batches of episodes in Ray actors. A worker that dies is replaced, and its remaining episodes run again.
+
+    Attributes:
+        job: the workers' settings.
+        running: registry of running episodes, to which the workers' episodes are added.
+        policy_version: version of the weights that the engines sample with.
+    """
+
+    job: WorkerJob
+    running: ActiveEpisodes
+    policy_version: int = 0
+    _actors: list[Any] = field(default_factory=list, init=False)
+    _env_workers: list[int] = field(default_factory=list, init=False)
+    _node_ids: list[str] = field(default_factory=list, init=False)
+
+    def start(self) -> None:
+        """Start the workers.
+
+        Raises:
+            AstunerError: a worker cannot load the agent, or does not start.
+        """
+        total = self.job.config.rollout.max_env_worker
+        self._node_ids = _nodes_of_workers()[:total]
+        count = len(self._node_ids)
+        self._env_workers = [total // count + (index < total % count) for index in range(count)]
+        self._actors = [self._start_actor(index) for index in range(count)]
+        try:
+            for variables in ray.get([actor.ready.remote() for actor in self._actors], timeout=_START_SECONDS):
+                learn_secrets(variables)
+        except RayTaskError as error:
+            raise _to_astuner_error(error, "an episode worker did not start") from error
+        except GetTimeoutError as error:
+            raise BackboneError(
+                f"the {count} episode workers did not start within {_START_SECONDS:.0f} s; Ray has "
+                f"{ray.available_resources()} free of {ray.cluster_resources()}"
+            ) from error
+        except RayError as error:
+            raise BackboneError(f"an episode worker did not start: {first_line(error)}") from error
+
+    def _start_actor(self, index: int) -> Any:
+        rollout = self.job.config.rollout.model_copy(update={"max_env_worker": self._env_workers[index]})
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        node = self._node_ids[index] if self._node_ids[index] in alive else alive[index % len(alive)]
+        actor = ray.remote(concurrency_groups=VerlEpisodeWorker.THREADS)(VerlEpisodeWorker)
+        actor = actor.options(
+            # Episodes mostly wait for the engines. With a reserved core, a worker could wait forever for verl's.
+            num_cpus=0,
+            # Ray's SPREAD strategy and soft affinity put all actors without reserved cores on a single node.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        )
+        return actor.remote(replace(self.job, config=self.job.config.model_copy(update={"rollout": rollout})))
+
+    def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        """Run a batch and return its episodes, sorted by task and repeat.
+
+        An episode that was retried is preceded by its failed attempts.
+
+        Raises:
+            BackboneError: a worker raised an exception, which is a bug in astuner.
+        """
+        results: _Results = queue.SimpleQueue()
+        shares = [request.tasks[index :: len(self._actors)] for index in range(len(self._actors))]
+        requests = [(index, replace(request, tasks=tasks)) for index, tasks in enumerate(shares) if tasks]
+        for index, share in requests:
+            threading.Thread(target=self._share_thread, args=(index, share, results), daemon=True).start()
+        episodes: list[Episode] = []
+        unfinished = len(requests)
+        with self.running.include_remote(self._reports):
+            while unfinished:
+                result = results.get()
+                if isinstance(result, AstunerError):
+                    raise result
+                if result is None:
+                    unfinished -= 1
+                    continue
+                for episode in result.episodes:
+                    episodes.append(episode)
+                    on_attempt(episode)
+                    if result.final:
+                        on_episode(episode)
+        ordered = in_order(episodes, request)
+        last_attempts = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
+        report_failures(list(last_attempts.values()), request)
+        return ordered
+
+    def close(self) -> None:
+        """Kill the workers, which also ends their threads."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors.clear()
+
+    def _reports(self) -> list[RunningReport]:
+        """Return each worker's report, or the reason why it is missing."""
+        calls = [actor.report.remote() for actor in self._actors]
+        in_time, _ = ray.wait(calls, num_returns=len(calls), timeout=_REPORT_SECONDS)
+        reports = []
+        for number, call in enumerate(calls, 1):
+            reason = f"did not answer within {_REPORT_SECONDS:g} s: all of its threads are blocked"
+            if call in in_time:
+                try:
+                    reports.append(ray.get(call))
+                    continue
+                except RayError as error:
+                    reason = f"died: {first_line(error)}"
+            reports.append(RunningReport(0, (f"episode worker {number} {reason}",)))
+        return reports
+
+    def _share_thread(self, index: int, share: BatchRequest, results: _Results) -> None:
+        """Run a worker's share in this thread, and put episodes, and then None or an error, into `results`."""
+        try:
+            self._run_share(index, share, results)
+        except RayTaskError as error:
+            results.put(_to_astuner_error(error, "an episode worker raised an exception"))
+        # Any exception must reach `run`, which would wait forever otherwise.
+        except Exception as error:
+            failure = BackboneError(f"calling an episode worker failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            results.put(failure)
+        else:
+            results.put(None)
+
+    def _run_share(self, index: int, share: BatchRequest, results: _Results) -> None:
+        """Run a share, and run the remaining episodes again if the worker is lost.
+
+        After two losses, the remaining episodes run one at a time, so that only those that kill their worker fail.
+        """
+        missing = {(task.task_id, repeat) for task, repeat in share.episodes()}
+        for _ in range(_TRIES_TOGETHER):
+            if missing:
+                self._run_on_worker(index, share, missing, results)
+        for episode in sorted(missing):
+            single = {episode}
+            reason = self._run_on_worker(index, share, single, results)
+            if single:
+                error = (
+                    f"its worker was lost {_TRIES_TOGETHER + 1} times, the last time with only this episode: {reason}"
+                )
+                lost = failed_episodes(replace(share, only=frozenset(single)), "worker", error)
+                results.put(_Finished(lost, final=True))
+
+    def _run_on_worker(self, index: int, share: BatchRequest, missing: set[tuple[str, int]], results: _Results) -> str:
+        """Run the `missing` episodes of a share; remove those that finish. Return why the worker was lost, if it was.
+
+        A lost worker is replaced.
+        """
+        try:
+            self._collect(index, replace(share, only=frozenset(missing)), missing, results)
+        except RayTaskError:
+            raise
+        # A RayError of any kind: when a node fails, Ray loses the actor, its objects, or their owner.
+        except (RayError, _WorkerStuckError) as error:
+            logger.warning(
+                "an episode worker was lost in {} step {} ({}); {} of its episodes had not finished",
+                share.split,
+                share.step,
+                first_line(error),
+                len(missing),
+            )
+            ray.kill(self._actors[index])
+            self._actors[index] = self._start_actor(index)
+            return first_line(error)
+        return "it finished without this episode"
+
+    def _collect(self, index: int, request: BatchRequest, missing: set[tuple[str, int]], results: _Results) -> None:
+        rollout, judge = self.job.config.rollout, self.job.config.task_judge
+        seconds = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
+        timeout = None if is_debugged() else seconds
+        stream = self._actors[index].run.options(num_returns="streaming").remote(request, self.policy_version)
+        while True:
+            ready, _ = ray.wait([stream], timeout=timeout)
+            if not ready:
+                raise _WorkerStuckError(f"no episode finished within {seconds:.0f} s")
+            try:
+                item = ray.get(next(stream))
+            except StopIteration:
+                return
+            if isinstance(item, Episode):
+                missing.discard((item.task.task_id, item.repeat_index))
+                results.put(_Finished([item], final=True))
+            elif isinstance(item, LogRecord):
+                logger.log(item.level, "{}", item.text)
+            elif isinstance(item, BreakpointsReached):
+                add_reached_tags(item.tags)
+            else:
+                results.put(_Finished(item, final=False))
+
+
+def _nodes_of_workers() -> list[str]:
+    """Return one node id per worker, in rounds over the nodes.
+
+    A worker is a single Python process, which keeps about eight cores busy.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    # On a CPU, a Ray of one node declares more cores than there are.
+    cores = [_available_cores()] if len(nodes) == 1 else [node["Resources"]["CPU"] for node in nodes]
+    counts = [max(int(number) // _CORES_PER_WORKER, 1) for number in cores]
+    rounds = range(max(counts))
+    return [node["NodeID"] for n in rounds for node, count in zip(nodes, counts, strict=True) if n < count]
+
+
+def _available_cores() -> float:
+    """Return the number of cores that this process may use, by CPU affinity and cgroup quota."""
+    cores = float(psutil.cpu_count() or 1)
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        cores = float(len(os.sched_getaffinity(0)))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = _CGROUP_QUOTA.read_text().split()
+        cores = min(cores, int(quota) / int(period))  # int("max") raises: no quota
+    return cores
+
+
+def _to_astuner_error(error: RayTaskError, message: str) -> AstunerError:
+    """Return the exception of a remote task as an astuner error, chained to the remote traceback."""
+    cause = error.cause
+    if isinstance(cause, AstunerError):
+        converted = type(cause)(str(cause))
+    else:
+        converted = BackboneError(f"{message}: {type(cause).__name__}: {cause}")
+    converted.__cause__ = error
+    return converted

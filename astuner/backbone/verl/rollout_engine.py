@@ -1,0 +1,127 @@
+"""verl's rollout engines behind astuner's `LlmEngine` protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from astuner.backbone.training.checkpoints import RESUME_HINT
+from astuner.errors import AstunerError, ContextLengthError, ModelError, first_line
+from astuner.schema import Completion, FinishReason, SamplingParams
+from astuner.task_rollout import current_episode
+
+_HEALTH_TIMEOUT_SECONDS = 60.0
+
+
+class VerlEngine:
+    """An `LlmEngine` that sends requests to verl's rollout engines.
+
+    Args:
+        client: verl's `LLMServerClient`, which balances requests over the engines.
+        max_model_len: maximum number of tokens of a request, prompt and completion together.
+        policy_version: version of the weights that new requests are sampled with. May be set at any time.
+    """
+
+    def __init__(self, client: Any, max_model_len: int, policy_version: int = 0) -> None:
+        self._client = client
+        self.max_model_len = max_model_len
+        self.policy_version = policy_version
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        """Sample one completion.
+
+        All calls of an episode go to the same engine, so that they hit its prefix cache. Other calls go to the engine
+        with the fewest requests.
+
+        Raises:
+            ContextLengthError: the prompt leaves no room for a single token.
+            ModelError: the engine failed, or its actor died.
+        """
+        max_new_tokens = self.max_model_len - len(prompt_ids)
+        if max_new_tokens < 1:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
+                "an answer; shorten the prompt or raise max_model_len"
+            )
+        sampling: dict[str, Any] = {
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "max_tokens": min(params.max_tokens, max_new_tokens),
+            "stop_token_ids": list(params.stop_token_ids),
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+        }
+        if params.seed is not None:
+            sampling["seed"] = params.seed % 2**63
+        try:
+            output = await self._client.generate(
+                current_episode() or uuid4().hex, prompt_ids=list(prompt_ids), sampling_params=sampling
+            )
+        except RayTaskError as error:
+            if isinstance(error.cause, AstunerError):
+                raise type(error.cause)(str(error.cause)) from None
+            raise ModelError(f"the rollout engine raised {type(error.cause).__name__}: {error.cause}") from error
+        except RayError as error:
+            raise ModelError(f"the rollout engine died: {str(error).splitlines()[0]}") from error
+        return _to_completion(output, params)
+
+    def close(self) -> None:
+        """Do nothing: verl owns the engines."""
+
+
+def _to_completion(output: Any, params: SamplingParams) -> Completion:
+    """Convert verl's `TokenOutput`.
+
+    Raises:
+        ModelError: there are no tokens, or the number of logprobs differs from the number of tokens.
+    """
+    ids, logprobs = tuple(output.token_ids), tuple(output.log_probs or ())
+    if not ids or len(ids) != len(logprobs):
+        raise ModelError(
+            f"the rollout engine returned {len(ids)} tokens and {len(logprobs)} logprobs (stop reason "
+            f"{output.stop_reason!r}); expected at least one token, and one logprob per token"
+        )
+    reason: FinishReason = "stop" if ids[-1] in params.stop_token_ids else "length"
+    return Completion(ids, logprobs, reason, int(output.extra_fields.get("global_steps") or 0))
+
+
+def check_engines_alive(servers: Sequence[Any]) -> None:
+    """Check that every rollout engine can still serve requests.
+
+    Args:
+        servers: the engines' Ray actors.
+
+    Raises:
+        ModelError: an engine failed or died. The message includes the cause.
+    """
+    # The embedded engine has a method for this; verl's servers do not.
+    checks = [
+        server.ready.remote() if hasattr(server, "ready") else server.__ray_call__.remote(_vllm_failure)
+        for server in servers
+    ]
+    for number, check in enumerate(checks, 1):
+        cause: Exception | None = None
+        try:
+            failure = ray.get(check, timeout=_HEALTH_TIMEOUT_SECONDS)
+        except RayError as error:
+            cause, failure = error, first_line(error)
+        if isinstance(failure, str):
+            name = "a rollout engine" if len(servers) == 1 else f"rollout engine {number} of {len(servers)}"
+            raise ModelError(f"{name} failed: {failure}. {RESUME_HINT}") from cause
+
+
+def _vllm_failure(server: Any) -> str | None:
+    """Return the failure of one of verl's vLLM servers, or None. Runs in the server's process.
+
+    vLLM computes in a separate EngineCore process. If that process dies, the server stays alive, and vLLM sets
+    `AsyncLLM.errored`.
+    """
+    engine = getattr(server, "engine", None)  # None on the further nodes of a multi-node replica
+    if engine is None or not getattr(engine, "errored", False):
+        return None
+    return "vLLM's engine process (EngineCore) died, while its server process is still running"

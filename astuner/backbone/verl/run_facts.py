@@ -1,0 +1,57 @@
+"""Values that verl's configuration needs in addition to astuner's, and that are known only when a run starts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from astuner.config.keys import KeyPath
+from astuner.ray_cluster.head import StartedRay
+
+Device = Literal["cpu", "cuda"]
+RolloutEngine = Literal["embedded", "vllm", "sglang"]
+
+
+def imports_flash_attention() -> bool:
+    """Return whether flash-attention is installed and built for the installed PyTorch."""
+    try:
+        importlib.import_module("flash_attn")
+    except (ImportError, OSError):
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class VerlRunFacts:
+    """Values that are known only when a run starts: its YAML file does not contain them, or contains them as `auto`.
+
+    Attributes:
+        device: device of verl's workers.
+        rollout_engine: the inference engine.
+        model_path: a local folder or a Hugging Face name.
+        checkpoint_folder: folder of astuner's checkpoints; verl itself writes nothing there.
+        total_steps: training steps of the run, including those before a resume.
+        n_val: number of validation tasks; 0 for none.
+        max_positions: number of positions of the model; None if its configuration does not state it.
+        flash_attention: whether flash-attention can be imported.
+        gpus: CUDA devices of this machine.
+        ray: the Ray cluster that a service of the run started; None if the backbone starts one or joins `ray_address`.
+        origins: where the user set each key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.
+    """
+
+    device: Device
+    rollout_engine: RolloutEngine
+    model_path: str
+    checkpoint_folder: Path
+    total_steps: int
+    n_val: int
+    max_positions: int | None = None
+    flash_attention: bool = field(default_factory=imports_flash_attention)
+    gpus: int = field(default_factory=torch.cuda.device_count)
+    ray: StartedRay | None = None
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)

@@ -1,0 +1,75 @@
+"""Options that several commands share, and extensions of click."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+import click
+
+from astuner.debugging.breakpoints import enable_tags
+
+CONF = click.option(
+    "--conf", required=True, type=click.Path(path_type=Path), metavar="FILE", help="YAML file with the configuration."
+)
+BACKBONE = click.option("--backbone", metavar="NAME", help="Override astuner.backbone: debug, local, verl or trinity.")
+EXP_DIR = click.option(
+    "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Folder of the run records."
+)
+SERVICES = click.option(
+    "--with-NAME",
+    "services",
+    multiple=True,
+    metavar="",
+    help="Start the service NAME before the run and stop it afterwards. NAME is a key of astuner.services, or one of "
+    "ray, ray-cluster, logview, appworld. Can be repeated.",
+)
+DEBUGGER = click.option(
+    "--db",
+    metavar="TAG1|TAG2",
+    expose_value=False,
+    callback=lambda _context, _option, tags: None if tags is None else enable_tags(tags),
+    help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'). With --backbone=debug, it runs in this "
+    "terminal, one episode at a time; in training, attach to debug.debugger_port.",
+)
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+_KILL_REMOVED = (
+    "{} was removed, because it ended processes by name, including those of other users. A run stops the services that "
+    "it started (--with-NAME), even if it fails or is killed. If a port is in use, the error names the process, so "
+    "that you can end it"
+)
+
+
+class TrainByDefaultGroup(click.Group):
+    """A group that reads `astuner --conf …` as `astuner train --conf …`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert `train` if no command is named; reject unknown commands, with the most similar one."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help", "--version"):
+            name = args[0]
+            if not name.startswith("-") and "=" not in name:
+                if name.endswith((".yaml", ".yml")):
+                    hint = f"to train with this configuration, run: astuner --conf {name}"
+                elif similar := get_close_matches(name, self.commands, 1):
+                    hint = f"did you mean {similar[0]!r}?"
+                else:
+                    hint = f"the commands are: {', '.join(sorted(self.commands))}"
+                raise click.UsageError(f"there is no command {name!r}; {hint}", ctx)
+            args = ["train", *args]
+        return super().parse_args(ctx, args)
+
+
+class ServicesCommand(click.Command):
+    """A command that accepts `--with-NAME` for any NAME, because the configuration declares the services."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read `--with-NAME` as `--with-NAME NAME`; reject the removed options --kill and --autokill."""
+        expanded: list[str] = []
+        for argument in args:
+            option = argument.partition("=")[0]
+            if option in ("--kill", "--autokill"):
+                raise click.UsageError(_KILL_REMOVED.format(option), ctx)
+            is_service = argument.startswith("--with-")
+            expanded += ["--with-NAME", argument.removeprefix("--with-")] if is_service else [argument]
+        return super().parse_args(ctx, expanded)

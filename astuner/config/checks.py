@@ -1,0 +1,177 @@
+"""Checks and notices about the values of a configuration, from the keys' declarations and across keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from astuner.config.algorithms import ALGORITHMS
+from astuner.config.keys import dotted, is_changed, parts, schema, value_at
+from astuner.config.problems import Problem
+from astuner.config.root import AstunerConfig, RunConfig
+
+
+def unsupported_values(config: RunConfig) -> Iterator[Problem]:
+    """Yield the values that the configuration's backbone does not support."""
+    backbone = config.astuner.backbone
+    for path, key in schema().keys.items():
+        value = value_at(config, path)
+        for declared in key.unsupported:
+            rejected = is_changed(config, path) if declared.values is None else value in declared.values
+            if backbone in declared.by and rejected:
+                text = f"{dotted(path)} is {value!r}, which --backbone={backbone} does not support: {declared.why}"
+                yield Problem(text, keys=(path,))
+
+
+def ignored_keys(config: RunConfig) -> Iterator[str]:
+    """Yield at most one notice, which lists the changed keys that the backbone does not use."""
+    backbone = config.astuner.backbone
+    unused = [
+        dotted(path) for path, key in schema().keys.items() if backbone not in key.used_by and is_changed(config, path)
+    ]
+    if unused:
+        yield f"not used by {backbone}: {', '.join(unused)}"
+
+
+def keys_without_effect(config: RunConfig) -> Iterator[str]:
+    """Yield a notice for each condition, which lists the changed keys that have no effect under it.
+
+    A key is listed under the first of its conditions that holds.
+    """
+    keys: dict[str, list[str]] = {}
+    for path, key in schema().keys.items():
+        if is_changed(config, path):
+            condition = next((when for when in key.no_effect if when.holds(config.astuner)), None)
+            if condition is not None:
+                keys.setdefault(condition.text, []).append(dotted(path))
+    for text, names in keys.items():
+        yield f"no effect {text}: {', '.join(names)}"
+
+
+def inconsistencies(config: RunConfig) -> Iterator[Problem]:
+    """Yield the required values that are missing and the contradictions between keys."""
+    run = config.astuner
+    yield from _missing(run)
+    yield from _wrong_for_algorithm(config)
+    if run.trainer_common.algorithm.adv_estimator != "sft":  # sft does no rollouts
+        yield from _lengths(run)
+        yield from _batches(run)
+        yield from _targets(run)
+        yield from _staleness(run)
+
+
+def _problem(text: str, *keys: str) -> Problem:
+    return Problem(text, keys=tuple(parts(key) for key in keys))
+
+
+def _missing(run: AstunerConfig) -> Iterator[Problem]:
+    if not run.model.path:
+        yield _problem(
+            "the model to train is missing; add `path: Qwen/Qwen2.5-7B-Instruct` under `astuner:`, `model:`",
+            "astuner.model.path",
+        )
+    supervised = run.trainer_common.algorithm.adv_estimator == "sft"
+    if not supervised and not run.rollout.agentscope_workflow:
+        yield _problem(
+            "the workflow to tune is missing; add `agentscope_workflow: package.module->Class` under `astuner:`, "
+            "`rollout:`",
+            "astuner.rollout.agentscope_workflow",
+        )
+    if run.task_reader.type == "dataset_file" and not run.task_reader.dataset_file.training.file_path:
+        yield _problem(
+            "task_reader.type is dataset_file and no file is named; add `file_path: tasks.jsonl` under `astuner:`, "
+            "`task_reader:`, `dataset_file:`, `training:`",
+            "astuner.task_reader.dataset_file.training.file_path",
+        )
+
+
+def _wrong_for_algorithm(config: RunConfig) -> Iterator[Problem]:
+    algorithm = config.astuner.trainer_common.algorithm.adv_estimator
+    for path, key in schema().keys.items():
+        reason = key.rules[-1].wrong_for.get(algorithm)
+        if reason and is_changed(config, path):
+            yield _problem(
+                f"{dotted(path)} is {value_at(config, path)}, and algorithm {algorithm} has no use for it: {reason}. "
+                "Remove the key or choose another algorithm",
+                dotted(path),
+                "astuner.trainer_common.algorithm.adv_estimator",
+            )
+
+
+def _lengths(run: AstunerConfig) -> Iterator[Problem]:
+    rollout = run.rollout
+    buffer = run.trainer_common.algorithm.overlong_buffer_length
+    if buffer > run.data.max_response_length:
+        yield _problem(
+            f"astuner.trainer_common.algorithm.overlong_buffer_length ({buffer}) is more than "
+            f"astuner.data.max_response_length ({run.data.max_response_length}), whose last tokens it covers; lower "
+            "the first or raise the second",
+            "astuner.trainer_common.algorithm.overlong_buffer_length",
+            "astuner.data.max_response_length",
+        )
+    if rollout.max_response_length_in_one_turn > rollout.max_model_len:
+        yield _problem(
+            f"astuner.rollout.max_response_length_in_one_turn ({rollout.max_response_length_in_one_turn}) is more "
+            f"than astuner.rollout.max_model_len ({rollout.max_model_len}), which limits prompt and answer together; "
+            "lower the first or raise the second",
+            "astuner.rollout.max_response_length_in_one_turn",
+            "astuner.rollout.max_model_len",
+        )
+
+
+def _batches(run: AstunerConfig) -> Iterator[Problem]:
+    rollout, trainer = run.rollout, run.trainer_common
+    episodes = run.data.train_batch_size * rollout.num_repeat
+    if trainer.mini_batch_num > episodes:
+        yield _problem(
+            f"astuner.trainer_common.mini_batch_num ({trainer.mini_batch_num}) is more than the episodes of a step: "
+            f"astuner.data.train_batch_size ({run.data.train_batch_size}) × astuner.rollout.num_repeat "
+            f"({rollout.num_repeat}) = {episodes}; lower the first or raise one of the others",
+            "astuner.trainer_common.mini_batch_num",
+            "astuner.data.train_batch_size",
+            "astuner.rollout.num_repeat",
+        )
+    algorithm = trainer.algorithm.adv_estimator
+    reinforcement = ALGORITHMS[algorithm].reinforcement
+    if reinforcement is not None and reinforcement.advantage.compares_group and rollout.num_repeat < 2:
+        yield _problem(
+            f"{algorithm} compares the episodes of one task, so astuner.rollout.num_repeat must be at least 2, "
+            f"and it is {rollout.num_repeat}",
+            "astuner.rollout.num_repeat",
+            "astuner.trainer_common.algorithm.adv_estimator",
+        )
+
+
+def _targets(run: AstunerConfig) -> Iterator[Problem]:
+    trainable, frozen = run.rollout.trainable_targets, run.rollout.frozen_models
+    if trainable is not None and not trainable:
+        yield _problem(
+            "rollout.trainable_targets is empty, so nothing would be trained; name the targets to train, or write "
+            "null to train all",
+            "astuner.rollout.trainable_targets",
+        )
+    for tag, model in frozen.items():
+        key = "astuner.rollout.frozen_models"
+        if trainable is None or tag in trainable:
+            yield _problem(
+                f"rollout.frozen_models names a model for {tag!r}, which is trained; remove it, or list in "
+                "rollout.trainable_targets only the targets to train",
+                key,
+                "astuner.rollout.trainable_targets",
+            )
+        if (model.base_url is None) != (model.model == "policy"):
+            yield _problem(
+                f"rollout.frozen_models.{tag} has model {model.model!r} and base_url {model.base_url!r}; write both to "
+                "use an endpoint, or neither to use the model in training",
+                key,
+            )
+
+
+def _staleness(run: AstunerConfig) -> Iterator[Problem]:
+    interval, staleness = run.asynchrony.sync_interval, run.asynchrony.max_staleness
+    if interval > staleness + 1:
+        yield _problem(
+            f"with astuner.asynchrony.sync_interval {interval}, weights are up to {interval - 1} steps old, and "
+            f"astuner.asynchrony.max_staleness is {staleness}; lower the first or raise the second",
+            "astuner.asynchrony.sync_interval",
+            "astuner.asynchrony.max_staleness",
+        )

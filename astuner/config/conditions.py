@@ -1,0 +1,56 @@
+"""Conditions under which keys have no effect; the keys name them in `key(no_effect=...)`."""
+
+from __future__ import annotations
+
+from astuner.config.section import Condition
+
+FOR_SFT = Condition("for sft", lambda run: run.trainer_common.algorithm.adv_estimator == "sft")
+WITHOUT_KL_LOSS = Condition("while use_kl_loss is false", lambda run: not run.trainer_common.use_kl_loss)
+KL_LOSS_COEF_0 = Condition("while kl_loss_coef is 0", lambda run: run.trainer_common.kl_loss_coef == 0)
+WITHOUT_KL_IN_REWARD = Condition(
+    "while algorithm.use_kl_in_reward is false", lambda run: not run.trainer_common.algorithm.use_kl_in_reward
+)
+KL_COEF_0 = Condition("while algorithm.kl_coef is 0", lambda run: run.trainer_common.algorithm.kl_coef == 0)
+GREEDY_VALIDATION = Condition(
+    "while rollout.val_kwargs.do_sample is false (validation is greedy)",
+    lambda run: not run.rollout.val_kwargs.do_sample,
+)
+WITHOUT_LORA = Condition("while model.lora.rank is 0", lambda run: run.model.lora.rank == 0)
+EXCEPT_FOR_SFT = Condition(
+    "except for sft: the sampler and the trainer have to agree", lambda run: not FOR_SFT.holds(run)
+)
+TINKER_SERVER = Condition(
+    "where a Tinker server samples and trains, as for trinity with fewer than two GPUs",
+    lambda run: run.backbone == "trinity" and run.trainer_common.device != "cuda",
+)
+WITHOUT_OVER_ROLLOUT = Condition(
+    "while asynchrony.over_rollout is 0", lambda run: run.backbone == "trinity" and run.asynchrony.over_rollout == 0
+)
+CONSTANT_LR = Condition(
+    "while optim.lr_scheduler is constant", lambda run: run.trainer_common.optim.lr_scheduler == "constant"
+)
+WITHOUT_MADNESS_CHECKS = Condition(
+    "while rollout.compute_madness_checklist is empty", lambda run: not run.rollout.compute_madness_checklist
+)
+WITHOUT_JUDGE = Condition("without a task_judge.judge_protocol", lambda run: not run.task_judge.judge_protocol)
+NO_JUDGE_MODEL = Condition("because no judge of this version asks another model", lambda run: True)
+OTHER_JUDGE_TYPE = Condition(
+    "unless task_judge.judge_type is rubrics_auto_grader",
+    lambda run: run.task_judge.judge_type != "rubrics_auto_grader",
+)
+NOT_DATASET_FILE = Condition(
+    "unless task_reader.type is dataset_file", lambda run: run.task_reader.type != "dataset_file"
+)
+NOT_HUGGING_FACE = Condition(
+    "unless task_reader.type is huggingface_dat_repo", lambda run: run.task_reader.type != "huggingface_dat_repo"
+)
+NOT_ENV_SERVICE = Condition("unless task_reader.type is env_service", lambda run: run.task_reader.type != "env_service")
+SAMPLED_ELSEWHERE = Condition(
+    "while debug.base_url names a server that samples",
+    lambda run: run.backbone == "debug" and bool(run.debug.base_url),
+)
+WITHOUT_BASE_URL = Condition("without a debug.base_url", lambda run: run.backbone == "debug" and not run.debug.base_url)
+WITHOUT_OWN_VLLM = Condition(
+    "unless rollout.name is vllm and debug.base_url is null",
+    lambda run: run.backbone == "debug" and (run.rollout.name != "vllm" or bool(run.debug.base_url)),
+)

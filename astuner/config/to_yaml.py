@@ -1,0 +1,49 @@
+"""Write a configuration as YAML that loads back to the same configuration."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from astuner.config.root import RunConfig
+from astuner.errors import ConfigError
+
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_REFERENCE = re.compile(r"(\\*)\$\{")
+
+
+def to_yaml(config: RunConfig) -> str:
+    """Return every key with its value as YAML, which `load_config` reads back as `config`.
+
+    Raises:
+        ConfigError: a value is the text `???`, which means "missing" in Hydra's YAML.
+    """
+    tree = _literal(config.model_dump(mode="json"))
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes all text except plain words, because YAML readers differ in what they read as numbers or dates."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _literal(value: Any) -> Any:
+    """Escape text that OmegaConf would read as a reference."""
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if value == "???":
+        raise ConfigError("a value is '???', which means a missing value in YAML; set another value")
+    if isinstance(value, str):
+        # Backslashes have a meaning only before `${`: each is doubled, and one more escapes the reference.
+        return _REFERENCE.sub(lambda match: match[1] * 2 + r"\${", value)
+    return value

@@ -1,0 +1,124 @@
+"""Mapping of a configuration to verl's or Trinity's configuration, from the declared keys and `fixed_settings.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal
+
+from astuner.config.keys import KeyPath, schema, value_at
+from astuner.config.root import RunConfig
+from astuner.config.section import TrainerKey, TrainerUse
+from astuner.config.yaml_file import SHIPPED_FOLDER, read_yaml
+
+TrainerName = Literal["verl", "trinity"]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSetting:
+    """A trainer key that astuner's integration requires to have a certain value.
+
+    Attributes:
+        value: the value.
+        why: the reason.
+    """
+
+    value: object
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """Values of trainer keys for a kind of machine; the user's section can change them.
+
+    Attributes:
+        when: the kind of machine, in words.
+        values: trainer key to value.
+        rules: trainer key to the name of the rule that computes its value.
+    """
+
+    when: str
+    values: Mapping[str, object]
+    rules: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMapping:
+    """The mapping of one trainer.
+
+    Attributes:
+        trainer: name of the backbone, and of the user's section that is passed to the trainer.
+        uses: the declared use of each key or section of astuner, in the order of the schema.
+        facts: trainer key to rule, for values that no key of astuner determines.
+        fixed: trainer key to its fixed value.
+        reserved: trainer key or section that users cannot set, to the reason.
+        machine: settings by kind of machine.
+    """
+
+    trainer: TrainerName
+    uses: Mapping[KeyPath, TrainerUse]
+    facts: Mapping[str, str]
+    fixed: Mapping[str, FixedSetting]
+    reserved: Mapping[str, str]
+    machine: Mapping[str, MachineSettings]
+
+    @property
+    def trainer_keys(self) -> dict[KeyPath, tuple[TrainerKey, ...]]:
+        """Key of astuner to the trainer keys that it determines."""
+        return {path: use for path, use in self.uses.items() if not isinstance(use, str)}
+
+    def setters(self, name: str) -> list[KeyPath]:
+        """Return the keys of astuner that determine a trainer key, given without `+`."""
+        return [path for path, keys in self.trainer_keys.items() if any(key.bare_name == name for key in keys)]
+
+    def rule(self, name: str) -> Callable[..., object]:
+        """Return a function of the backbone's `rules` module, which this package must not import statically."""
+        rule: Callable[..., object] = getattr(import_module(f"astuner.backbone.{self.trainer}.rules"), name)
+        return rule
+
+    def values(self, config: RunConfig, run_facts: object, machine: Iterable[str]) -> dict[str, Any]:
+        """Return trainer key (a leading `+` included) to value.
+
+        Args:
+            config: the configuration.
+            run_facts: second argument of the rules.
+            machine: names of the groups of `machine` that apply; a later group overrides an earlier one.
+        """
+        copied: dict[str, Any] = {}
+        rules: dict[str, str] = {}
+        for path, keys in self.trainer_keys.items():
+            for key in keys:
+                if key.rule is None:
+                    value = value_at(config, path)
+                    copied[key.name] = list(value) if isinstance(value, tuple) else value
+                else:
+                    rules[key.name] = key.rule
+        groups = [self.machine[name] for name in machine]
+        rules |= self.facts
+        values = copied | {name: self.rule(rule)(config.astuner, run_facts) for name, rule in rules.items()}
+        values |= {name: deepcopy(fixed.value) for name, fixed in self.fixed.items()}
+        for group in groups:
+            values |= group.values
+            values |= {name: self.rule(rule)(config.astuner, run_facts) for name, rule in group.rules.items()}
+        return values
+
+
+@cache
+def trainer_mapping(trainer: TrainerName) -> TrainerMapping:
+    """Return the mapping of `verl` or `trinity`."""
+    tree = read_yaml(SHIPPED_FOLDER / trainer / "fixed_settings.yaml").tree
+    declared = {path: getattr(rule, trainer) for path, rule in schema().declarations.items()}
+    return TrainerMapping(
+        trainer=trainer,
+        uses={path: use for path, use in declared.items() if use is not None},
+        facts=tree["facts"],
+        fixed={name: FixedSetting(**setting) for name, setting in tree["fixed"].items()},
+        reserved=tree["reserved"],
+        machine={
+            name: MachineSettings(group["when"], group.get("values", {}), group.get("rules", {}))
+            for name, group in tree["machine"].items()
+        },
+    )

@@ -1,0 +1,1 @@
+"""Named breakpoints, deadlines, signal handlers, and stacks of threads and asyncio tasks."""

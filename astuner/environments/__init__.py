@@ -1,0 +1,1 @@
+"""Separate virtual environments for the backbones whose packages conflict with each other."""

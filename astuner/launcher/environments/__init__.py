@@ -1,1 +1,0 @@
-"""Isolated environments for the backbones whose packages cannot live with each other's."""

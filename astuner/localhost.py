@@ -1,0 +1,93 @@
+"""Servers on 127.0.0.1: their ports, and the check that a request comes from this machine's user."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Collection, Mapping
+
+import psutil
+
+from astuner.errors import ServiceError
+
+ADDRESS = "127.0.0.1"
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on a port of 127.0.0.1; 0 selects a free port.
+
+    Raises:
+        ServiceError: If the port cannot be used. The message names the process that holds it.
+    """
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((ADDRESS, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        in_use = error.errno == errno.EADDRINUSE
+        reason = f"is in use by {port_holder(port)}" if in_use else f"cannot be used ({error.strerror})"
+        raise ServiceError(f"port {port} {reason}; give another port with --port, or 0 for any free port") from error
+    return listener
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nothing listens at the moment."""
+    with socket.socket() as probe:
+        probe.bind((ADDRESS, 0))
+        return int(probe.getsockname()[1])
+
+
+def is_port_taken(port: int) -> bool:
+    """Return whether a process listens on a port of this machine."""
+    with socket.socket() as probe:
+        # A connection of an earlier process in TIME_WAIT does not block the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def port_holder(port: int) -> str:
+    """Return the id and name of the process that uses a port.
+
+    The process's command line is omitted, because it may contain secrets.
+    """
+    try:
+        connections = [each for each in psutil.net_connections("tcp") if each.laddr and each.laddr.port == port]
+        connections.sort(key=lambda each: each.status != psutil.CONN_LISTEN)
+        pids = [each.pid for each in connections if each.pid is not None]
+        if pids:
+            return f"process {pids[0]} ({psutil.Process(pids[0]).name()})"
+    except psutil.Error:  # Some systems allow this query to root only, and the process may have ended.
+        pass
+    return "a process that this user may not see"
+
+
+def local_hosts(port: int) -> list[str]:
+    """Return the `Host` headers with which local clients address a server on this port."""
+    names = [ADDRESS, "localhost"]
+    # Browsers leave out the default port of http.
+    return [f"{name}:{port}" for name in names] + (names if port == 80 else [])
+
+
+def rejection_reason(headers: Mapping[str, str], hosts: Collection[str]) -> str | None:
+    """Return why a request must be rejected, or None if it was sent to this server by this machine's user.
+
+    An unknown `Host` indicates DNS rebinding; a foreign `Origin` indicates a request from another site.
+
+    Args:
+        headers: Headers of the request, by lower-case name.
+        hosts: Accepted values of `Host`.
+    """
+    host, origin = headers.get("host", ""), headers.get("origin")
+    if host not in hosts:
+        return "This server accepts requests to its own address only."
+    if origin is not None and origin != f"http://{host}":
+        return "This server does not accept requests from other sites."
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+        return "This server does not accept requests from other sites."
+    return None

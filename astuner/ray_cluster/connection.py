@@ -1,0 +1,183 @@
+"""Starts the Ray instance of a run, or connects to an existing one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psutil
+
+from astuner.errors import BackboneError, first_line
+from astuner.localhost import ADDRESS
+from astuner.ray_cluster.environment import LEAST_CPUS, TOKEN_MODE
+from astuner.ray_cluster.temp_dir import TEMP_DIR_FIX, ray_temp_dir
+
+_START_ATTEMPTS = 3
+_KILL_SECONDS = 10.0
+_CONNECT_SECONDS = 10.0
+# Runs in its own process: if the server is not Ray, the call never returns.
+_PROBE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+_TOKEN_ERROR = "AuthenticationError"
+_FIX = (
+    "set trainer_common.ray_address to the address of a running Ray instance (`ray start --head`), or leave it out to "
+    "start one"
+)
+
+
+def check_not_connected() -> None:
+    """Check that this process is not connected to a Ray instance.
+
+    Raises:
+        BackboneError: this process is connected to a Ray instance.
+    """
+    import ray
+
+    if ray.is_initialized():
+        raise BackboneError(
+            "this process is already connected to a Ray instance; call ray.shutdown() first, or run astuner in another "
+            "process and set trainer_common.ray_address to use that instance"
+        )
+
+
+@contextlib.contextmanager
+def ray_connected(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Start a Ray instance during the block, or connect to an existing one at `address`, which keeps running.
+
+    The processes of an instance that is started here end with this process, even if it is killed.
+
+    Args:
+        settings: arguments of `ray.init`.
+
+    Raises:
+        BackboneError: Ray cannot be started, or there is none at the address.
+    """
+    import ray
+
+    settings = {"log_to_driver": False, "logging_level": "ERROR", **settings}
+    with contextlib.ExitStack() as stack:
+        if settings.get("address") is None:
+            folder = stack.enter_context(ray_temp_dir())
+            settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
+            settings["_temp_dir"] = folder
+            settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, LEAST_CPUS)
+        else:
+            settings["address"] = find_ray(settings["address"])
+        stack.callback(ray.shutdown)  # safe even if Ray has started only in part
+        _init(settings)
+        yield
+
+
+def _init(settings: Mapping[str, Any]) -> None:
+    """Call `ray.init`; retry if Ray's own startup timeout of 30 s expired on a busy machine."""
+    import ray
+
+    for attempt in range(_START_ATTEMPTS):
+        children = {child.pid for child in psutil.Process().children()}
+        try:
+            ray.init(**settings)
+            return
+        # ray.init raises errors of many types.
+        except Exception as error:
+            if attempt == _START_ATTEMPTS - 1 or "timed out during startup" not in str(error):
+                raise _connection_error(settings["address"], error) from error
+            ray.shutdown()  # does not end the processes of a failed start
+            for child in psutil.Process().children():
+                if child.pid not in children:
+                    child.kill()
+                    child.wait(_KILL_SECONDS)
+
+
+def _connection_error(address: str, error: Exception) -> BackboneError:
+    if address == "local":
+        return BackboneError(
+            f"Ray could not be started: {first_line(error)}; if the problem is its temporary folder, {TEMP_DIR_FIX}"
+        )
+    # Ray reports a version mismatch in several lines, in the cause of the error.
+    reason = " ".join(str(error.__cause__ or error).split())
+    return BackboneError(
+        f"{_cannot_connect(address)}: {reason}. Start its nodes with the Ray and Python versions of this environment, "
+        "or leave trainer_common.ray_address out to start a Ray instance for the run"
+    )
+
+
+def _cannot_connect(address: str) -> str:
+    return f"could not connect to Ray at {address}"
+
+
+def check_ray_reachable(address: str | None) -> None:
+    """Check that a Ray instance answers at the configured address.
+
+    Args:
+        address: `trainer_common.ray_address`; if None, nothing is checked.
+
+    Raises:
+        BackboneError: no Ray instance answers.
+    """
+    if address is not None:
+        find_ray(address)
+
+
+def find_ray(address: str, timeout: float = 60.0) -> str:
+    """Return the `host:port` of a running Ray instance.
+
+    Ray's own connection attempt waits for minutes and reports little, so the address is probed first.
+
+    Args:
+        address: `trainer_common.ray_address`: `host:port` or `auto`.
+        timeout: seconds to wait for an answer.
+
+    Raises:
+        BackboneError: no Ray instance answers.
+    """
+    import ray
+    from ray._private.services import canonicalize_bootstrap_address
+
+    resolved: str | None = None
+    try:
+        resolved = str(canonicalize_bootstrap_address(address))
+        host, _, port = resolved.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:  # connection refused or unknown host; not a port
+        resolved_to = "" if resolved in (None, address) else f" (resolved to {resolved})"
+        raise BackboneError(f"{_cannot_connect(address)}{resolved_to}: {error}; {_FIX}") from error
+    failure = _probe(resolved, timeout)
+    if failure is not None and _TOKEN_ERROR in failure and _enable_token():
+        failure = _probe(resolved, timeout)
+    if failure is None:
+        return resolved
+    if _TOKEN_ERROR in failure:
+        raise BackboneError(
+            f"{_cannot_connect(address)}: it requires the token it was started with; set RAY_AUTH_TOKEN, or write the "
+            "token to ~/.ray/auth_token"
+        )
+    raise BackboneError(
+        f"{_cannot_connect(address)}: the server at {resolved} does not answer like Ray {ray.__version__}; {_FIX}"
+    )
+
+
+def _probe(address: str, timeout: float) -> str | None:
+    """Return None if Ray answers at `host:port`, else the error output."""
+    command = [sys.executable, "-c", _PROBE, address]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {timeout:g} s"
+    return None if result.returncode == 0 else result.stderr
+
+
+def _enable_token() -> bool:
+    """Make Ray authenticate with the user's token from now on; return whether there is one.
+
+    Ray does this only for the address `auto`, but `ray start` requires a token whenever the user has one.
+    """
+    from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+
+    logging.getLogger("ray").setLevel(logging.ERROR)  # hides Ray's advice to disable authentication
+    is_set = TOKEN_MODE in os.environ
+    return not is_set and maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

@@ -1,0 +1,96 @@
+"""The Ray head that `--with-ray` and `--with-ray-cluster` start as a service of the run."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from astuner.config.root import AstunerConfig
+from astuner.localhost import ADDRESS, free_port
+from astuner.ray_cluster.environment import LEAST_CPUS, OWN_ENVIRONMENT, OWN_RAY
+
+CLUSTER_PORT = 6379
+"""Port of a head that other machines join: Ray's default port."""
+
+_CPU_OBJECT_STORE_BYTES = 500_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRay:
+    """A Ray instance that was started as a service of the run.
+
+    Attributes:
+        address: `host:port` of its head, on this machine.
+        others_join: whether nodes on other machines may join.
+    """
+
+    address: str
+    others_join: bool
+
+
+def is_own_ray(address: str | None, started: StartedRay | None) -> bool:
+    """Return whether a run starts its own Ray instance and uses this machine only.
+
+    Args:
+        address: `trainer_common.ray_address`.
+        started: the Ray instance that `--with-ray` or `--with-ray-cluster` has started.
+    """
+    return address is None and (started is None or not started.others_join)
+
+
+@dataclass(frozen=True, slots=True)
+class RayHead:
+    """The command that starts a Ray head.
+
+    Attributes:
+        argv: the command line; it runs in the foreground, so that all its processes are in one group.
+        env: environment variables.
+        ray: the Ray instance that it starts.
+    """
+
+    argv: list[str]
+    env: Mapping[str, str]
+    ray: StartedRay
+
+    @property
+    def port(self) -> int:
+        """The head's port."""
+        return int(self.ray.address.rpartition(":")[2])
+
+
+def ray_head(config: AstunerConfig, *, others_join: bool) -> RayHead:
+    """Return the command that starts a Ray head for a run.
+
+    Args:
+        config: the run's configuration.
+        others_join: listen on the network, on known ports, so that other machines can join; otherwise on 127.0.0.1 and
+            on free ports, so that several Ray instances can run at once.
+    """
+    port = CLUSTER_PORT if others_join else free_port()
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
+    argv += ["--include-dashboard=false", "--disable-usage-stats", *_resource_options(config, others_join)]
+    if not others_join:
+        # 0 lets the OS choose a port; the other two options do not support it.
+        argv += [f"--node-ip-address={ADDRESS}", "--min-worker-port=0", "--max-worker-port=0"]
+        argv += [f"--dashboard-agent-listen-port={free_port()}"]
+        if importlib.util.find_spec("grpc") is not None:  # without grpc, Ray rejects the option
+            argv += [f"--ray-client-server-port={free_port()}"]
+    env = OWN_RAY if others_join else OWN_ENVIRONMENT
+    return RayHead(argv, env, StartedRay(f"{ADDRESS}:{port}", others_join))
+
+
+def _resource_options(config: AstunerConfig, others_join: bool) -> list[str]:
+    """Return the options that declare the machine's CPUs, GPUs and object store."""
+    # Imported late: it imports PyTorch.
+    from astuner.llm_engine.causal_lm import choose_device
+
+    options = [f"--num-cpus={max(os.cpu_count() or 1, LEAST_CPUS)}"]
+    if choose_device(config.trainer_common.device).type == "cuda":
+        return options  # Ray detects the GPUs
+    # Every worker requests a GPU, so that a CPU machine declares as many as there are workers.
+    common = config.trainer_common
+    gpus = (common.n_gpus_per_node or 1) * (1 if others_join else common.nnodes)
+    return [*options, f"--num-gpus={gpus}", f"--object-store-memory={_CPU_OBJECT_STORE_BYTES}"]

@@ -1,0 +1,283 @@
+"""Loggers that repeat the metrics of `metrics.jsonl`: the console, TensorBoard and experiment trackers."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from loguru import logger
+
+from astuner.errors import ConfigError
+from astuner.run_record.files import write_errors
+
+LoggerName = Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]
+
+_CONSOLE_METRICS = (
+    "reward/mean", "success/rate", "val/reward", "val/success_rate", "val/loss", "loss/policy", "loss/kl", "loss/sft",
+    "entropy", "grad_norm", "lr", "time/step",
+)  # fmt: skip
+_ALWAYS_PRINTED = ("reward/", "val/", "episodes/")
+_MIN_SECONDS_BETWEEN_LINES = 10.0
+_FORKS = "forks/"
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """Names of a run in experiment trackers.
+
+    Attributes:
+        project: Groups experiments.
+        experiment: Groups the starts of one experiment.
+        folder: The run's folder, to which trackers write their files.
+    """
+
+    project: str
+    experiment: str
+    folder: Path
+
+    @property
+    def start(self) -> str:
+        """A unique name for this start, because trackers cannot remove steps that a killed run has logged."""
+        return f"{self.experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+class MetricLogger(Protocol):
+    """Destination of finite metrics."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics of a step.
+
+        Raises:
+            RecordError: If a file of the run record cannot be written.
+        """
+        ...
+
+    def truncate_after(self, step: int) -> None:
+        """Remove the metrics of steps after `step` from the run's folder."""
+        ...
+
+    def close(self) -> None:
+        """Write pending metrics and close the logger."""
+        ...
+
+
+class ConsoleLogger:
+    """Logs one line of metrics per step, and one line about its episodes, through loguru.
+
+    Fast steps without episodes and validation are logged every 10 s only.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = -math.inf
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the main metrics."""
+        values = [f"{name} {metrics[name]:.4g}" for name in _CONSOLE_METRICS if name in metrics]
+        if not values:
+            return
+        now = self._clock()
+        is_frequent = now - self._last < _MIN_SECONDS_BETWEEN_LINES
+        if is_frequent and not any(name.startswith(_ALWAYS_PRINTED) for name in metrics):
+            return
+        self._last = now
+        logger.info("step {} · {}", step, " · ".join(values))
+        if "episodes/total" in metrics:
+            logger.info("{}", _episodes_line(step, metrics))
+
+    def truncate_after(self, step: int) -> None:
+        """Do nothing: printed lines cannot be removed."""
+
+    def close(self) -> None:
+        """Do nothing: every line is printed immediately."""
+
+
+def _episodes_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Return the numbers of episodes, calls, samples, tokens and forks of a step.
+
+    For example: step 3: 64 episodes (2 failed), 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096 trained tokens
+    (saving 1.7×), forks: 3 tools_changed
+    """
+
+    def count(metric: str, noun: str) -> str:
+        number = metrics[metric]
+        return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
+
+    lost = [f"{number:.0f} {name}" for name in ("failed", "dropped") if (number := metrics[f"episodes/{name}"])]
+    suffix = f" ({', '.join(lost)})" if lost else ""
+    line = (
+        f"step {step}: {count('episodes/total', 'episode')}{suffix}, "
+        f"{count('calls/total', 'call')} → {count('samples/total', 'sample')}, "
+        f"{metrics['tokens/raw']:,.0f} → {metrics['tokens/distinct']:,.0f} distinct → "
+        f"{metrics['tokens/trained']:,.0f} trained tokens (saving {metrics['tokens/saving']:.1f}×)"
+    )
+    forks = [(number, name.removeprefix(_FORKS)) for name, number in metrics.items() if name.startswith(_FORKS)]
+    causes = [f"{number:.0f} {cause}" for number, cause in sorted(forks, key=lambda fork: -fork[0]) if number]
+    return f"{line}, forks: {', '.join(causes)}" if causes else line
+
+
+class TensorboardLogger:
+    """Writes event files to `tensorboard/` in the calling thread, with TensorBoard's own record writer.
+
+    (TensorBoard's `EventFileWriter` imports TensorFlow if installed, and reports a full disk as a traceback of a
+    thread. accelerate's trackers import PyTorch and cannot truncate.)
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "tensorboard"
+        self._writer: Any = None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one event with all metrics; `RecordError` if that fails."""
+        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._write(step=step, summary=Summary(value=values))
+
+    def truncate_after(self, step: int) -> None:
+        """Make readers skip the later steps of earlier event files; `RecordError` if that fails."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog  # type: ignore[import-untyped]
+
+        # TensorBoard itself marks the steps from a restart on as void in this way.
+        self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def close(self) -> None:
+        """Close the event file."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            try:
+                writer.close()
+            except OSError as error:  # The failure was reported when the buffered events could not be written.
+                logger.debug("closing the TensorBoard file: {}", error)
+
+    def _write(self, **content: Any) -> None:
+        # tensorboard takes 0.4 s to import, so it is imported when the first step is logged.
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+        # On a full disk, events remain in the file's buffer, so that the file stays valid for later events.
+        with write_errors(self._folder):
+            events = [Event(wall_time=time.time(), **content)]
+            if self._writer is None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                # Readers sort the files by name.
+                name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}.{os.getpid()}"
+                self._writer = RecordWriter((self._folder / name).open("xb"))
+                events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
+            for event in events:
+                self._writer.write(event.SerializeToString())
+                self._writer.flush()
+
+
+class TrackerLogger:
+    """wandb, swanlab or trackio. Each start of an experiment is a separate run there.
+
+    A failure after the start causes one warning: the training continues, and `metrics.jsonl` is complete.
+    """
+
+    def __init__(self, name: str, start: Callable[[], Any]) -> None:
+        """Start the tracker.
+
+        Raises:
+            ConfigError: If it does not start.
+        """
+        self._name = name
+        self._has_failed = False
+        try:
+            self._run = start()
+        # Trackers raise many types: no network, no login, an unknown project.
+        except Exception as error:
+            raise ConfigError(
+                f"trainer_common.logger names {name}, which did not start: {error}; run `{name} login`, follow its "
+                f"documentation, or remove {name} from trainer_common.logger"
+            ) from error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Send the metrics to the tracker."""
+        self._warn_on_failure(lambda: self._run.log(dict(metrics), step=step))
+
+    def truncate_after(self, step: int) -> None:
+        """Do nothing: each start of an experiment is a separate run in the tracker, which has no steps yet."""
+
+    def close(self) -> None:
+        """Send pending metrics and end the tracker's run."""
+        self._warn_on_failure(self._run.finish)
+
+    def _warn_on_failure(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning(
+                    "{} failed: {!r}; metrics.jsonl is complete; further warnings are suppressed", self._name, error
+                )
+
+
+def check_loggers(names: Sequence[LoggerName]) -> None:
+    """Check that the experiment trackers among `names` are installed, without importing them.
+
+    Raises:
+        ConfigError: If one is not installed. The message has the command that installs it.
+    """
+    missing = []
+    for name in names:
+        spec = importlib.util.find_spec(name) if name in _START_TRACKER else None
+        # The folder `wandb` in the working directory, which wandb creates, is a namespace package without origin.
+        if name in _START_TRACKER and (spec is None or spec.origin is None):
+            missing.append(name)
+    if missing:
+        raise ConfigError(
+            f"trainer_common.logger needs packages that are not installed: {', '.join(missing)}; "
+            f"run `pip install {' '.join(missing)}`, or remove it from trainer_common.logger"
+        )
+
+
+def open_loggers(names: Sequence[LoggerName], run: RunName) -> Iterator[MetricLogger]:
+    """Open the loggers one by one, so that the caller can close the earlier ones if one fails.
+
+    Raises:
+        ConfigError: If a tracker does not start.
+    """
+    for name in dict.fromkeys(names):
+        if name == "console":
+            yield ConsoleLogger()
+        elif name == "tensorboard":
+            yield TensorboardLogger(run.folder)
+        else:
+            yield TrackerLogger(name, partial(_START_TRACKER[name], run))
+
+
+def _start_wandb(run: RunName) -> Any:
+    import wandb
+
+    # Console output, code, diff and command line are not uploaded, as they are not redacted.
+    settings = wandb.Settings(console="off", disable_code=True, disable_git=True, x_disable_meta=True)
+    return wandb.init(project=run.project, group=run.experiment, name=run.start, dir=str(run.folder), settings=settings)
+
+
+def _start_swanlab(run: RunName) -> Any:
+    import swanlab
+
+    return swanlab.init(project=run.project, experiment_name=run.start, logdir=str(run.folder / "swanlog"))
+
+
+def _start_trackio(run: RunName) -> Any:
+    import trackio
+
+    return trackio.init(project=run.project, name=run.start, embed=False)
+
+
+_START_TRACKER: Mapping[str, Callable[[RunName], Any]] = {
+    "wandb": _start_wandb,
+    "swanlab": _start_swanlab,
+    "trackio": _start_trackio,
+}

@@ -1,0 +1,10 @@
+"""A local server with the API of tinker 0.20, for training loops written for the Tinker service.
+
+Long requests return the id of a future, whose result the client polls. All models train in one thread, in request
+order; each set of weights that is sampled has its own embedded engine.
+"""
+
+from astuner.tinker_server.server import ServerOptions, serve
+from astuner.tinker_server.service import Limits
+
+__all__ = ["Limits", "ServerOptions", "serve"]

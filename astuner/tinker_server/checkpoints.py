@@ -1,0 +1,260 @@
+"""Checkpoints on disk, by their `tinker://RUN/weights/NAME` paths.
+
+`FOLDER/RUN/run.json` describes a training run. `FOLDER/RUN/weights/NAME` and `FOLDER/RUN/sampler_weights/NAME` contain
+`trained.safetensors`, `checkpoint.json` and, for `weights`, `optimiser.pt`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from astuner.backbone.training.checkpoints import atomic_dir, save_synced
+from astuner.errors import RecordError, first_line
+from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.wire import LoraSettings
+
+Kind = Literal["weights", "sampler_weights"]
+KINDS: tuple[Kind, ...] = ("weights", "sampler_weights")
+_SCHEME = "tinker://"
+_ADVICE = "Free disk space, or start the server with another --checkpoint-dir."
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training run.
+
+    Attributes:
+        run_id: its id, also the model's id.
+        base_model: the base model's name as sent by the client.
+        lora: the adapters.
+        metadata: the client's metadata.
+        created: when it was created.
+    """
+
+    run_id: str
+    base_model: str
+    lora: LoraSettings
+    metadata: Mapping[str, Any]
+    created: datetime
+
+
+@dataclass(frozen=True)
+class TinkerCheckpoint:
+    """A checkpoint of a training run.
+
+    Attributes:
+        run_id, kind, name: the parts of its path.
+        folder: the folder with its files.
+        time: when it was written.
+        expires: when it is deleted; None for never.
+        ephemeral: whether it is deleted with its client session.
+    """
+
+    run_id: str
+    kind: Kind
+    name: str
+    folder: Path
+    time: datetime
+    expires: datetime | None = field(compare=False)
+    ephemeral: bool
+
+    @property
+    def path(self) -> str:
+        """The `tinker://` path of the checkpoint."""
+        return f"{_SCHEME}{self.run_id}/{self.kind}/{self.name}"
+
+    def weights(self) -> dict[str, Tensor]:
+        """Read the trained weights.
+
+        Raises:
+            TinkerRequestError: the checkpoint was deleted.
+            RecordError: the checkpoint cannot be read.
+        """
+        weights: dict[str, Tensor] = self._read("trained.safetensors", load_file)
+        return weights
+
+    def optimiser_state(self) -> dict[str, Any]:
+        """Read the optimiser's state.
+
+        Raises:
+            TinkerRequestError: the checkpoint was deleted.
+            RecordError: the checkpoint cannot be read.
+        """
+        read = partial(torch.load, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = self._read("optimiser.pt", read)
+        return state
+
+    def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
+        if not self.folder.is_dir():
+            raise TinkerRequestError(
+                f"{self.path} no longer exists: it was deleted, it expired, or newer sampler weights replaced it "
+                "(--max-samplers); save the weights again",
+                404,
+            )
+        try:
+            return read(self.folder / name)
+        # For a corrupt file, PyTorch, pickle and safetensors raise errors of many types.
+        except Exception as error:
+            raise RecordError(f"{self.path} cannot be read ({first_line(error)}); load another checkpoint") from error
+
+
+class CheckpointStore:
+    """The training runs and checkpoints in one folder. Writes are atomic."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, run_id: str) -> TrainingRun:
+        """Return a training run.
+
+        Raises:
+            TinkerRequestError: there is no such run.
+        """
+        file = self.folder / quote(run_id, safe="") / "run.json"
+        if run_id.startswith(".") or not file.is_file():
+            raise TinkerRequestError(f"there is no training run {run_id!r} in {self.folder}", 404)
+        data = json.loads(file.read_text())
+        lora, created = LoraSettings(**data["lora"]), datetime.fromisoformat(data["created"])
+        return TrainingRun(run_id, data["base_model"], lora, data["metadata"], created)
+
+    def runs(self) -> list[TrainingRun]:
+        """Return all training runs, the latest first."""
+        runs = [self.run(file.parent.name) for file in self.folder.glob("[!.]*/run.json")]
+        return sorted(runs, key=lambda run: run.created, reverse=True)
+
+    def save(
+        self,
+        run: TrainingRun,
+        kind: Kind,
+        name: str,
+        weights: Mapping[str, Tensor],
+        optimiser_state: dict[str, Any] | None,
+        *,
+        ttl_seconds: int | None = None,
+        overwrite: bool = False,
+        ephemeral: bool = False,
+    ) -> TinkerCheckpoint:
+        """Write a checkpoint.
+
+        Raises:
+            TinkerRequestError: the name exists and `overwrite` is false.
+            RecordError: the checkpoint cannot be written.
+        """
+        folder = self.folder / run.run_id / kind / quote(name, safe="")
+        if folder.exists() and not overwrite:
+            raise TinkerRequestError(
+                f"{_SCHEME}{run.run_id}/{kind}/{name} already exists; choose another name, or set overwrite=True"
+            )
+        now = datetime.now(UTC)
+        expires = now + timedelta(seconds=ttl_seconds) if ttl_seconds else None
+        checkpoint = TinkerCheckpoint(run.run_id, kind, name, folder, now, expires, ephemeral)
+        with atomic_dir(folder, "the checkpoint", _ADVICE) as partial_folder:
+            save_file(dict(weights), partial_folder / "trained.safetensors")
+            if optimiser_state is not None:
+                save_synced(optimiser_state, partial_folder / "optimiser.pt")
+            _write_info(checkpoint, partial_folder)
+        run_file = self.folder / run.run_id / "run.json"
+        if not run_file.exists():
+            data = {"base_model": run.base_model, "lora": run.lora.model_dump(), "metadata": dict(run.metadata)}
+            _write_json({**data, "created": run.created.isoformat()}, run_file)
+        return checkpoint
+
+    def find(self, path: str) -> TinkerCheckpoint:
+        """Return the checkpoint at a `tinker://` path.
+
+        Raises:
+            TinkerRequestError: there is no checkpoint at the path.
+        """
+        parts = path.removeprefix(_SCHEME).split("/")
+        if path.startswith(_SCHEME) and len(parts) == 3 and parts[1] in KINDS and not parts[0].startswith("."):
+            run_id, kind, name = parts
+            folder = self.folder / quote(run_id, safe="") / kind / quote(name, safe="")
+            if not name.startswith(".") and (folder / "checkpoint.json").is_file():
+                return _read_info(folder)
+        raise TinkerRequestError(
+            f"there is no checkpoint {path!r} in {self.folder}; paths have the form tinker://RUN/weights/NAME or "
+            "tinker://RUN/sampler_weights/NAME",
+            404,
+        )
+
+    def find_in(self, run_id: str, checkpoint_id: str) -> TinkerCheckpoint:
+        """Return a run's checkpoint by `KIND/NAME`, or by its name if only one kind has it.
+
+        Raises:
+            TinkerRequestError: there is no such checkpoint, or the name exists in both kinds.
+        """
+        if "/" in checkpoint_id:
+            return self.find(f"{_SCHEME}{run_id}/{checkpoint_id}")
+        matches = [checkpoint for checkpoint in self.checkpoints(run_id) if checkpoint.name == checkpoint_id]
+        if len(matches) != 1:
+            reason = "both kinds have a checkpoint" if matches else "there is no checkpoint"
+            raise TinkerRequestError(
+                f"{reason} named {checkpoint_id!r} in training run {run_id}; use weights/NAME or sampler_weights/NAME",
+                404,
+            )
+        return matches[0]
+
+    def checkpoints(self, run_id: str | None = None) -> list[TinkerCheckpoint]:
+        """Return the checkpoints of a run, or of all runs, the oldest first."""
+        run_ids = [run_id] if run_id is not None else [run.run_id for run in self.runs()]
+        folders = [self.folder / quote(run, safe="") / kind for run in run_ids for kind in KINDS]
+        files = [file for folder in folders for file in folder.glob("[!.]*/checkpoint.json")]
+        return sorted((_read_info(file.parent) for file in files), key=lambda checkpoint: checkpoint.time)
+
+    def delete(self, checkpoint: TinkerCheckpoint) -> None:
+        """Delete a checkpoint."""
+        shutil.rmtree(checkpoint.folder, ignore_errors=True)
+
+    def set_ttl(self, checkpoint: TinkerCheckpoint, seconds: int | None) -> None:
+        """Set a checkpoint's time to live; None for no expiry."""
+        expires = datetime.now(UTC) + timedelta(seconds=seconds) if seconds else None
+        _write_info(replace(checkpoint, expires=expires), checkpoint.folder)
+
+    def delete_expired(self) -> list[str]:
+        """Delete expired checkpoints and return their paths."""
+        now = datetime.now(UTC)
+        expired = [item for item in self.checkpoints() if item.expires is not None and item.expires <= now]
+        for checkpoint in expired:
+            self.delete(checkpoint)
+        return [checkpoint.path for checkpoint in expired]
+
+
+def _write_info(checkpoint: TinkerCheckpoint, folder: Path) -> None:
+    info = {
+        "time": checkpoint.time.isoformat(),
+        "expires": checkpoint.expires.isoformat() if checkpoint.expires else None,
+        "ephemeral": checkpoint.ephemeral,
+    }
+    _write_json(info, folder / "checkpoint.json")
+
+
+def _write_json(value: Mapping[str, Any], file: Path) -> None:
+    partial = file.with_name(f".{file.name}")
+    partial.write_text(json.dumps(value))
+    partial.rename(file)
+
+
+def _read_info(folder: Path) -> TinkerCheckpoint:
+    info = json.loads((folder / "checkpoint.json").read_text())
+    kind: Kind = "weights" if folder.parent.name == "weights" else "sampler_weights"
+    return TinkerCheckpoint(
+        folder.parent.parent.name,
+        kind,
+        unquote(folder.name),
+        folder,
+        datetime.fromisoformat(info["time"]),
+        datetime.fromisoformat(info["expires"]) if info["expires"] else None,
+        info["ephemeral"],
+    )

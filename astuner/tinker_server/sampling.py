@@ -1,0 +1,267 @@
+"""Sampling: a pool of embedded engines, one for each set of weights in use, and the handling of sampling requests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+from loguru import logger
+from torch import Tensor
+from torch.nn import functional
+
+from astuner.errors import ModelError
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.schema import SamplingParams
+from astuner.tinker_server import wire
+from astuner.tinker_server.base_model import BaseLanguageModel
+from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint
+from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.trainable_model import load_weights, weights_with_adapters
+
+PromptLogprobs = tuple[list[float | None], list[list[tuple[int, float]] | None]]
+_Source = TinkerCheckpoint | None
+"""The checkpoint to sample from; None for the base model."""
+_VERSIONS = itertools.count(1)
+# A character takes at most four byte tokens; the margin covers a window that starts within a character.
+_TOKENS_PER_CHARACTER, _TOKEN_MARGIN = 4, 8
+
+
+class Sampler:
+    """An engine, and a copy of its model for prompt log-probabilities.
+
+    Attributes:
+        engine: the engine.
+        users: number of requests that hold the sampler.
+        idle: set while there are none.
+        last_used: time of the last release, on the monotonic clock.
+    """
+
+    def __init__(self, base_model: BaseLanguageModel) -> None:
+        self._model = base_model.copy()
+        self._device = base_model.device
+        self._scoring = threading.Lock()  # A scoring pass has all logits of a prompt in memory.
+        self.engine = EmbeddedEngine(self._model, max_model_len=base_model.max_length)
+        self.users = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.last_used = time.monotonic()
+
+    def acquire(self) -> None:
+        """Increment the number of users."""
+        self.users += 1
+        self.idle.clear()
+
+    def release(self) -> None:
+        """Decrement the number of users."""
+        self.users -= 1
+        self.last_used = time.monotonic()
+        if self.users == 0:
+            self.idle.set()
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace all weights; the sampler must have no users."""
+        self.engine.update_weights(weights, next(_VERSIONS))
+        # The engine of a small model has its own copy of the weights.
+        load_weights(self._model, weights)
+
+    def prompt_logprobs(self, ids: list[int], top: int) -> PromptLogprobs:
+        """Return the log-probability of each prompt token, and the `top` most likely tokens at its position.
+
+        Both are None for the first token.
+        """
+        with self._scoring, torch.inference_mode():
+            logits = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[0, :-1]
+            targets = torch.tensor(ids[1:], device=self._device)
+            logprobs = -functional.cross_entropy(logits.float(), targets, reduction="none")
+            if not top:
+                return [None, *logprobs.tolist()], []
+            best = torch.log_softmax(logits.float(), dim=-1).topk(min(top, logits.shape[-1]))
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [None, *logprobs.tolist()], [None, *(list(zip(*pair, strict=True)) for pair in pairs)]
+
+
+class SamplerPool:
+    """A pool of at most `max_samplers` samplers, each with the weights of one checkpoint. Belongs to one event loop.
+
+    If the pool is full, the least recently used sampler is loaded with the new weights once its requests have ended.
+    """
+
+    def __init__(self, base_model: BaseLanguageModel, store: CheckpointStore, max_samplers: int) -> None:
+        self._base_model, self._store, self._max_samplers = base_model, store, max_samplers
+        self._samplers: dict[_Source, Sampler] = {}
+        self._change_lock = asyncio.Lock()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-load")
+
+    @contextlib.asynccontextmanager
+    async def acquire(self, source: _Source) -> AsyncIterator[Sampler]:
+        """Yield a sampler whose weights do not change during the block.
+
+        Raises:
+            RecordError, TinkerRequestError: the weights cannot be read or do not fit the model.
+        """
+        sampler = self._try_acquire(source) or await self._create(source)
+        try:
+            yield sampler
+        finally:
+            sampler.release()
+
+    def is_in_use(self, path: str) -> bool:
+        """Return whether a request is sampling from the checkpoint."""
+        return any(
+            source is not None and source.path == path and sampler.users for source, sampler in self._samplers.items()
+        )
+
+    def close(self) -> None:
+        """Stop all engines; their requests fail."""
+        self._executor.shutdown()
+        for sampler in self._samplers.values():
+            sampler.engine.close()
+        self._samplers.clear()
+
+    def _try_acquire(self, source: _Source) -> Sampler | None:
+        """Acquire and return the sampler of `source`; None if there is no working one."""
+        sampler = self._samplers.get(source)
+        if sampler is None:
+            return None
+        try:
+            sampler.engine.raise_if_broken()
+        except ModelError as error:
+            logger.warning("a sampler failed and is created again: {}", error)
+            del self._samplers[source]
+            sampler.engine.close()
+            return None
+        sampler.acquire()
+        return sampler
+
+    async def _create(self, source: _Source) -> Sampler:
+        # If the request is cancelled, loading continues and the sampler is then released.
+        load = asyncio.create_task(self._load(source))
+        try:
+            return await asyncio.shield(load)
+        except asyncio.CancelledError:
+            load.add_done_callback(_release_result)
+            raise
+
+    async def _load(self, source: _Source) -> Sampler:
+        """Return an acquired sampler of `source`: a new one, or the least recently used one with replaced weights."""
+        # The lock is fair: a request that waits for a busy sampler is not overtaken by that sampler's next requests.
+        async with self._change_lock:
+            if (sampler := self._try_acquire(source)) is not None:
+                return sampler
+            run = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+            weights = await run(self._weights, source)
+            if len(self._samplers) < self._max_samplers:
+                sampler = await run(Sampler, self._base_model)
+            else:
+                samplers = self._samplers
+                least_used = min(samplers, key=lambda key: (samplers[key].users > 0, samplers[key].last_used))
+                sampler = samplers.pop(least_used)
+                await sampler.idle.wait()
+            try:
+                await run(sampler.load, weights)
+            except Exception:
+                sampler.engine.close()
+                raise
+            sampler.acquire()
+            self._samplers[source] = sampler
+            return sampler
+
+    def _weights(self, source: _Source) -> Mapping[str, Tensor]:
+        """Return all weights of a model by name."""
+        base = self._base_model.weights()
+        if source is None:
+            return base
+        trained, lora = source.weights(), self._store.run(source.run_id).lora
+        return weights_with_adapters(self._base_model, lora, trained) if lora.rank else {**base, **trained}
+
+
+def _release_result(load: asyncio.Task[Sampler]) -> None:
+    if not load.cancelled() and load.exception() is None:
+        load.result().release()
+
+
+async def sample(
+    base_model: BaseLanguageModel, sampler: Sampler, request: wire.SampleRequest, ids: list[int]
+) -> dict[str, Any]:
+    """Handle a sampling request; its samples are computed concurrently, also with those of other requests.
+
+    Args:
+        base_model: has the tokenizer and the stop tokens.
+        sampler: has the weights.
+        request: the request.
+        ids: the validated prompt.
+
+    Returns:
+        Tinker's SampleResponse.
+
+    Raises:
+        TinkerRequestError: a stop string is empty.
+    """
+    stop = request.sampling_params.stop
+    stop = [stop] if isinstance(stop, str) else stop or []
+    stop_texts = [item for item in stop if isinstance(item, str)]
+    if "" in stop_texts:
+        raise TinkerRequestError("sampling_params.stop has an empty string; leave it out to stop at end tokens only")
+    stop_ids = [item for item in stop if isinstance(item, int)]
+    is_stopped = _text_stop(stop_texts, base_model.tokenizer) if stop_texts else None
+    completions = asyncio.gather(
+        *(
+            sampler.engine.generate(
+                ids, _engine_params(base_model, request.sampling_params, stop_ids, index), stops=is_stopped
+            )
+            for index in range(request.num_samples)
+        )
+    )
+    response: dict[str, Any] = {"type": "sample"}
+    if request.prompt_logprobs or request.topk_prompt_logprobs:
+        scores = asyncio.to_thread(sampler.prompt_logprobs, ids, request.topk_prompt_logprobs)
+        samples, (logprobs, top_logprobs) = await asyncio.gather(completions, scores)
+        if request.prompt_logprobs:
+            response["prompt_logprobs"] = logprobs
+        if request.topk_prompt_logprobs:
+            response["topk_prompt_logprobs"] = top_logprobs
+    else:
+        samples = await completions
+    response["sequences"] = [
+        {"stop_reason": item.finish_reason, "tokens": list(item.token_ids), "logprobs": list(item.logprobs)}
+        for item in samples
+    ]
+    return response
+
+
+def _engine_params(
+    base_model: BaseLanguageModel, params: wire.SamplingOptions, stop_ids: Sequence[int], index: int
+) -> SamplingParams:
+    """Return the engine's parameters for sample `index` of a request."""
+    seed = params.seed
+    if seed is not None and index > 0:
+        # Samples of a request have different seeds, which are not those of requests with nearby seeds.
+        seed = int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
+    return SamplingParams(
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        max_tokens=base_model.max_length if params.max_tokens is None else params.max_tokens,
+        stop_token_ids=(*base_model.stop_token_ids, *stop_ids),
+        seed=seed,
+    )
+
+
+def _text_stop(texts: Sequence[str], tokenizer: Any) -> Callable[[Sequence[int]], bool]:
+    """Return a function that checks whether the sampled tokens end with one of `texts`, called after each token."""
+    window = _TOKENS_PER_CHARACTER * max(map(len, texts)) + _TOKEN_MARGIN
+
+    def is_stopped(sampled: Sequence[int]) -> bool:
+        text = tokenizer.decode(list(sampled[-window:]), skip_special_tokens=False)
+        return any(stop in text for stop in texts)
+
+    return is_stopped

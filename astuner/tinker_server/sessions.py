@@ -1,0 +1,212 @@
+"""Client sessions, and the futures of their requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from loguru import logger
+
+from astuner.errors import AstunerError
+from astuner.tinker_server.checkpoints import TinkerCheckpoint
+from astuner.tinker_server.errors import TinkerRequestError
+
+SESSION_TIMEOUT_SECONDS = 600.0
+"""A session ends after this time without a request. Clients send a heartbeat every 10 s."""
+EVICTION_SECONDS = 60.0
+"""After this time without a request, a session's models may be unloaded to make room for another client."""
+RESULT_TTL_SECONDS = 1800.0
+"""Seconds for which a result is kept until the client retrieves it."""
+RETRIEVED_RESULT_TTL_SECONDS = 60.0
+"""Seconds for which a result is kept after retrieval: the response may have been lost."""
+MAX_PENDING_REQUESTS = 4096
+"""Maximum number of concurrent requests. Beyond it, requests get status 429, on which clients retry later."""
+
+Work = Callable[[], Awaitable[dict[str, Any]]]
+
+
+@dataclass
+class ClientSession:
+    """A client's session.
+
+    Attributes:
+        session_id: id of the session.
+        last_seen: time of its last request, on the clock of `Sessions`.
+        models: by the client's sequence number, the id of each model and of the request that created it.
+        samplers: by sampling session id, the checkpoint it samples from; None for the base model.
+    """
+
+    session_id: str
+    last_seen: float
+    models: dict[int, tuple[str, str]] = field(default_factory=dict)
+    samplers: dict[str, TinkerCheckpoint | None] = field(default_factory=dict)
+
+
+class Sessions:
+    """The open client sessions of the server, with the time of the last request of each."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sessions: dict[str, ClientSession] = {}
+
+    def __iter__(self) -> Iterator[ClientSession]:
+        return iter(list(self._sessions.values()))
+
+    def create(self) -> ClientSession:
+        """Create a session with a new id and return it."""
+        session = ClientSession(f"session-{uuid.uuid4().hex}", self._clock())
+        self._sessions[session.session_id] = session
+        return session
+
+    def touch(self, session_id: str) -> ClientSession:
+        """Update a session's `last_seen` and return it.
+
+        Raises:
+            TinkerRequestError: there is no such session.
+        """
+        if session_id not in self._sessions:
+            raise TinkerRequestError(
+                f"there is no session {session_id!r}: the server was restarted, or the session was inactive for "
+                f"{SESSION_TIMEOUT_SECONDS:.0f} s; create a new ServiceClient and load the last checkpoint",
+                404,
+            )
+        session = self._sessions[session_id]
+        session.last_seen = self._clock()
+        return session
+
+    def sampler(self, sampler_id: str) -> tuple[ClientSession, TinkerCheckpoint | None]:
+        """Return the client session of a sampling session, and its checkpoint (None if it samples from the base model).
+
+        Raises:
+            TinkerRequestError: there is no such sampling session.
+        """
+        for session in self._sessions.values():
+            if sampler_id in session.samplers:
+                session.last_seen = self._clock()
+                return session, session.samplers[sampler_id]
+        raise TinkerRequestError(f"there is no sampling session {sampler_id!r}; create a new sampling client", 404)
+
+    def inactive_for(self, seconds: float) -> list[ClientSession]:
+        """Return the sessions without a request for at least `seconds`, the longest inactive first."""
+        now = self._clock()
+        inactive = (session for session in self if now - session.last_seen >= seconds)
+        return sorted(inactive, key=lambda session: session.last_seen)
+
+    def end(self, session: ClientSession) -> None:
+        """Remove a session."""
+        self._sessions.pop(session.session_id, None)
+
+
+@dataclass
+class _Future:
+    session_id: str
+    task: asyncio.Task[bytes]
+    expires: float | None = None
+    """Time at which the result is dropped; None while it is being computed."""
+
+
+class Futures:
+    """The results of requests, by request id. Belongs to one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._futures: dict[str, _Future] = {}
+        # The prefix distinguishes ids of this server from those of an earlier one.
+        self._prefix, self._count = secrets.token_hex(4), 0
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def check_capacity(self) -> None:
+        """Check that another request may start.
+
+        Raises:
+            TinkerRequestError: too many requests are pending.
+        """
+        if sum(future.expires is None for future in self._futures.values()) >= MAX_PENDING_REQUESTS:
+            raise TinkerRequestError(f"{MAX_PENDING_REQUESTS} requests are pending; wait until some are done", 429)
+
+    def start(self, session_id: str, work: Work) -> str:
+        """Start `work` and return the request id of its result.
+
+        Args:
+            session_id: the session to which the request belongs; may be empty.
+            work: returns the response as JSON values.
+
+        Raises:
+            TinkerRequestError: the server is shutting down.
+        """
+        if self._is_closed:
+            raise TinkerRequestError("the server is shutting down", 503)
+        self._count += 1
+        request_id = f"{self._prefix}-{self._count}"
+        future = _Future(session_id, asyncio.create_task(_response(work)))
+        self._futures[request_id] = future
+
+        def set_expiry(_task: asyncio.Task[bytes]) -> None:
+            if future.expires is None:
+                future.expires = self._clock() + RESULT_TTL_SECONDS
+
+        future.task.add_done_callback(set_expiry)
+        return request_id
+
+    async def retrieve(self, request_id: str, timeout: float) -> bytes | None:
+        """Return a result as JSON, or None if it is not available after `timeout` seconds.
+
+        Raises:
+            TinkerRequestError: there is no such request, or its result was dropped.
+        """
+        future = self._futures.get(request_id)
+        if future is None and not request_id.startswith(f"{self._prefix}-"):
+            raise TinkerRequestError(f"there is no request {request_id!r}; was the server restarted?", 404)
+        if future is not None:
+            await asyncio.wait([future.task], timeout=timeout)
+        if future is None or future.task.cancelled():
+            raise TinkerRequestError(
+                f"the result of request {request_id} was dropped: its session ended, or it was not retrieved in time",
+                410,
+            )
+        if not future.task.done():
+            return None
+        expires = self._clock() + RETRIEVED_RESULT_TTL_SECONDS
+        future.expires = expires if future.expires is None else min(future.expires, expires)
+        return future.task.result()
+
+    def sweep(self) -> None:
+        """Drop expired results."""
+        now = self._clock()
+        for request_id in [key for key, future in self._futures.items() if future.expires and future.expires <= now]:
+            del self._futures[request_id]
+
+    def drop(self, session_id: str) -> None:
+        """Cancel and drop the requests of a session."""
+        for request_id, future in list(self._futures.items()):
+            if future.session_id == session_id:
+                future.task.cancel()
+                del self._futures[request_id]
+
+    def close(self) -> None:
+        """Cancel and drop all requests, and reject new ones."""
+        self._is_closed = True
+        for session_id in {future.session_id for future in self._futures.values()}:
+            self.drop(session_id)
+
+
+async def _response(work: Work) -> bytes:
+    """Return the JSON of a result, or of an error, which the client raises."""
+    try:
+        response = json.dumps(await work(), allow_nan=False)
+    except AstunerError as error:
+        response = json.dumps({"error": str(error), "category": "user"})
+    # Any other error fails this request only; the server continues.
+    except Exception as error:
+        logger.opt(exception=error).error("a request failed: {}", error)
+        response = json.dumps({"error": f"{type(error).__name__}: {error}", "category": "server"})
+    return response.encode()

@@ -1,0 +1,210 @@
+"""A model in training: forward and backward passes, optimiser steps, and its state."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from astuner.backbone.training.lora import TINKER_ALPHA, merged_weights, with_lora
+from astuner.config.rollout import LoraConfig
+from astuner.tinker_server.base_model import BaseLanguageModel
+from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.forward_pass import DatumBatch, ForwardPass, batches
+from astuner.tinker_server.wire import AdamParams, LoraSettings
+
+_SEED_LOCK = threading.Lock()
+
+
+class TrainableModel:
+    """The base model with trainable adapters, or a fully trainable copy of it.
+
+    Gradients accumulate over passes until an optimiser step. Not thread-safe.
+    """
+
+    def __init__(self, base_model: BaseLanguageModel, lora: LoraSettings) -> None:
+        """Create the model; its outputs equal the base model's.
+
+        Raises:
+            TinkerRequestError: the adapters match no layer of the model.
+        """
+        self._base_model = base_model
+        self._uses_lora = lora.rank > 0
+        self.model = _with_adapters(base_model, lora) if self._uses_lora else base_model.trainable_copy()
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._optimiser = torch.optim.AdamW(self._parameters)
+        self._has_gradient = False
+
+    def run(self, forward_pass: ForwardPass, *, backward: bool, check_open: Callable[[], None]) -> dict[str, Any]:
+        """Run a forward pass and, with `backward`, accumulate its gradient.
+
+        Args:
+            forward_pass: the data and the loss.
+            backward: whether to compute gradients.
+            check_open: called before each batch; may raise to stop the pass.
+
+        Returns:
+            Tinker's ForwardBackwardOutput.
+
+        Raises:
+            TinkerRequestError: the loss is not finite. The accumulated gradient is dropped.
+        """
+        outputs: list[dict[str, Any]] = [{} for _ in forward_pass.rows]
+        total = 0.0
+        try:
+            for batch in batches(forward_pass, self._base_model.vocab_size, self._base_model.device):
+                check_open()
+                with torch.set_grad_enabled(backward):
+                    logprobs = self._logprobs(batch)
+                    losses = forward_pass.loss.compute(logprobs, batch.inputs, forward_pass.options)
+                    loss = losses.sum()
+                if not math.isfinite(loss.item()):
+                    raise TinkerRequestError(
+                        "the loss is not finite; the accumulated gradient was dropped, the weights are unchanged; "
+                        "check the advantages and logprobs of the data, or lower the learning rate"
+                    )
+                if backward:
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    self._has_gradient = True
+                total += loss.item()
+                for name, values in {"logprobs": logprobs, "elementwise_loss": losses}.items():
+                    rows = torch.split(values.detach().cpu(), list(batch.sizes))
+                    for index, row in zip(batch.indices, rows, strict=True):
+                        outputs[index][name] = {"data": row.tolist(), "dtype": "float32", "shape": [len(row)]}
+        except BaseException:
+            if backward:
+                self._drop_gradient()
+            raise
+        return {"loss_fn_output_type": "TorchLossReturn", "loss_fn_outputs": outputs, "metrics": {"loss:sum": total}}
+
+    def _logprobs(self, batch: DatumBatch) -> Tensor:
+        """Return the log-probabilities of a batch's targets, [M] float32."""
+        dtype, device = self._base_model.dtype, self._base_model.device.type
+        with contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype):
+            # Rows are padded on the right, so that a causal model needs no mask: no token attends to padding.
+            logits = self.model(input_ids=batch.ids, use_cache=False).logits
+        unpadded = torch.cat([row[:size] for row, size in zip(logits, batch.sizes, strict=True)])
+        return -functional.cross_entropy(unpadded.float(), batch.targets, reduction="none")
+
+    def optim_step(self, params: AdamParams) -> dict[str, Any]:
+        """Take an AdamW step and clear the gradient.
+
+        Returns:
+            Tinker's OptimStepResponse.
+
+        Raises:
+            TinkerRequestError: there is no gradient, or it is not finite. The weights are unchanged.
+        """
+        if not self._has_gradient:
+            raise TinkerRequestError("optim_step without a gradient; call forward_backward first")
+        norm = float(nn.utils.clip_grad_norm_(self._parameters, params.grad_clip_norm or math.inf))
+        if not math.isfinite(norm):
+            self._drop_gradient()
+            raise TinkerRequestError(
+                f"the gradient norm is {norm}; the gradient was dropped, the weights are unchanged; lower the learning "
+                "rate"
+            )
+        for group in self._optimiser.param_groups:
+            group.update(
+                lr=params.learning_rate,
+                betas=(params.beta1, params.beta2),
+                eps=params.eps,
+                weight_decay=params.weight_decay,
+            )
+        self._optimiser.step()
+        self._drop_gradient()
+        return {"metrics": {"optim/grad_norm": norm, "optim/lr": params.learning_rate}}
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return copies of the trained weights by name: the adapters, or all weights."""
+        if self._uses_lora:
+            named = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
+        else:
+            named = self.model.state_dict()
+        return {name: value.detach().cpu().clone().contiguous() for name, value in named.items()}
+
+    def optimiser_state(self) -> dict[str, Any]:
+        """Return the optimiser's state."""
+        return self._optimiser.state_dict()
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor], optimiser_state: dict[str, Any] | None) -> None:
+        """Load weights and the optimiser's state. If there is no optimiser state, reset the optimiser.
+
+        Raises:
+            TinkerRequestError: the weights do not fit the model.
+        """
+        load_weights(self.model, weights)
+        self._optimiser = torch.optim.AdamW(self._parameters)
+        if optimiser_state is not None:
+            self._optimiser.load_state_dict(optimiser_state)
+        self._drop_gradient()
+
+    def _drop_gradient(self) -> None:
+        self._optimiser.zero_grad(set_to_none=True)
+        self._has_gradient = False
+
+
+@torch.no_grad()
+def load_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
+    """Load the result of `TrainableModel.weights` into a model of the same architecture.
+
+    Raises:
+        TinkerRequestError: a name or shape differs.
+    """
+    current = {**model.state_dict(), **dict(model.named_parameters())}
+    mismatches = [name for name, value in weights.items() if name not in current or current[name].shape != value.shape]
+    if mismatches:
+        raise TinkerRequestError(
+            f"the checkpoint does not fit this model: {len(mismatches)} weights differ, e.g. {mismatches[0]}"
+        )
+    for name, value in weights.items():
+        current[name].copy_(value)
+
+
+def weights_with_adapters(
+    base_model: BaseLanguageModel, lora: LoraSettings, trained: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    """Return all weights of the base model with trained adapters merged.
+
+    Raises:
+        TinkerRequestError: the adapters do not fit the model.
+    """
+    model = _with_adapters(base_model, lora)
+    load_weights(model, trained)
+    return merged_weights(model)
+
+
+def _with_adapters(base_model: BaseLanguageModel, lora: LoraSettings) -> Any:
+    base = base_model.view()
+    head = base.get_output_embeddings()
+
+    def is_target(name: str, module: nn.Module) -> bool:
+        if not isinstance(module, nn.Linear):
+            return False
+        if module is head:
+            return lora.train_unembed
+        return lora.train_attn if "attn" in name or "attention" in name else lora.train_mlp
+
+    targets = [name for name, module in base.named_modules() if is_target(name, module)]
+    if not targets:
+        raise TinkerRequestError(
+            "lora_config selects no layer of this model; set train_attn, train_mlp or train_unembed"
+        )
+    settings = LoraConfig(rank=lora.rank, alpha=TINKER_ALPHA, target_modules=targets)
+    devices = [base_model.device] if base_model.device.type == "cuda" else []
+    # PyTorch's generator is global: numbers drawn by another thread would change the result of a seed.
+    with _SEED_LOCK, torch.random.fork_rng(devices, enabled=lora.seed is not None):
+        if lora.seed is not None:
+            torch.manual_seed(lora.seed)
+        model = with_lora(base, settings)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return model.eval()

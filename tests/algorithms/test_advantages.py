@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from astuner.algorithms import (
+    batch_normalised_advantages,
+    group_relative_advantages,
+    has_signal,
+    leave_one_out_advantages,
+)
+
+GROUPED = [group_relative_advantages, leave_one_out_advantages]
+ALL = [*GROUPED, batch_normalised_advantages]
+
+episodes = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.7, 1.0, -2.0]), st.integers(-3, 3)), min_size=1, max_size=12)
+
+
+def columns(pairs):
+    rewards, groups = zip(*pairs, strict=True)
+    return torch.tensor(rewards), torch.tensor(groups)
+
+
+def test_hand_worked():
+    # Group 5: rewards 1, 0, 2, mean 1, std √((0 + 1 + 1) / 2) = 1. Group -1: rewards 3, 0, mean 1.5, std √4.5.
+    rewards, groups = torch.tensor([1.0, 3.0, 0.0, 2.0, 0.0]), torch.tensor([5, -1, 5, 5, -1])
+    grpo = group_relative_advantages(rewards, groups, by_std=True)
+    assert grpo.tolist() == pytest.approx([0.0, 0.70711, -1.0, 1.0, -0.70711], abs=5e-6)
+    dr_grpo = group_relative_advantages(rewards, groups, by_std=False)
+    assert dr_grpo.tolist() == [0.0, 1.5, -1.0, 1.0, -1.5]
+    # Others' means: 1 of (0, 2), 0, 1.5 of (1, 2), 0.5 of (1, 0), 3.
+    rloo = leave_one_out_advantages(rewards, groups, by_std=False)
+    assert rloo.tolist() == [0.0, 3.0, -1.5, 1.5, -3.0]
+    # Divided by 1 and √4.5 = 2.12132.
+    rloo = leave_one_out_advantages(rewards, groups, by_std=True)
+    assert rloo.tolist() == pytest.approx([0.0, 1.41421, -1.5, 1.5, -1.41421], abs=5e-6)
+    # All: mean 1.2, deviations -0.2 1.8 -1.2 0.8 -1.2, squares 0.04 3.24 1.44 0.64 1.44 = 6.8, std √1.7 = 1.30384.
+    batch = batch_normalised_advantages(rewards, groups, by_std=True)
+    assert batch.tolist() == pytest.approx([-0.15339, 1.38054, -0.92036, 0.61357, -0.92036], abs=1e-5)
+    assert batch_normalised_advantages(rewards, groups, by_std=False).tolist() == pytest.approx(
+        [-0.2, 1.8, -1.2, 0.8, -1.2]
+    )
+
+
+@pytest.mark.parametrize("by_std", [True, False])
+@pytest.mark.parametrize("function", ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(reward=st.floats(-1e6, 1e6), size=st.integers(1, 40))
+@settings(max_examples=20, deadline=None)
+def test_no_variance_is_exactly_zero(function, by_std, dtype, reward, size):
+    rewards = torch.full((size,), reward, dtype=dtype)
+    assert not function(rewards, torch.full((size,), 4), by_std).any()
+
+
+@pytest.mark.parametrize("by_std", [True, False])
+@pytest.mark.parametrize("function", GROUPED)
+def test_groups_are_independent(function, by_std):
+    rewards = torch.tensor([1.0, 0.0, 5.0, 7.0, 100.0])
+    groups = torch.tensor([0, 0, 1, 1, 2])
+    both = function(rewards, groups, by_std)
+    assert both[:2].equal(function(rewards[:2], groups[:2], by_std))
+    assert both[2:4].equal(function(rewards[2:4], groups[2:4], by_std))
+    assert both[4] == 0
+
+
+@pytest.mark.parametrize("by_std", [True, False])
+@pytest.mark.parametrize("function", ALL)
+@given(pairs=episodes, seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_order_and_names_of_groups_do_not_matter(function, by_std, pairs, seed):
+    rewards, groups = columns(pairs)
+    order = list(range(len(pairs)))
+    random.Random(seed).shuffle(order)
+    straight = function(rewards, groups, by_std)
+    torch.testing.assert_close(function(rewards[order], groups[order] * 17 + 3, by_std), straight[order])
+    assert straight.dtype == torch.float32
+
+
+@given(pairs=episodes)
+@settings(max_examples=40, deadline=None)
+def test_grpo_advantages_of_a_group_have_mean_zero_and_unit_spread(pairs):
+    rewards, groups = columns(pairs)
+    advantages = group_relative_advantages(rewards, groups, by_std=True)
+    signal = has_signal(rewards, groups)
+    for group in groups.unique():
+        of_group = advantages[groups == group]
+        assert float(of_group.mean()) == pytest.approx(0, abs=1e-5)
+        if signal[groups == group].any():
+            assert float(of_group.std()) == pytest.approx(1, abs=1e-4)
+
+
+def test_signal_is_variance_within_a_group():
+    rewards = torch.tensor([1.0, 0.0, 2.0, 2.0, 3.0])
+    groups = torch.tensor([9, 9, 4, 4, 1])
+    assert has_signal(rewards, groups).tolist() == [True, True, False, False, False]

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from astuner.algorithms import (
+    NO_CLIP,
+    CallTable,
+    ClipRange,
+    PolicyBatch,
+    clipped_surrogate_loss,
+    clipped_weight_loss,
+    reinforce_loss,
+    sequence_clipped_loss,
+)
+from astuner.errors import BackboneError
+
+CLIP = ClipRange(low=0.2, high=0.28)
+# Row 0 has A > 0 and row 1 A < 0: above, within and below the clip range; the last column is context.
+RATIOS = [[1.5, 1.1, 0.5, 1.0], [1.5, 1.1, 0.5, 1.0]]
+MASK = [[1, 1, 1, 0], [1, 1, 1, 0]]
+ADVANTAGES = [2.0, -1.0]
+
+
+def table(*calls: tuple[int, int, int]) -> CallTable:
+    return CallTable(*torch.tensor(calls, dtype=torch.int64).reshape(-1, 3).unbind(1))
+
+
+def batch_of(ratios=RATIOS, mask=MASK, advantages=ADVANTAGES, calls=None) -> PolicyBatch:
+    old = torch.linspace(-2, -1, len(ratios) * len(ratios[0]), dtype=torch.float64).view(len(ratios), -1)
+    return PolicyBatch(
+        logprobs=(old + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(),
+        old_logprobs=old,
+        advantages=torch.tensor(advantages)[:, None].expand(old.shape),
+        train_counts=torch.tensor(mask),
+        calls=calls,
+    )
+
+
+def gradient_of(losses: torch.Tensor, batch: PolicyBatch) -> list[list[float]]:
+    (gradient,) = torch.autograd.grad(losses.sum(), batch.logprobs)
+    return [pytest.approx(row) for row in gradient.tolist()]
+
+
+def test_surrogate_clips_the_update():
+    batch = batch_of()
+    loss = clipped_surrogate_loss(batch, CLIP)
+    # d(-r A)/d log π = -r A where not clipped.
+    assert gradient_of(loss.token_losses, batch) == [[0, -2.2, -1.0, 0], [1.5, 1.1, 0, 0]]
+    assert loss.token_losses.tolist() == [
+        pytest.approx([-2.56, -2.2, -1.0, 0.0]),
+        pytest.approx([1.5, 1.1, 0.8, 0.0]),
+    ]
+
+
+def test_surrogate_is_policy_gradient_on_policy():
+    batch = batch_of(ratios=[[1.0] * 4] * 2)
+    loss = clipped_surrogate_loss(batch, CLIP)
+    assert gradient_of(loss.token_losses, batch) == [[-2, -2, -2, 0], [1, 1, 1, 0]]
+
+
+def test_clipped_weights_keep_every_gradient():
+    batch = batch_of()
+    loss = clipped_weight_loss(batch, CLIP)
+    # -clip(r) A, whatever the sign: no token is dropped.
+    assert gradient_of(loss.token_losses, batch) == [[-2.56, -2.2, -1.6, 0], [1.28, 1.1, 0.8, 0]]
+    expected = -torch.tensor([1.28, 1.1, 0.8], dtype=torch.float64) * 2 * batch.logprobs[0, :3]
+    torch.testing.assert_close(loss.token_losses[0, :3], expected)
+
+
+def test_low_of_one_means_no_lower_bound():
+    batch = batch_of(ratios=[[1e-3, 0.5, 1.0, 1.0], [8.0, 1.0, 1.0, 1.0]])
+    loss = clipped_weight_loss(batch, ClipRange(low=1.0, high=4.0))
+    assert gradient_of(loss.token_losses, batch) == [[-2e-3, -1.0, -2.0, 0], [5.0, 1.0, 1.0, 0]]
+
+
+def test_reinforce_ignores_the_ratio():
+    batch = batch_of()
+    loss = reinforce_loss(batch, NO_CLIP)
+    assert gradient_of(loss.token_losses, batch) == [[-2, -2, -2, 0], [1, 1, 1, 0]]
+    torch.testing.assert_close(loss.token_losses[1, :3], batch.logprobs[1, :3])
+
+
+def test_calls_are_clipped_as_a_whole_and_share_one_gradient():
+    # Row 0: calls of ratios (1.5, 1.1) and (0.5); row 1: one call of (1.5, 1.1, 0.5).
+    batch = batch_of(calls=table((1, 0, 3), (0, 2, 3), (0, 0, 2)))
+    loss = sequence_clipped_loss(batch, CLIP)
+    first = math.sqrt(1.65)  # 1.2845, above 1.28: clipped, since A > 0
+    call_ratio = 0.825 ** (1 / 3)  # 0.9379, within
+    assert first > 1.28
+    assert loss.token_losses.tolist() == [
+        pytest.approx([-2.56, -2.56, -1.0, 0.0]),
+        pytest.approx([call_ratio, call_ratio, call_ratio, 0.0]),
+    ]
+    # Three tokens carry s, and each log π moves s by s / 3.
+    assert gradient_of(loss.token_losses, batch) == [[0, 0, -1.0, 0], [call_ratio, call_ratio, call_ratio, 0]]
+
+
+def test_overlapping_calls_each_keep_their_ratio():
+    # A call of the first two tokens and one of all three: tokens 0 and 1 were sampled twice.
+    batch = batch_of(ratios=[[1.2, 0.9, 1.1]], mask=[[2, 2, 1]], advantages=[1.0], calls=table((0, 0, 2), (0, 0, 3)))
+    short, long = math.sqrt(1.08), 1.188 ** (1 / 3)
+    losses = sequence_clipped_loss(batch, CLIP).token_losses
+    assert losses.tolist() == [pytest.approx([-(short + long) / 2, -(short + long) / 2, -long])]
+    assert (losses * batch.train_counts).sum().item() == pytest.approx(-2 * short - 3 * long)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [table((0, 0, 3)), table((0, 0, 3), (1, 0, 4)), table((0, 0, 3), (1, 0, 3), (1, 1, 2))],
+    ids=["missing", "too long", "one too many"],
+)
+def test_calls_that_do_not_match_the_train_counts_are_an_error(calls):
+    with pytest.raises(BackboneError, match="do not match train_counts at"):
+        sequence_clipped_loss(batch_of(calls=calls), CLIP)
+
+
+def test_missing_calls_are_an_error():
+    with pytest.raises(BackboneError, match=r"set PolicyBatch\.calls"):
+        sequence_clipped_loss(batch_of(), CLIP)
+
+
+@pytest.mark.parametrize(
+    ("function", "clip"),
+    [
+        (clipped_surrogate_loss, CLIP),
+        (clipped_surrogate_loss, NO_CLIP),
+        (sequence_clipped_loss, CLIP),
+        (sequence_clipped_loss, NO_CLIP),
+        (reinforce_loss, NO_CLIP),
+    ],
+)
+def test_gradcheck(function, clip):
+    batch = batch_of(mask=[[1, 2, 1, 0], [1, 1, 1, 0]], calls=table((0, 0, 2), (0, 1, 3), (1, 0, 3)))
+
+    def losses(logprobs):
+        perturbed = PolicyBatch(logprobs, batch.old_logprobs, batch.advantages, batch.train_counts, batch.calls)
+        return function(perturbed, clip).token_losses
+
+    assert torch.autograd.gradcheck(losses, batch.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("function", "clip"),
+    [
+        (clipped_surrogate_loss, CLIP),
+        (sequence_clipped_loss, CLIP),
+        (clipped_weight_loss, CLIP),
+        (reinforce_loss, NO_CLIP),
+    ],
+)
+def test_untrained_tokens_are_ignored(function, clip):
+    calls = table((0, 0, 3), (1, 0, 3))
+    clean = batch_of(calls=calls)
+    with torch.no_grad():
+        dirty = PolicyBatch(
+            clean.logprobs.clone(), clean.old_logprobs.clone(), clean.advantages, clean.train_counts, calls
+        )
+        dirty.old_logprobs[:, 3] = float("nan")
+        dirty.logprobs[0, 3] = -1e30
+    dirty.logprobs.requires_grad_()
+    expected, loss = function(clean, clip), function(dirty, clip)
+    torch.testing.assert_close(loss.token_losses, expected.token_losses, rtol=0, atol=0)
+    assert loss.metrics.summary() == expected.metrics.summary()
+    gradients = [
+        torch.autograd.grad(result.token_losses.sum(), batch.logprobs)[0]
+        for result, batch in ((loss, dirty), (expected, clean))
+    ]
+    assert gradients[0].equal(gradients[1])
+
+
+def test_a_runaway_token_stays_finite():
+    batch = batch_of(ratios=[[math.exp(90), 1.0]], mask=[[1, 1]], advantages=[-1.0])
+    loss = clipped_surrogate_loss(batch, CLIP)
+    assert loss.token_losses[0, 0].item() == pytest.approx(math.exp(20))
+    assert gradient_of(loss.token_losses, batch) == [[0.0, 1.0]]
+
+
+def test_metrics_hand_worked():
+    # Row 0 (A > 0) has 1.5 above, row 1 (A < 0) has 0.5 below; its first token counts twice: 7 tokens.
+    batch = batch_of(mask=[[1, 1, 1, 0], [2, 1, 1, 0]], calls=table((0, 0, 3), (1, 0, 1), (1, 0, 3)))
+    kl = {r: r - 1 - math.log(r) for r in (1.5, 1.1, 0.5)}
+    expected = {
+        "clip_fraction_low": 1 / 7,
+        "clip_fraction_high": 1 / 7,
+        "ratio_mean": (3 * 1.5 + 2 * 1.1 + 2 * 0.5) / 7,
+        "ratio_max": 1.5,
+        "approx_kl": (3 * kl[1.5] + 2 * kl[1.1] + 2 * kl[0.5]) / 7,
+    }
+    assert clipped_surrogate_loss(batch, CLIP).metrics.summary() == pytest.approx(expected)
+    # CISPO clips weights whatever the advantage: three above, two below.
+    expected |= {"clip_fraction_low": 2 / 7, "clip_fraction_high": 3 / 7}
+    assert clipped_weight_loss(batch, CLIP).metrics.summary() == pytest.approx(expected)
+    expected |= {"clip_fraction_low": 0, "clip_fraction_high": 0}
+    assert reinforce_loss(batch, NO_CLIP).metrics.summary() == pytest.approx(expected)
+    # GSPO: calls of 0.9379 (A > 0), 1.5 and 0.9379 (A < 0); with a bound of 0.95 the last is clipped: 3 tokens of 7.
+    call_ratio = 0.825 ** (1 / 3)
+    expected |= {"clip_fraction_low": 3 / 7, "ratio_mean": (6 * call_ratio + 1.5) / 7}
+    summary = sequence_clipped_loss(batch, ClipRange(low=0.05, high=0.05)).metrics.summary()
+    assert summary == pytest.approx(expected)
+
+
+def test_metrics_of_micro_batches_add_up():
+    all_rows = batch_of()
+    parts = [
+        clipped_surrogate_loss(
+            PolicyBatch(
+                all_rows.logprobs[s], all_rows.old_logprobs[s], all_rows.advantages[s], all_rows.train_counts[s]
+            ),
+            CLIP,
+        ).metrics
+        for s in (slice(0, 1), slice(1, 2))
+    ]
+    summary = (parts[0] + parts[1]).summary()
+    assert summary == pytest.approx(clipped_surrogate_loss(all_rows, CLIP).metrics.summary())

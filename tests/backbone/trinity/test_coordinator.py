@@ -1,0 +1,160 @@
+"""When batches may start, and which events the launcher receives."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from astuner.backbone.training.schedule import TaskOrder
+from astuner.config.root import AstunerConfig
+from astuner.debugging.breakpoints import active_breakpoints
+from astuner.model_tuner import CallSettings
+from astuner.schema import Episode, Task
+from astuner.task_rollout import BatchRequest
+
+pytestmark = pytest.mark.trinity
+
+TASKS = [Task(f"t{number}", "?") for number in range(6)]
+
+
+def make_coordinator(
+    *,
+    updates: int = 2,
+    max_steps_ahead: int = 1,
+    pause_every: int = 3,
+    done: int = 0,
+    runners: int = 1,
+    workers: int = 128,
+    over_rollout: float = 0,
+    style: str = "explorer_driven",
+):
+    from astuner.backbone.training.episode_worker import AgentJob
+    from astuner.backbone.trinity.coordinator import Coordinator, CoordinatorJob, StepSchedule
+
+    config = AstunerConfig(
+        rollout={"max_env_worker": workers}, asynchrony={"over_rollout": over_rollout, "sync_style": style}
+    )
+    agent = AgentJob(config, (), Path(), "model", active_breakpoints())
+    job = CoordinatorJob(agent, uses_tinker=True, max_model_len=64, updates=updates, runners=runners)
+    request = BatchRequest((), 2, "train", 0, 0, CallSettings())
+    return Coordinator(job), StepSchedule(
+        TaskOrder(TASKS, 2, None), request, done, 7, max_steps_ahead, max_steps_ahead, pause_every
+    )
+
+
+async def can_start(coordinator, step: int) -> bool:
+    """Return whether the batch of `step` may start now."""
+    try:
+        await asyncio.wait_for(coordinator.training_batch(step), 0.05)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_explorer_is_at_most_max_steps_ahead():
+    from astuner.backbone.trinity.events import MetricsLogged
+
+    coordinator, schedule = make_coordinator(pause_every=100)
+    assert not await can_start(coordinator, 1)
+    await coordinator.start_training(schedule)
+    assert await can_start(coordinator, 1)
+    assert await can_start(coordinator, 2)
+    assert not await can_start(coordinator, 3)
+    await coordinator.post_event(MetricsLogged("trainer", 1, {}))  # the first of two updates
+    assert not await can_start(coordinator, 3)
+    await coordinator.post_event(MetricsLogged("trainer", 2, {}))
+    assert await can_start(coordinator, 3)
+    assert not await can_start(coordinator, 4)
+
+
+async def test_explorer_pauses_for_validations_and_stops_after_the_last_step():
+    from astuner.backbone.trinity.events import MetricsLogged
+
+    coordinator, schedule = make_coordinator(max_steps_ahead=100)
+    await coordinator.start_training(schedule)
+    assert await can_start(coordinator, 3)
+    assert not await can_start(coordinator, 4)
+    await coordinator.resume_after(3)
+    assert await can_start(coordinator, 6)
+    assert not await can_start(coordinator, 7)
+    await coordinator.resume_after(6)
+    assert await can_start(coordinator, 7)
+    await coordinator.post_event(MetricsLogged("trainer", 14, {}))
+    assert not await can_start(coordinator, 8)
+
+
+async def test_empty_batches_follow_the_last_step_in_fully_async():
+    coordinator, schedule = make_coordinator(max_steps_ahead=2, pause_every=100, style="fully_async")
+    await coordinator.start_training(schedule)
+    for step in (8, 9):
+        batch = await coordinator.training_batch(step)
+        assert batch.request.tasks == ()
+        assert batch.min_version == (7 - 1 - 2) * 2  # that of the last step: nothing is sampled
+    assert not await can_start(coordinator, 10)
+
+
+async def test_resumed_run_continues_at_its_step():
+    coordinator, schedule = make_coordinator(done=4, max_steps_ahead=0)
+    await coordinator.start_training(schedule)
+    assert await coordinator.first_step() == 5
+    batch = await coordinator.training_batch(5)
+    assert batch.request.step == 5
+    assert list(batch.request.tasks) == TASKS[2:4]
+    assert batch.min_version == 4 * 2
+    assert not await can_start(coordinator, 6)
+
+
+async def test_waiting_batch_is_returned_when_it_may_start():
+    from astuner.backbone.trinity.events import MetricsLogged
+
+    coordinator, schedule = make_coordinator(max_steps_ahead=0, pause_every=100)
+    await coordinator.start_training(schedule)
+    waiting = asyncio.create_task(coordinator.training_batch(2))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await coordinator.post_event(MetricsLogged("trainer", 2, {}))
+    batch = await waiting
+    assert batch.request.step == 2
+    assert batch.min_version == 2
+
+
+@pytest.mark.parametrize(("runners", "workers", "tasks"), [(1, 128, 2), (2, 128, 1), (1, 2, 1), (1, 1, 1)])
+async def test_share_size_is_what_a_runner_can_run_concurrently(runners: int, workers: int, tasks: int):
+    coordinator, schedule = make_coordinator(runners=runners, workers=workers)
+    await coordinator.start_training(schedule)
+    assert (await coordinator.training_batch(1)).tasks_per_runner == tasks
+
+
+async def test_events_are_in_order_and_usable_episodes_in_batch_order():
+    from astuner.backbone.trinity.events import EpisodeFinished, ShareFinished
+
+    coordinator, schedule = make_coordinator()
+    await coordinator.start_training(schedule)
+    finished = [
+        EpisodeFinished("train", 1, Episode(f"e{task.task_id}{repeat}", task, repeat, "ok", 1.0, True))
+        for task in reversed(TASKS[:2])
+        for repeat in (1, 0)
+    ]
+    failed = EpisodeFinished("train", 1, Episode("failed", TASKS[0], 2, "failed", None, None))
+    for event in (*finished, failed, ShareFinished("train", 1, 2, ())):
+        await coordinator.post_event(event)
+    assert await coordinator.read_events(5.0) == [*finished, failed, ShareFinished("train", 1, 2, ())]
+    assert await coordinator.read_events(0.01) == ()
+    assert [episode.episode_id for episode in await coordinator.pop_usable_episodes(1)] == [
+        "et00",
+        "et01",
+        "et10",
+        "et11",
+    ]
+    assert await coordinator.pop_usable_episodes(1) == []
+
+
+async def test_over_rollout_uses_one_task_per_share():
+    coordinator, schedule = make_coordinator(over_rollout=0.5)
+    await coordinator.start_training(schedule)
+    assert (await coordinator.training_batch(1)).tasks_per_runner == 1
+    coordinator, schedule = make_coordinator()
+    await coordinator.start_training(schedule)
+    assert (await coordinator.training_batch(1)).tasks_per_runner == 2

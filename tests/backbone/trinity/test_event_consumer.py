@@ -1,0 +1,84 @@
+"""Timeouts of the launcher's event consumer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from astuner.config.root import AstunerConfig
+from astuner.debugging.breakpoints import active_breakpoints
+from astuner.errors import BackboneError
+from astuner.model_tuner import CallSettings
+from astuner.schema import Task
+from astuner.task_rollout import BatchRequest
+
+pytestmark = pytest.mark.trinity
+
+STALL = 2.0
+
+
+@pytest.fixture(scope="module")
+def event_consumer() -> Iterator[Any]:
+    """An event consumer with a coordinator and two actors that never stop."""
+    from astuner.backbone.training.episode_worker import AgentJob
+    from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator
+    from astuner.backbone.trinity.event_consumer import EventConsumer
+    from astuner.ray_cluster.connection import ray_connected
+    from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
+
+    config = AstunerConfig(asynchrony={"stall_timeout": STALL})
+    folder = str(Path(__file__).parents[3])
+    job = CoordinatorJob(
+        AgentJob(config, (), Path(), "model", active_breakpoints()),
+        uses_tinker=True,
+        max_model_len=64,
+        updates=1,
+        runners=1,
+    )
+    trinity_actors = SimpleNamespace(
+        config=SimpleNamespace(log=SimpleNamespace(save_dir="logs")), check_alive=lambda **_: None
+    )
+    with (
+        environment_set(OWN_ENVIRONMENT),
+        ray_connected({"namespace": "event-consumer", "runtime_env": {"env_vars": {"PYTHONPATH": folder}}}),
+    ):
+        yield EventConsumer(config, start_coordinator(job), trinity_actors, last_trainer_step=4)
+
+
+def run_a_batch(event_consumer: Any) -> None:
+    request = BatchRequest((Task("t", "?"),), 1, "train", 1, 0, CallSettings())
+    event_consumer.run(request, lambda _: None, lambda _: None)
+
+
+def wait_for_an_update(event_consumer: Any) -> None:
+    event_consumer.wait_for_update(1, 1)
+
+
+@pytest.mark.parametrize("wait", [run_a_batch, wait_for_an_update])
+def test_stalled_run_is_an_error_even_if_episodes_write_logs(event_consumer: Any, wait: Callable[[Any], None]) -> None:
+    import ray
+
+    from astuner.backbone.training.episode_worker import LogRecord
+
+    stopped = Event()
+
+    def log() -> None:
+        while not stopped.wait(0.1):
+            ray.get(event_consumer.coordinator.post_event.remote(LogRecord("DEBUG", "still here")))
+
+    logging_thread = Thread(target=log)
+    logging_thread.start()
+    started = time.monotonic()
+    try:
+        with pytest.raises(BackboneError, match=r"for 2 s: .*stall_timeout is 2 s.*Run the same command again"):
+            wait(event_consumer)
+    finally:
+        stopped.set()
+        logging_thread.join()
+    assert time.monotonic() - started >= STALL

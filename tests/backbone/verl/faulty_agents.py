@@ -1,0 +1,160 @@
+"""Agents that fail, hang, kill processes or stop at breakpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import psutil
+from loguru import logger
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner.debugging.breakpoints import bp
+
+
+class Letters(Workflow):
+    """Two turns. The reward is the share of letters in the output, which a random model learns to increase."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        output = ""
+        for _ in range(2):
+            answer = await model_tuner.chat(messages)
+            text = answer.parsed.content
+            output += text
+            messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "continue"}]
+        share = sum(char.isalpha() for char in output) / max(len(output), 1)
+        return WorkflowOutput(reward=share, is_success=share > 0.5, metadata={"output": output})
+
+
+def first_time(event: str) -> bool:
+    """Return True at the first call with `event`, over all processes and runs that share SHARED_FOLDER."""
+    try:
+        (Path(os.environ["SHARED_FOLDER"]) / event).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class EpisodeFailures(Letters):
+    """Step 1: an episode raises and one hangs. Step 2: a task and all of validation fail, and a worker dies."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        split, step, *_ = workflow_task.episode_id.split("-")
+        at = split, int(step), workflow_task.repeat_index
+        if at == ("train", 1, 1):
+            raise RuntimeError("the environment failed")
+        if at == ("train", 1, 2) and first_time("hang"):
+            await super().execute(workflow_task, model_tuner)
+            await asyncio.sleep(1000)
+        if at[:2] == ("train", 2) and not workflow_task.task.metadata["unlucky"]:
+            raise RuntimeError("this task never works")
+        if at == ("train", 2, 0) and first_time("worker"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if at[:2] == ("val", 2):
+            raise RuntimeError("validation never works")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class SecondStepFails(Letters):
+    """No episode of step 2 has a reward."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith("train-000002-"):
+            raise RuntimeError("the environment is down")
+        return await super().execute(workflow_task, model_tuner)
+
+
+class UnluckyHang(Letters):
+    """Hangs in every training episode of an unlucky task."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        if workflow_task.episode_id.startswith("train-") and workflow_task.task.metadata["unlucky"]:
+            await asyncio.sleep(1000)
+        return output
+
+
+class EngineDies(Letters):
+    """Kills the rollout engine in step 3, once."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith("train-000003-") and first_time("engine"):
+            import ray
+
+            ray.kill(ray.get_actor("astuner_embedded_0"))
+        return await super().execute(workflow_task, model_tuner)
+
+
+class EngineCoreDies(Letters):
+    """Kills vLLM's EngineCore process in step 2, once; the server's actor stays alive."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith("train-000002-") and first_time("core"):
+            cores = [process for process in psutil.process_iter(["name"]) if is_core_of_this_test(process)]
+            assert len(cores) == 1
+            cores[0].kill()
+        return await super().execute(workflow_task, model_tuner)
+
+
+def is_core_of_this_test(process: psutil.Process) -> bool:
+    """Return whether a process is an EngineCore of vLLM that the same test has started."""
+    try:
+        mark = process.environ().get("ASTUNER_TEST_MARK")
+        return "EngineCor" in process.name() and mark == os.environ["ASTUNER_TEST_MARK"]
+    except psutil.Error:
+        return False
+
+
+class KillsItsWorker(Workflow):
+    """Kills its process in the second repeat of the unlucky task."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        (Path(os.environ["SHARED_FOLDER"]) / f"{workflow_task.episode_id}.{uuid4().hex}").touch()
+        if (workflow_task.task.task_id, workflow_task.repeat_index) == ("unlucky", 1):
+            await asyncio.sleep(1)  # other episodes end first
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("this agent calls no engine")
+
+
+class PrintsSecrets(Letters):
+    """Prints and logs its node's API key, and records when and on which node it ran."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        import ray
+
+        key, start = os.environ["NODE_API_KEY"], time.time()
+        print("the key is", key, flush=True)
+        logger.warning("the key is {}", key)
+        output = await super().execute(workflow_task, model_tuner)
+        with (Path(os.environ["SHARED_FOLDER"]) / "ran").open("a") as file:
+            file.write(f"{start} {time.time()} {ray.get_runtime_context().get_node_id()}\n")
+        if workflow_task.repeat_index == 3:
+            raise RuntimeError(f"rejected: {key}")
+        return replace(output, metadata={"key": key})
+
+
+class HasABreakpoint(Letters):
+    """Stops at a breakpoint with `--db=HERE`."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        text = output.metadata["output"]
+        bp("HERE")
+        return replace(output, metadata={"length": len(text)})
+
+
+class WaitsForAFile(Workflow):
+    """Writes its process id, and continues as soon as the file `continue` exists."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        folder = Path(os.environ["SHARED_FOLDER"])
+        (folder / "process").write_text(str(os.getpid()))
+        while not (folder / "continue").exists():
+            await asyncio.sleep(0.05)  # waits here
+        return WorkflowOutput(reward=1.0)

@@ -1,0 +1,118 @@
+"""Keys that a backbone ignores with a notice, and values that it does not support."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.config.checks import ignored_keys, unsupported_values
+from astuner.config.keys import parts, schema
+from astuner.config.loading import load_config
+from astuner.config.root import RunConfig
+from astuner.errors import ConfigError
+
+Write = Callable[..., Path]
+
+
+def config_with(key: str, value: object, backbone: str) -> RunConfig:
+    tree: dict[str, Any] = {"astuner": {"backbone": backbone}}
+    node = tree
+    *path, last = key.split(".")
+    for part in path:
+        node = node.setdefault(part, {})
+    node[last] = value
+    return RunConfig.model_validate(tree)
+
+
+def test_rules_that_a_section_excepts_are_rules_of_the_section() -> None:
+    for path, key in schema().keys.items():
+        declared = [when for rule in key.rules for when in rule.no_effect]
+        assert set(key.rules[-1].despite) <= set(declared), path
+
+
+def test_every_backbone_supports_the_defaults_without_a_notice() -> None:
+    for backbone in ("debug", "local", "trinity", "verl"):
+        config = RunConfig.model_validate({"astuner": {"backbone": backbone}})
+        assert list(unsupported_values(config)) == []
+        assert list(ignored_keys(config)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "users"),
+    [
+        ("astuner.trainer_common.nnodes", 2, {"trinity", "verl"}),
+        ("astuner.trainer_common.n_gpus_per_node", 2, {"trinity", "verl"}),
+        ("astuner.trainer_common.fsdp_config.param_offload", False, {"trinity", "verl"}),
+        ("astuner.trainer_common.ulysses_sequence_parallel_size", 2, {"trinity", "verl"}),
+        ("astuner.rollout.tensor_model_parallel_size", 2, {"trinity", "verl"}),
+        ("astuner.rollout.n_vllm_engine", 3, {"trinity"}),
+        ("astuner.debug.debug_first_n_tasks", 3, {"debug", "local", "trinity", "verl"}),
+        ("astuner.asynchrony.sync_interval", 2, {"trinity"}),
+        ("astuner.asynchrony.stall_timeout", 5.0, {"trinity"}),
+        ("astuner.debug.debug_vllm_port", 2000, {"debug"}),
+        ("astuner.debug.debug_tensor_parallel_size", 2, {"debug"}),
+        ("astuner.debug.debug_vllm_timeout", 2, {"debug"}),
+        ("astuner.rollout.gpu_memory_utilization", 0.3, {"debug", "trinity", "verl"}),
+        ("astuner.trainer_common.device", "cpu", {"debug", "local", "trinity", "verl"}),
+        ("astuner.debug.base_url", "http://127.0.0.1:8000/v1", {"debug"}),
+        ("astuner.update.pack", "none", {"debug", "local", "trinity", "verl"}),
+        ("astuner.trainer_common.ray_address", "auto", {"trinity", "verl"}),
+        ("astuner.trainer_common.optim.lr", 1.0, {"local", "trinity", "verl"}),
+        ("verl", {"x": 1}, {"verl"}),
+        ("trinity", {"x": 1}, {"trinity"}),
+        ("astuner.rollout.temperature", 0.5, {"debug", "local", "trinity", "verl"}),
+    ],
+)
+def test_keys_of_other_backbones_are_ignored(key: str, value: object, users: set[str]) -> None:
+    for backbone in ("debug", "local", "trinity", "verl"):
+        config = config_with(key, value, backbone)
+        assert list(unsupported_values(config)) == []
+        assert list(ignored_keys(config)) == ([] if backbone in users else [f"not used by {backbone}: {key}"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "backbones"),
+    [
+        ("astuner.rollout.name", "vllm", {"local"}),
+        ("astuner.rollout.name", "sglang", {"debug", "local", "trinity", "verl"}),
+        ("astuner.rollout.name", "embedded", {"trinity"}),
+        ("astuner.rollout.mode", "async", {"verl"}),
+        ("astuner.trainer_common.algorithm.adv_estimator", "sft", {"trinity", "verl"}),
+        ("astuner.trainer_common.algorithm.use_kl_in_reward", True, {"trinity"}),
+        ("astuner.trainer_common.optim.lr_scheduler", "linear", {"trinity"}),
+        ("astuner.asynchrony.sync_style", "fixed", {"trinity"}),
+        ("astuner.update.pack", "tree", {"trinity", "verl"}),
+        ("astuner.rollout.use_agentscope_protocol", False, {"debug", "local", "trinity", "verl"}),
+        ("astuner.rollout.gamma", 0.9, {"debug", "local", "trinity", "verl"}),
+        ("astuner.trainer_common.algorithm.task_norm_patch", True, {"debug", "local", "trinity", "verl"}),
+        ("astuner.task_reader.type", "env_service", {"debug", "local", "trinity", "verl"}),
+        ("astuner.task_judge.judge_type", "rubrics_auto_grader", {"debug", "local", "trinity", "verl"}),
+        ("astuner.context_tracker.max_env_len", 5, {"debug", "local", "trinity", "verl"}),
+    ],
+)
+def test_values_that_a_backbone_does_not_support_are_errors(key: str, value: object, backbones: set[str]) -> None:
+    for backbone in ("debug", "local", "trinity", "verl"):
+        problems = list(unsupported_values(config_with(key, value, backbone)))
+        assert len(problems) == (backbone in backbones)
+        for problem in problems:
+            assert problem.text.startswith(f"{key} is {value!r}, which --backbone={backbone} does not support: ")
+            assert problem.keys == (parts(key),)
+
+
+def test_the_error_has_the_place_where_the_key_was_set(write: Write, minimal: str) -> None:
+    path = write(minimal + "    name: vllm\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'vllm', which --backbone=local"):
+        load_config(path)
+    assert load_config(path, backbone="trinity").config.astuner.rollout.name == "vllm"
+
+
+def test_one_notice_lists_all_ignored_keys(write: Write, minimal: str) -> None:
+    text = minimal + "  trainer_common: {nnodes: 2, n_gpus_per_node: 8}\nverl: {a: 1}\n"
+    loaded = load_config(write(text), ["astuner.rollout.tensor_model_parallel_size=2"])
+    assert loaded.notices == (
+        "not used by local: astuner.rollout.tensor_model_parallel_size, astuner.trainer_common.nnodes, "
+        "astuner.trainer_common.n_gpus_per_node, verl",
+    )

@@ -1,0 +1,150 @@
+"""A small specification in place of verl's, of wheels built by the tests: installations are real, but small."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import sys
+import venv
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from astuner.environments import env_specs
+from astuner.environments.env_dir import FOLDER_VARIABLE
+from astuner.environments.env_specs import EnvSpec
+from astuner.environments.install import InstallRequest, _Installer
+from astuner.environments.source import Source
+
+
+class Index:
+    """A folder of wheels, the only packages that pip finds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+
+    def add(self, name: str, version: str, files: dict[str, str], requires: Sequence[str] = ()) -> Path:
+        """Build a wheel.
+
+        Args:
+            name: name of the package.
+            version: its version.
+            files: content by path.
+            requires: its declared requirements.
+        """
+        info = f"{name}-{version}.dist-info"
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        metadata += "".join(f"Requires-Dist: {line}\n" for line in requires)
+        content = {
+            **files,
+            f"{info}/METADATA": metadata,
+            f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        }
+        record = "".join(f"{path},sha256={_digest(text)},{len(text)}\n" for path, text in content.items())
+        wheel = self.folder / f"{name}-{version}-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for path, text in {**content, f"{info}/RECORD": f"{record}{info}/RECORD,,\n"}.items():
+                archive.writestr(path, text)
+        return wheel
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+REPORTING_ASTUNER = """
+import json, os, sys
+print(json.dumps({
+    "pid": os.getpid(), "arguments": sys.argv[1:], "folder": os.getcwd(), "prefix": sys.prefix,
+    "path": os.environ["PATH"].split(os.pathsep)[0], "kept": os.environ.get("KEPT"),
+}), flush=True)
+if "astuner.experiment_name=wait" in sys.argv:
+    import time
+    time.sleep(60)
+"""
+"""Stand-in for astuner in the environments: prints how it was started."""
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """An index of `backend` 1.0 and 2.0, and an astuner that prints how it was started."""
+    wheels = Index(tmp_path / "wheels")
+    for version in ("1.0", "2.0"):
+        wheels.add("backend", version, {"backend.py": f"VERSION = {version!r}\n"})
+    wheels.add("astuner", "0.0.1", {"astuner/__init__.py": "", "astuner/__main__.py": REPORTING_ASTUNER})
+    for name, value in {
+        "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels.folder), "PIP_CONFIG_FILE": "/dev/null",
+        # As a developer may have it. The pins of another environment must not apply.
+        "PIP_CONSTRAINT": str(tmp_path / "constraints.txt"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    (tmp_path / "constraints.txt").write_text("backend==2.0\n")
+    return wheels
+
+
+@pytest.fixture(scope="session")
+def empty_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with pip only, which is slow to create."""
+    folder = tmp_path_factory.mktemp("environment") / "empty"
+    venv.create(folder, with_pip=True)
+    return folder
+
+
+@pytest.fixture
+def quick_venv(empty_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy a prepared virtual environment where the installer would create one with the running interpreter."""
+    run = _Installer._run
+
+    def copy_or_run(installer: _Installer, command: Sequence[str]) -> None:
+        if list(command[:3]) == [sys.executable, "-m", "venv"]:
+            shutil.copytree(empty_environment, command[3], symlinks=True, dirs_exist_ok=True)
+        else:
+            run(installer, command)
+
+    monkeypatch.setattr(_Installer, "_run", copy_or_run)
+
+
+@pytest.fixture
+def spec(tmp_path: Path, index: Index, monkeypatch: pytest.MonkeyPatch) -> EnvSpec:
+    """A specification for the backbone verl, of one package; environments are in tmp_path/environments."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "environments"))
+    return use_spec(small_spec(tmp_path), monkeypatch)
+
+
+def small_spec(lock_dir: Path, *pins: str) -> EnvSpec:
+    """Return a specification of `backend==1.0` and other pins, with its lock file in `lock_dir`."""
+    (lock_dir / "small.txt").write_text("\n".join(["# Pins for tests.", "backend==1.0", *pins]) + "\n")
+    return EnvSpec(
+        name="small",
+        backbone="verl",
+        device="cpu",
+        requirements=("backend==1.0",),
+        runtime_requirements=("backend==1.0",),
+        imports=("backend", "astuner"),
+        disk_gb=0.001,
+        tested=True,
+        excluded=env_specs.TORCH_EXTENSIONS,
+        lock_dir=lock_dir,
+    )
+
+
+def use_spec(spec: EnvSpec, monkeypatch: pytest.MonkeyPatch) -> EnvSpec:
+    """Make it the only specification for its backbone."""
+    others = [other for other in env_specs.ENV_SPECS if other.backbone != spec.backbone]
+    monkeypatch.setattr(env_specs, "ENV_SPECS", (spec, *others))
+    return spec
+
+
+@pytest.fixture
+def request_for(spec: EnvSpec, quick_venv: None) -> Callable[..., InstallRequest]:
+    """Return requests for the small specification's environment, with astuner 0.0.1."""
+
+    def make(**settings: object) -> InstallRequest:
+        return replace(InstallRequest(spec, Source("astuner==0.0.1", False, "0.0.1")), **settings)  # type: ignore[arg-type]
+
+    return make

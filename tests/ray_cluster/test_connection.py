@@ -1,0 +1,76 @@
+"""Starting a Ray, and connecting to addresses at which there is none."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from typing import Any
+
+import psutil
+import pytest
+
+from astuner.config.root import RunConfig
+from astuner.errors import BackboneError
+from astuner.localhost import free_port
+from astuner.ray_cluster.connection import find_ray, ray_connected
+
+
+@pytest.mark.verl
+def test_timed_out_start_is_cleaned_up_and_retried(monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def times_out_once(**settings: Any) -> None:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        if len(started) == 1:
+            raise RuntimeError("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", times_out_once)
+    with ray_connected({}):
+        first, second = started
+        assert not psutil.pid_exists(first.pid)
+        first.wait()
+        assert second.poll() is None
+    second.kill()
+    second.wait()
+
+
+@pytest.mark.parametrize("address", ["local", "ray://10.0.0.1:10001", "10.0.0.1", "head:port", ":6379", ""])
+def test_invalid_address_is_a_configuration_error(address: str):
+    with pytest.raises(ValueError, match=r"expected host:port of a Ray cluster's head, such as 10\.0\.0\.1:6379, or"):
+        RunConfig.model_validate({"astuner": {"trainer_common": {"ray_address": address}}})
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.2:{port}", "Connection refused"),
+        ("no-such-host.invalid:{port}", "Name or service not known"),
+    ],
+)
+def test_no_server_at_the_address(address: str, reason: str):
+    address = address.format(port=free_port())
+    with pytest.raises(BackboneError) as raised:
+        find_ray(address)
+    message = str(raised.value)
+    assert message.startswith(f"could not connect to Ray at {address}: ")
+    assert reason in message
+    assert message.endswith(
+        "set trainer_common.ray_address to the address of a running Ray instance (`ray start --head`), or leave it out "
+        "to start "
+        "one"
+    )
+
+
+@pytest.mark.verl
+def test_another_server_at_the_address():
+    # Ray replaces 127.0.0.1 by the network address.
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        address = f"127.0.0.2:{server.getsockname()[1]}"
+        with pytest.raises(
+            BackboneError,
+            match=r"the server at \S+ does not answer like Ray 2\.\d+\.\d+; set trainer_common\.ray_address",
+        ):
+            find_ray(address, timeout=5)

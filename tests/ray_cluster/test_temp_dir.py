@@ -1,0 +1,69 @@
+"""Ray's temporary folder: short paths, removal, and no removal of a live run's folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from astuner.errors import BackboneError
+from astuner.ray_cluster.temp_dir import is_too_long, preferred_parent, ray_temp_dir
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+
+
+def test_ray_tmpdir_is_used_and_the_folder_removed(short: Path):
+    with ray_temp_dir() as folder:
+        assert Path(folder).parent == short
+    assert list(short.iterdir()) == []
+
+
+def test_default_parent_is_the_temp_folder(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    assert preferred_parent() == Path(tempfile.gettempdir())
+
+
+def test_long_parent_falls_back_to_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(long))
+    assert is_too_long(long)
+    assert not is_too_long(Path("/tmp"))
+    with ray_temp_dir() as folder:
+        assert Path(folder).parent == Path("/tmp")
+    assert list(long.iterdir()) == []
+
+
+def test_error_names_the_folder_and_the_fix(short: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_TMPDIR", str(short / "gone"))
+    with pytest.raises(BackboneError, match=r"gone.*export RAY_TMPDIR=/tmp"), ray_temp_dir():
+        pass
+
+
+def test_only_folders_of_killed_runs_are_removed(short: Path):
+    script = "import sys\nfrom astuner.ray_cluster.temp_dir import ray_temp_dir\n"
+    script += "with ray_temp_dir() as folder:\n    print(folder, flush=True)\n    sys.stdin.read()\n"
+    other = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    with other.stdin, other.stdout:
+        theirs = Path(other.stdout.readline().strip())
+        with ray_temp_dir():
+            assert theirs.is_dir()
+        other.kill()
+        other.wait()
+        assert theirs.is_dir()
+        with ray_temp_dir():
+            assert not theirs.exists()

@@ -1,0 +1,46 @@
+"""Rules about the source tree that no linter checks: sizes of files and functions, and unique class names."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 50
+
+# The stub has the names of the vLLM classes that it replaces.
+SOURCES = sorted(path for path in (ROOT / "astuner").rglob("*.py") if "vllm_stub" not in path.parts)
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function from its `def`, without its docstring."""
+    lines = (function.end_lineno or 0) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or 0) - first.lineno + 1
+    return lines
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_FILE_LINES
+    sizes = {function.name: body_lines(function) for function in functions(ast.parse(text))}
+    assert {name: lines for name, lines in sizes.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_public_class_names_are_unique():
+    files: dict[str, list[str]] = defaultdict(list)
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in files.items() if len(paths) > 1} == {}

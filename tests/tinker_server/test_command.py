@@ -1,0 +1,108 @@
+"""The `serve-tinker` command: start, signals, errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from astuner.errors import ModelError, PluginError, ServiceError
+from astuner.localhost import listen
+from astuner.tinker_server import ServerOptions, serve
+from tests.tinker_server.served import tinker
+
+ROOT = Path(__file__).parents[2]
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def astuner(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts `astuner serve-tinker` in an empty folder."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "astuner", "serve-tinker", *arguments]
+        path = os.pathsep.join([str(tmp_path), str(ROOT)])
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.endswith(" (press Ctrl-C to stop)\n"), line
+    return line.split(" at ")[1].split()[0]
+
+
+def test_server_runs_until_sigterm(astuner: Start, model_folder: Path, tmp_path: Path):
+    (tmp_path / "made.py").write_text(f"def folder():\n    return {str(model_folder)!r}\n")
+    process = astuner("--model", "made->folder")
+    url = address_of(process)
+    with httpx.Client(base_url=f"{url}/api/v1") as http:
+        models = http.get("/get_server_capabilities").json()["supported_models"]
+        assert {item["model_name"] for item in models} == {str(model_folder), "made->folder"}
+        assert {item["max_context_length"] for item in models} == {512}
+        session = http.post("/create_session", json={"tags": []}).json()["session_id"]
+        request = {"session_id": session, "model_seq_id": 0, "base_model": str(model_folder)}
+        future = http.post("/create_model", json=request).json()
+        created = http.post("/retrieve_future", json={"request_id": future["request_id"]}, timeout=60).json()
+        saved = http.post("/save_weights", json={"model_id": created["model_id"], "path": "first"}).json()
+        result = http.post("/retrieve_future", json={"request_id": saved["request_id"]}, timeout=60).json()
+    process.terminate()
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    folder = tmp_path / "launcher_record/tinker" / created["model_id"] / "weights/first"
+    assert result["path"] == f"tinker://{created['model_id']}/weights/first"
+    assert (folder / "trained.safetensors").is_file()
+    assert (folder / "optimiser.pt").is_file()
+
+
+def test_ctrl_c_stops_the_server_while_clients_wait(astuner: Start, model_folder: Path):
+    process = astuner("--model", str(model_folder))
+    http = httpx.AsyncClient(timeout=60)
+    client = tinker.ServiceClient(base_url=address_of(process), api_key="tml-for-tests", http_client=http)
+    sampling = client.create_sampling_client(base_model=str(model_folder))
+    params = tinker.SamplingParams(max_tokens=500)
+    waiting = [sampling.sample(tinker.ModelInput.from_ints([1]), 8, params) for _ in range(20)]
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    for future in waiting:
+        future.cancel()
+    client.holder.close()
+    client.holder.run_coroutine_threadsafe(http.aclose()).result()
+
+
+def test_errors_are_raised_before_the_server_starts(model_folder: Path, tmp_path: Path):
+    def never(address: str, names: tuple[str, ...]) -> None:
+        raise AssertionError(address)
+
+    with listen(0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ServiceError, match=f"port {port} is in use by process {os.getpid()}"):
+            serve(ServerOptions(str(model_folder), port, folder=tmp_path), never)
+    with pytest.raises(ModelError, match=r"--model is './nothing', which does not exist"):
+        serve(ServerOptions("./nothing", folder=tmp_path), never)
+    with pytest.raises(PluginError):
+        serve(ServerOptions("no.such.module->function", folder=tmp_path), never)

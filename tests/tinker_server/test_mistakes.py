@@ -1,0 +1,153 @@
+"""Errors that the client raises for invalid requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.tinker_server.served import Served, datum, tinker
+
+IDS = [1, 2, 3, 4]
+
+
+def many(length: int = 3) -> list[float]:
+    return [1.0] * length
+
+
+def sparse() -> Any:
+    return tinker.TensorData([1], "int64", [3, 2], sparse_crow_indices=[0, 1, 1, 1], sparse_col_indices=[0])
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "config", "message"),
+    [
+        ([datum(IDS)], "mse", None, "'mse' is unknown; available: cross_entropy, importance_sampling, ppo, cispo, dro"),
+        ([datum(IDS)], "ppo", None, "logprobs is missing, advantages is missing"),
+        ([datum(IDS, advantages=many())], "cross_entropy", None, "advantages is unknown"),
+        ([datum(IDS, weights=many(2))], "cross_entropy", None, "weights has 2 numbers, but model_input has 3 tokens"),
+        ([datum(IDS)], "cross_entropy", {"beta": 1.0}, "has 'beta'; its options are: none"),
+        ([datum(IDS), datum([1, 2, 5000])], "cross_entropy", None, "datum 1 of 2: target_tokens .*0 to 579"),
+        ([datum([-1, 2, 3])], "cross_entropy", None, "model_input has token ids from -1 to 2"),
+        ([datum([1] * 514)], "cross_entropy", None, "model_input has 513 tokens; this model takes 1 to 512"),
+        ([datum([1])], "cross_entropy", None, "model_input has 0 tokens"),
+    ],
+)
+def test_invalid_data(
+    served: Served, client: Any, data: list[Any], loss: str, config: dict[str, float] | None, message: str
+):
+    training = client.create_lora_training_client(served.model, rank=2)
+    for run in (training.forward, training.forward_backward):
+        with pytest.raises(tinker.BadRequestError, match=message):
+            run(data, loss, config).result()
+    # The model still works.
+    training.forward_backward([datum(IDS)], "cross_entropy").result()
+
+
+def test_unsupported_tensors_and_chunks(served: Served, client: Any):
+    training = client.create_lora_training_client(served.model, rank=2)
+    matrix = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(IDS[:-1]),
+        loss_fn_inputs={"target_tokens": tinker.TensorData([1, 2, 3, 4, 5, 6], "int64", [3, 2])},
+    )
+    with pytest.raises(tinker.BadRequestError, match=r"target_tokens has shape \[3, 2\]; .* dense tensors"):
+        training.forward([matrix], "cross_entropy").result()
+    with pytest.raises(tinker.BadRequestError, match="dense tensors"):
+        training.forward([datum(IDS, weights=sparse())], "cross_entropy").result()
+    image = tinker.types.ImageChunk(data=b"png", format="png", expected_tokens=1)
+    with_image = tinker.Datum(
+        model_input=tinker.ModelInput(chunks=[image]), loss_fn_inputs={"target_tokens": [1], "weights": [1.0]}
+    )
+    with pytest.raises(tinker.BadRequestError, match=r"a chunk of type 'image'; .* encoded_text only"):
+        training.forward([with_image], "cross_entropy").result()
+
+
+def test_non_finite_numbers(served: Served, client: Any):
+    training = client.create_lora_training_client(served.model, rank=2)
+    tensors = '{"target_tokens": {"data": [1], "dtype": "int64"}, "weights": {"data": [NaN], "dtype": "float32"}}'
+    data = f'[{{"model_input": {{"chunks": [{{"tokens": [1]}}]}}, "loss_fn_inputs": {tensors}}}]'
+    body = f'{{"model_id": "{training.model_id}", "forward_input": {{"loss_fn": "cross_entropy", "data": {data}}}}}'
+    answer = httpx.post(f"{served.url}/api/v1/forward", content=body)
+    assert (answer.status_code, answer.json()["detail"]) == (
+        400,
+        "datum 0 of 1: weights has numbers that are not finite",
+    )
+
+
+def test_unknown_models_and_checkpoints(served: Served, client: Any):
+    with pytest.raises(tinker.NotFoundError, match="base_model is 'other/model', but this server has only"):
+        client.create_lora_training_client("other/model")
+    with pytest.raises(tinker.NotFoundError, match="base_model is 'other/model'"):
+        client.create_sampling_client(base_model="other/model")
+    with pytest.raises(tinker.NotFoundError, match="there is no checkpoint"):
+        client.create_sampling_client("tinker://gone/weights/x")
+    with pytest.raises(tinker.NotFoundError, match="no training run"):
+        client.create_rest_client().get_training_run("gone").result()
+    training = client.create_lora_training_client(served.model, rank=2)
+    future = httpx.post(f"{served.url}/api/v1/unload_model", json={"model_id": training.model_id}).json()
+    unloaded = httpx.post(f"{served.url}/api/v1/retrieve_future", json={"request_id": future["request_id"]}).json()
+    assert unloaded == {"type": "unload_model", "model_id": training.model_id}
+    with pytest.raises(tinker.NotFoundError, match="it was unloaded"):
+        training.optim_step(tinker.AdamParams()).result()
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"temperature": -1.0}, "RequestFailedError", "temperature must be a finite number, at least 0"),
+        ({"top_p": 0.0}, "RequestFailedError", "top_p must be above 0"),
+        ({"top_k": 0}, "RequestFailedError", "top_k must be -1 or at least 1"),
+        ({"max_tokens": 0}, "RequestFailedError", "max_tokens must be at least 1"),
+        ({"stop": ""}, "RequestFailedError", "stop has an empty string"),
+    ],
+)
+def test_invalid_sampling_parameters(served: Served, client: Any, params: dict[str, Any], error: str, message: str):
+    sampling = client.create_sampling_client(base_model=served.model)
+    with pytest.raises(getattr(tinker, error), match=message) as raised:
+        sampling.sample(tinker.ModelInput.from_ints(IDS), 1, tinker.SamplingParams(**params)).result()
+    assert raised.value.category == "user"
+
+
+def test_invalid_prompts(served: Served, client: Any):
+    sampling = client.create_sampling_client(base_model=served.model)
+    params = tinker.SamplingParams(max_tokens=1)
+    for ids, message in ([], "prompt has 0 tokens"), ([1] * 513, "prompt has 513 tokens"), ([9999], "0 to 579"):
+        with pytest.raises(tinker.BadRequestError, match=message):
+            sampling.sample(tinker.ModelInput.from_ints(ids), 1, params).result()
+    with pytest.raises(tinker.RequestFailedError, match="leaves no room for an answer") as raised:
+        sampling.sample(tinker.ModelInput.from_ints([1] * 512), 1, params).result()
+    assert raised.value.category == "user"
+    with pytest.raises(tinker.UnprocessableEntityError, match="num_samples"):
+        sampling.sample(tinker.ModelInput.from_ints([1]), 0, params).result()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("create_session", "{", 422, "not a valid tinker 0.20 request"),
+        ("create_session", '{"tags": [], "colour": "red"}', 422, "colour: Extra inputs are not permitted"),
+        ("create_model", "{}", 422, "session_id: Field required"),
+        ("session_heartbeat", '{"session_id": "none"}', 404, "create a new ServiceClient"),
+        ("asample", '{"prompt": {"chunks": []}, "sampling_params": {}}', 400, "set model_path or base_model"),
+        ("nothing_like_it", "{}", 404, "this server has no POST /api/v1/nothing_like_it"),
+        ("healthz", "{}", 405, "this server has no POST /api/v1/healthz"),
+    ],
+)
+def test_malformed_requests(served: Served, path: str, body: str, status: int, message: str):
+    answer = httpx.post(f"{served.url}/api/v1/{path}", content=body)
+    assert answer.status_code == status
+    assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "headers", [{"Host": "rebound.example"}, {"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}]
+)
+def test_requests_of_web_pages_are_rejected(served: Served, headers: dict[str, str]):
+    answer = httpx.post(f"{served.url}/api/v1/create_session", content='{"tags": []}', headers=headers)
+    assert answer.status_code == 403
+
+
+def test_telemetry_is_accepted_and_discarded(served: Served):
+    answer = httpx.post(f"{served.url}/api/v1/telemetry", json={"events": [{"event": "x"}]})
+    assert answer.json() == {"status": "accepted"}
