@@ -279,6 +279,11 @@ def test_json_parses(block: Block):
     json.loads(block.text)
 
 
+def test_launch_json_of_the_starter_project_is_shown():
+    (shown,) = blocks(GUIDE / "debugging.md", "json")
+    assert shown.text == (ROOT / "astuner/launcher/starter_project/vscode/launch.json").read_text()
+
+
 def table(page: str, first_cell: str) -> list[dict[str, str]]:
     """Return the rows of the table whose header starts with `first_cell`, as mappings from column to cell."""
     for header, *rows in tables(GUIDE / page):

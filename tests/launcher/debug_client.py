@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+SECONDS = 120.0
 
 
 class DebugClient:
@@ -98,3 +103,27 @@ def stopped_at(client: DebugClient, name: str, *, main: bool = True) -> tuple[st
     variables = client.ask("variables", variablesReference=locals_["variablesReference"])["variables"]
     client.ask("continue", threadId=stopped["threadId"], singleThread=True)
     return frame["name"], frame["line"], next(v["value"] for v in variables if v["name"] == name)
+
+
+@contextmanager
+def client_of(source: Path, command: Sequence[str], port: int, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
+    """Start a Python command in the folder of a source file, and attach to it when it listens. It must succeed."""
+    with (source.parent / "out.txt").open("w") as out:
+        process = subprocess.Popen([sys.executable, *command], cwd=source.parent, stdout=out, stderr=out)
+    client = DebugClient(port, SECONDS)
+    try:
+        client.attach(source, lines)
+        yield client
+    finally:
+        client.close()
+        try:
+            code = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
+    assert code == 0, (source.parent / "out.txt").read_text()
+
+
+def line_of(source: Path, text: str) -> int:
+    """Return the number of the first line of a file that contains a text."""
+    return next(n for n, line in enumerate(source.read_text().splitlines(), 1) if text in line)

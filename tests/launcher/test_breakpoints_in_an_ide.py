@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from astuner.run_record import read_summary
-from tests.launcher.debug_client import DebugClient, stopped_at
+from tests.launcher.debug_client import DebugClient, client_of, line_of, stopped_at
 from tests.launcher.service_processes import free_port
 
-SECONDS = 120.0
 WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"
 
 
@@ -23,50 +20,26 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
     command = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}"]
     command += ["--wait-for-client", "-m", "astuner", "--backbone", "debug", "--conf", "run.yaml"]
     command += ["astuner.debug.debug_max_parallel=1", "astuner.debug.debug_first_n_tasks=1"]
-    with client_of(folder, [*command, "astuner.rollout.num_repeat=2", *words], port, lines) as client:
+    with client_of(folder / "agents.py", [*command, "astuner.rollout.num_repeat=2", *words], port, lines) as client:
         yield client
         client.event("terminated")
     assert read_summary(folder / "launcher_record/run-debug").episodes.ok == 2
 
 
-@contextmanager
-def client_of(folder: Path, command: Sequence[str], port: int, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
-    """Start a Python command and attach as soon as it listens. It must succeed."""
-    with (folder / "out.txt").open("w") as out:
-        process = subprocess.Popen([sys.executable, *command], cwd=folder, stdout=out, stderr=out)
-    client = DebugClient(port, SECONDS)
-    try:
-        client.attach(folder / "agents.py", lines)
-        yield client
-    finally:
-        client.close()
-        try:
-            code = process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-    assert code == 0, (folder / "out.txt").read_text()
-
-
-def line_of(folder: Path, text: str) -> int:
-    """Return the number of the first line of agents.py that contains a text."""
-    return next(n for n, line in enumerate((folder / "agents.py").read_text().splitlines(), 1) if text in line)
-
-
 def test_a_breakpoint_in_a_workflow_stops_and_shows_variables(folder: Path):
-    line = line_of(folder, 'bp("NOT_ASKED_FOR")')
+    line = line_of(folder / "agents.py", 'bp("NOT_ASKED_FOR")')
     with attached(folder, WORKFLOW.format("StopsAtTags"), lines=[line]) as client:
         assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
 
 
 def test_a_named_breakpoint_stops_at_the_users_line(folder: Path):
-    line = line_of(folder, 'bp("HERE")') + 1
+    line = line_of(folder / "agents.py", 'bp("HERE")') + 1
     with attached(folder, "--db=HERE", WORKFLOW.format("StopsAtTags")) as client:
         assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
 
 
 def test_a_breakpoint_in_a_plain_judge_is_in_the_main_thread(folder: Path):
-    line = line_of(folder, "return asyncio.run(")
+    line = line_of(folder / "agents.py", "return asyncio.run(")
     words = (WORKFLOW.format("Unscored"), "astuner.task_judge.judge_protocol=agents->StopsAtATag")
     with attached(folder, *words, lines=[line]) as client:
         stops = [stopped_at(client, "repeat") for _ in range(2)]
@@ -74,11 +47,11 @@ def test_a_breakpoint_in_a_plain_judge_is_in_the_main_thread(folder: Path):
 
 
 def test_training_stops_on_the_debugger_port_until_the_debugger_detaches(folder: Path):
-    port, line = free_port(), line_of(folder, 'bp("HERE")') + 1
+    port, line = free_port(), line_of(folder / "agents.py", 'bp("HERE")') + 1
     command = ["-m", "astuner", "--conf", "run.yaml", "--db=HERE", WORKFLOW.format("StopsAtTags")]
     command += [f"astuner.debug.debugger_port={port}", "astuner.trainer_common.total_training_steps=1"]
     # One at a time, so that the order is deterministic; a stop in one thread stops all threads.
-    with client_of(folder, [*command, "astuner.rollout.max_env_worker=1"], port) as client:
+    with client_of(folder / "agents.py", [*command, "astuner.rollout.max_env_worker=1"], port) as client:
         # The first of the eight training episodes. The debugger detaches in the fourth; the others run without it.
         stops = [stopped_at(client, "answer", main=False) for _ in range(3)]
         client.event("stopped")

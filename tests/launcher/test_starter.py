@@ -14,6 +14,10 @@ from astuner.cli import astuner
 from astuner.errors import ConfigError
 from astuner.launcher.starter import start_project
 from astuner.run_record import read_summary
+from tests.launcher.debug_client import client_of, line_of, stopped_at
+from tests.launcher.service_processes import free_port
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
@@ -26,7 +30,7 @@ def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
     assert configuration["args"][:4] == ["--backbone", "debug", "--conf", "agent.yaml"]
     trains = ["--conf", "agent.yaml", "astuner.trainer_common.total_training_steps=12"]
     for arguments in (configuration["args"], trains):
-        command = [sys.executable, "-m", configuration["module"], *arguments]
+        command = [sys.executable, configuration["program"], *arguments]
         ended = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 0, ended.stderr
     assert read_summary(project / "launcher_record/agent-debug").episodes.ok == 16
@@ -34,6 +38,26 @@ def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
     assert validation.before is not None
     assert validation.after is not None
     assert (validation.before.reward or 0.0) < (validation.after.reward or 0.0)
+
+
+def test_the_launch_configuration_stops_at_a_breakpoint_of_the_editor(tmp_path: Path):
+    start_project(tmp_path)
+    (configuration, _) = json.loads((tmp_path / ".vscode/launch.json").read_text())["configurations"]
+    port = free_port()
+    # The same arguments as VS Code passes to debugpy.
+    command = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
+    command += [configuration["program"], *configuration["args"], "astuner.debug.debug_first_n_tasks=1"]
+    line = line_of(tmp_path / "agent.py", 'bp("ANSWER")')
+    command += ["astuner.rollout.num_repeat=2"]
+    with client_of(tmp_path / "agent.py", command, port, [line]) as client:
+        stops = [stopped_at(client, "self") for _ in range(2)]
+        client.event("terminated")
+    assert [stop[:2] for stop in stops] == [("execute", line)] * 2
+    assert read_summary(tmp_path / "launcher_record/agent-debug").episodes.ok == 2
+
+
+def test_the_launcher_of_the_repository_is_the_starter_projects():
+    assert (ROOT / "launcher.py").read_text() == (ROOT / "astuner/launcher/starter_project/launcher.py").read_text()
 
 
 def test_existing_files_are_not_overwritten(tmp_path: Path):
