@@ -155,8 +155,10 @@ def test_a_killed_warm_server_is_started_again(commands: Commands):
     second = commands.server()
     os.kill(second.pids[0], signal.SIGKILL)  # the guard
     code, output = commands.wait(commands.start("stop-engine"))
-    assert (code, f"(process {second.pids[1]})" in output) == (0, True), output
-    assert not any(map(lives, second.pids))
+    # On Linux, the server gets SIGTERM when the guard dies, so that it may have ended before the command looks.
+    ended = any(text in output for text in (f"(process {second.pids[1]})", "no warm vLLM server is running"))
+    assert (code, ended) == (0, True), output
+    wait_for(lambda: not any(map(lives, second.pids)), 60)
 
 
 @fake_vllm_only
