@@ -15,6 +15,7 @@ Supervised training has no `rule`: in steps 3 and 4, `sft_token_weights` replace
 
 from astuner.algorithms.advantages import (
     batch_normalised_advantages,
+    call_reward_std,
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
@@ -52,6 +53,7 @@ __all__ = [
     "PolicyLoss",
     "ReinforcementRule",
     "batch_normalised_advantages",
+    "call_reward_std",
     "clipped_surrogate_loss",
     "clipped_weight_loss",
     "cross_entropy_losses",

@@ -12,6 +12,9 @@ from torch import Tensor
 STD_EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
+MIN_CALL_STD = 0.1
+"""The least standard deviation that divides the advantages of calls, as a fraction of that of the calls' rewards."""
+
 
 def has_signal(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Return, for each episode, whether the rewards of its group differ.
@@ -98,6 +101,26 @@ def batch_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool
         [E] float32, exactly 0 if the batch has no variance.
     """
     return group_relative_advantages(rewards, torch.zeros_like(group_ids), by_std)
+
+
+def call_reward_std(rewards: Tensor, call_variances: Tensor, group_ids: Tensor) -> Tensor:
+    """Return the standard deviation that divides the advantages of calls that have their own rewards.
+
+    It is the standard deviation of the episodes' rewards in the group, as for the advantage of an episode, but at least
+    `MIN_CALL_STD` times that of the rewards of calls: episodes of equal rewards can contain calls of unequal rewards.
+
+    Args:
+        rewards: [E] float, the episodes' rewards.
+        call_variances: [E] float, the mean squared difference between an episode's reward and those of its calls.
+        group_ids: [E] int64, equal for the episodes whose rewards are compared.
+
+    Returns:
+        [E] float32, unbiased (n - 1), plus `STD_EPSILON`.
+    """
+    group = _group_index(group_ids)
+    centred = _centred(rewards, group)
+    of_calls = (centred.square() + call_variances.double()).sqrt()
+    return torch.maximum(_group_std(centred, group), MIN_CALL_STD * _group_std(of_calls, group)).float()
 
 
 def _exact(rewards: Tensor) -> Tensor:

@@ -7,16 +7,24 @@ over episodes in all three cases, so that an episode with more calls does not we
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from astuner.algorithms import Algorithm, ReinforcementRule, has_signal, overlong_punishment, rewards_with_kl
-from astuner.algorithms.training_rows import TrainingRow, prompt_length
+from astuner.algorithms import (
+    Algorithm,
+    ReinforcementRule,
+    call_reward_std,
+    has_signal,
+    overlong_punishment,
+    rewards_with_kl,
+)
+from astuner.algorithms.training_rows import TrainingRow
 from astuner.algorithms.update_records import SampleKey, sample_updates
 from astuner.config.root import AstunerConfig
+from astuner.context_tracker import response_length
 from astuner.errors import BackboneError
 from astuner.run_record import SampleUpdate
 from astuner.schema import Episode
@@ -67,6 +75,11 @@ class StepAdvantages:
     def trains(self, row: TrainingRow) -> bool:
         """Return whether the algorithm trains a row: with dynamic sampling, groups without signal are left out."""
         return not self.rule.dynamic_sampling or bool(self.has_signal[row.episode])
+
+    @property
+    def groups(self) -> list[str]:
+        """The group of each episode: the id of its task."""
+        return [episode.task.task_id for episode in self.episodes]
 
     def assign_to(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
         """Return the rows that the algorithm trains, with their advantages."""
@@ -120,9 +133,7 @@ def step_advantages(
     assert rule is not None
     raw = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
     settings = config.trainer_common.algorithm
-    response_lengths = torch.tensor(
-        [max(len(sample.token_ids) - prompt_length(sample) for sample in episode.samples) for episode in episodes]
-    )
+    response_lengths = torch.tensor([response_length(episode.calls) for episode in episodes])
     punished = raw + overlong_punishment(
         response_lengths, config.data.max_response_length, settings.overlong_buffer_length
     )
@@ -130,13 +141,13 @@ def step_advantages(
     group_of_task: dict[str, int] = {}
     group_ids = torch.tensor([group_of_task.setdefault(e.task.task_id, len(group_of_task)) for e in episodes])
     advantages = rule.advantages(rewards, group_ids)
-    call_advantages = advantages_by_call(rule.advantages, episodes, rewards - raw, group_ids)
+    call_advantages = advantages_by_call(rule, episodes, rewards - raw, group_ids)
 
     # Rewards are compared before the KL estimate is subtracted, as its noise makes all of them differ. Dynamic sampling
     # compares them before any shaping.
     compared = raw if rule.dynamic_sampling else punished
     peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
-    compared_by_call = advantages_by_call(rule.advantages, episodes, compared - raw, group_ids)
+    compared_by_call = advantages_by_call(rule, episodes, compared - raw, group_ids)
     calls_differ = torch.tensor([float(any(by_call.values())) for by_call in compared_by_call])
     signal = has_signal(compared, peers) | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
     if rule.dynamic_sampling:
@@ -145,7 +156,7 @@ def step_advantages(
 
 
 def advantages_by_call(
-    advantage_function: Callable[[Tensor, Tensor], Tensor],
+    rule: ReinforcementRule,
     episodes: Sequence[Episode],
     shaping: Tensor,
     group_ids: Tensor,
@@ -154,10 +165,12 @@ def advantages_by_call(
 
     An agent's reward is compared with the rewards of the same agent in the other episodes of the group; an episode
     without rewards by agent takes part with its own reward. A call's reward has the advantage that the episode would
-    have with that reward, while the other episodes keep theirs.
+    have with that reward, while the other episodes keep theirs. It is divided by the standard deviation of the rewards
+    that the episodes have (see `call_reward_std`), so that the advantages of calls are proportional to the differences
+    between their rewards.
 
     Args:
-        advantage_function: maps (rewards [E], group_ids [E]) to advantages [E].
+        rule: the algorithm's rule.
         episodes: E episodes with rewards.
         shaping: [E] float32, added to each episode's reward, and to the rewards of its agents and calls.
         group_ids: [E] int64, equal for the episodes of one task.
@@ -172,23 +185,34 @@ def advantages_by_call(
             [episodes[index].agent_rewards.get(agent, episodes[index].reward) for index in members],
             dtype=torch.float32,
         )
-        agent_advantages = advantage_function(rewards + shaping[members], group_ids[members])
+        agent_advantages = rule.advantages(rewards + shaping[members], group_ids[members])
         for index, advantage in zip(members, agent_advantages.tolist(), strict=True):
             if episodes[index].agent_rewards:
                 calls = [call.call_id for call in episodes[index].calls if call.agent_name == agent]
                 by_call[index].update(dict.fromkeys(calls, advantage))
-    episode_rewards = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32) + shaping
+    own = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
+    spread = torch.tensor([_variance_of_calls(episode) for episode in episodes])
+    peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
+    scales = call_reward_std(own + shaping, spread, peers) if rule.norm_adv_by_std else torch.ones(len(episodes))
     for index, episode in enumerate(episodes):
         by_reward: dict[float, float] = {}
         for call in () if episode.agent_rewards else episode.calls:
             if call.reward is None:
                 continue
             if call.reward not in by_reward:
-                rewards = episode_rewards.clone()
-                rewards[index] = call.reward + shaping[index]
-                by_reward[call.reward] = float(advantage_function(rewards, group_ids)[index])
+                rewards = own.clone()
+                rewards[index] = call.reward
+                centred = rule.advantage_function(rewards + shaping, group_ids, False)
+                by_reward[call.reward] = float(centred[index] / scales[index])
             by_call[index][call.call_id] = by_reward[call.reward]
     return by_call
+
+
+def _variance_of_calls(episode: Episode) -> float:
+    """Return the mean squared difference between an episode's reward and those of its calls; 0 without the latter."""
+    rewards = [] if episode.agent_rewards else [call.reward for call in episode.calls if call.reward is not None]
+    assert episode.reward is not None
+    return sum((reward - episode.reward) ** 2 for reward in rewards) / max(len(rewards), 1)
 
 
 def uses_kl_loss(config: AstunerConfig) -> bool:

@@ -95,16 +95,29 @@ def token_advantages(rows: Sequence[TrainingRow], length: int) -> Tensor:
     return table
 
 
-def mini_batches(rows: Sequence[TrainingRow], count: int, seed: str) -> list[list[int]]:
-    """Shuffle the episodes and deal them into `count` mini-batches, or fewer if there are fewer episodes.
+def mini_batches(rows: Sequence[TrainingRow], groups: Sequence[str], count: int, seed: str) -> list[list[int]]:
+    """Shuffle the groups and cut them into `count` mini-batches, or fewer if there are fewer episodes.
+
+    The numbers of episodes of two mini-batches differ by at most one. A group is divided only where this requires it.
+
+    Args:
+        rows: all rows of a step.
+        groups: the group of each episode, by the episode's index.
+        count: the number of mini-batches.
+        seed: the seed of the order.
 
     Returns:
         The indices of the rows of each mini-batch, in ascending order. The rows of an episode stay together.
     """
     episodes = sorted({row.episode for row in rows})
     count = min(count, len(episodes))
-    random.Random(seed).shuffle(episodes)
-    mini_batch_of = {episode: index % count for index, episode in enumerate(episodes)}
+    random_numbers = random.Random(seed)
+    random_numbers.shuffle(episodes)
+    order = sorted({groups[episode] for episode in episodes})
+    random_numbers.shuffle(order)
+    rank = {group: index for index, group in enumerate(order)}
+    episodes.sort(key=lambda episode: rank[groups[episode]])
+    mini_batch_of = {episode: index * count // len(episodes) for index, episode in enumerate(episodes)}
     batches: list[list[int]] = [[] for _ in range(count)]
     for index, row in enumerate(rows):
         batches[mini_batch_of[row.episode]].append(index)

@@ -2,7 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from astuner.config.section import Condition
+
+if TYPE_CHECKING:
+    from astuner.config.rollout import RolloutConfig
+    from astuner.config.root import AstunerConfig
+
+
+def samples_in_validation(run: AstunerConfig) -> bool:
+    """Return whether validation samples; it is greedy without `do_sample`, and at temperature 0."""
+    return run.rollout.val_kwargs.do_sample and run.rollout.val_kwargs.temperature > 0
+
+
+def is_cut(rollout: RolloutConfig) -> bool:
+    """Return whether top-p or top-k restricts sampling in training; they have no effect on greedy sampling."""
+    return rollout.temperature > 0 and (rollout.top_p < 1 or rollout.top_k > 0)
+
 
 FOR_SFT = Condition("for sft", lambda run: run.trainer_common.algorithm.adv_estimator == "sft")
 WITHOUT_KL_LOSS = Condition("while use_kl_loss is false", lambda run: not run.trainer_common.use_kl_loss)

@@ -38,7 +38,7 @@ class DataConfig(Section):
         32,
         verl=mirrors("data.train_batch_size")
         + mirrors("actor_rollout_ref.actor.ppo_mini_batch_size", rule="mini_batch_tasks"),
-        trinity=sets("buffer.batch_size") + sets("buffer.train_batch_size", rule="episodes"),
+        trinity=sets("buffer.batch_size") + sets("buffer.train_batch_size", rule="expected_samples"),
     )
     """Tasks per training step; a step has train_batch_size × rollout.num_repeat episodes."""
     shuffle: bool = key(True, used_by=TRAINING, trainers="tasks have the same order as on the local backbone")

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from astuner.config.aliases import WITHOUT_EFFECT, canonical_values
-from astuner.config.checks import ignored_keys, inconsistencies, keys_without_effect, unsupported_values
+from astuner.config.checks import (
+    ignored_keys,
+    inconsistencies,
+    keys_without_effect,
+    sampling_notices,
+    unsupported_values,
+)
 from astuner.config.composition import compose_files, origin_of
 from astuner.config.keys import KeyPath, parts
 from astuner.config.nested_dict import set_at
@@ -68,7 +74,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
         where = next((origins[key] for key in problem.keys if key in origins), shown(path))
         problems.append(Problem(problem.text, where, problem.keys))
     raise_problems(problems)
-    notices = (*composed.notices, *renamed, *without_effect, *keys_without_effect(config), *ignored_keys(config))
+    notices = (*composed.notices, *renamed, *without_effect, *_notices(config))
     return LoadedConfig(config, path, tuple(dict.fromkeys(notices)), origins)
 
 
@@ -79,7 +85,11 @@ def check_config(config: RunConfig) -> tuple[str, ...]:
         ConfigError: a value is missing, contradicts another value, or is not supported by the backbone.
     """
     raise_problems([*unsupported_values(config), *inconsistencies(config)])
-    return (*keys_without_effect(config), *ignored_keys(config))
+    return _notices(config)
+
+
+def _notices(config: RunConfig) -> tuple[str, ...]:
+    return (*keys_without_effect(config), *ignored_keys(config), *sampling_notices(config))
 
 
 def with_values(config: RunConfig, values: Mapping[str, object]) -> RunConfig:

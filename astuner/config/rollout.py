@@ -106,15 +106,22 @@ class MultiTurnConfig(Section):
     """Maximum number of training samples of one episode."""
     max_steps: PositiveInt = key(30, trainers="limits the LLM calls of an episode")
     """Maximum number of LLM calls of one episode; one more fails the episode."""
-    expected_steps: PositiveInt = key(1, trainers="used by `astuner check` only; a step trains any number of samples")
-    """Expected samples per episode, for estimates of the batch size."""
+    expected_steps: PositiveInt = key(
+        1,
+        verl="used by `astuner check` only; a step trains all samples",
+        trinity=sets("buffer.train_batch_size", rule="expected_samples"),
+    )
+    """Expected samples per episode: for the batch size that `astuner check` prints and that Trinity is given."""
 
 
 class ValKwargs(Section):
     """`rollout.val_kwargs`: sampling in validation."""
 
     temperature: NonNegativeFloat = key(
-        0.0, no_effect=(GREEDY_VALIDATION,), verl=mirrors("actor_rollout_ref.rollout.val_kwargs.temperature")
+        0.0,
+        no_effect=(GREEDY_VALIDATION,),
+        verl=mirrors("actor_rollout_ref.rollout.val_kwargs.temperature")
+        + mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
     )
     """Sampling temperature; 0 is greedy."""
     top_k: TopK = key(-1, no_effect=(GREEDY_VALIDATION,), verl=mirrors("actor_rollout_ref.rollout.val_kwargs.top_k"))
@@ -123,10 +130,14 @@ class ValKwargs(Section):
         1.0, no_effect=(GREEDY_VALIDATION,), verl=mirrors("actor_rollout_ref.rollout.val_kwargs.top_p")
     )
     """Nucleus mass."""
-    do_sample: bool = key(False, verl=mirrors("actor_rollout_ref.rollout.val_kwargs.do_sample"))
+    do_sample: bool = key(
+        False,
+        verl=mirrors("actor_rollout_ref.rollout.val_kwargs.do_sample")
+        + mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
+    )
     """False decodes greedily, whatever the temperature."""
     num_repeat: PositiveInt = key(1, verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"))
-    """Validation episodes per task; trainer_common.val_pass_n applies if it is larger."""
+    """Validation episodes per task; trainer_common.val_pass_n applies if it is larger. Greedy validation has one."""
 
 
 class FrozenModelConfig(Section):
@@ -287,7 +298,7 @@ class RolloutConfig(Section):
     num_repeat: PositiveInt = key(
         4,
         verl=mirrors("actor_rollout_ref.rollout.n"),
-        trinity=sets("algorithm.repeat_times") + sets("buffer.train_batch_size", rule="episodes"),
+        trinity=sets("algorithm.repeat_times") + sets("buffer.train_batch_size", rule="expected_samples"),
     )
     """Episodes per task in training (GRPO's group size)."""
     temperature: NonNegativeFloat = key(

@@ -264,7 +264,7 @@ class TrainerCommonConfig(Section):
         verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
         trinity="the number of episodes of a validation",
     )
-    """Validation episodes per task, and the largest k of pass@k."""
+    """Validation episodes per task, and the largest k of pass@k; greedy validation has one episode per task."""
     save_freq: PositiveInt = key(
         20,
         verl=mirrors("trainer.save_freq"),

@@ -1,6 +1,6 @@
 """Converts the LLM calls of an episode to training samples: pure functions without I/O or PyTorch."""
 
-from astuner.context_tracker.audit import certificate, count_tokens
+from astuner.context_tracker.audit import certificate, count_tokens, response_length
 from astuner.context_tracker.merge import MergeMode, build_samples, limit_samples
 from astuner.context_tracker.packing import Packing, Piece, pack, pack_encoded
 from astuner.context_tracker.prefixes import ID_BYTES, encode_ids, shared_prefix_length
@@ -17,5 +17,6 @@ __all__ = [
     "limit_samples",
     "pack",
     "pack_encoded",
+    "response_length",
     "shared_prefix_length",
 ]

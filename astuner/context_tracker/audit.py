@@ -1,10 +1,10 @@
-"""Token counts of calls, and the certificate that samples reproduce their calls."""
+"""Token counts and lengths of calls, and the certificate that samples reproduce their calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astuner.context_tracker.prefixes import count_distinct_prefixes, encode
+from astuner.context_tracker.prefixes import ID_BYTES, count_distinct_prefixes, encode
 from astuner.schema import CallSpan, LlmCall, Sample, TokenCounts
 
 
@@ -15,6 +15,54 @@ def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
         distinct=count_distinct_prefixes([encode(call) for call in calls]),
         trained=sum(len(call.completion_ids) for call in calls if call.trained),
     )
+
+
+def response_length(calls: Sequence[LlmCall]) -> int:
+    """Return the number of tokens of an episode after the first prompt of a conversation, for the longest conversation.
+
+    A call continues the conversation of an earlier call if its prompt begins with that call's tokens, or if it forks
+    from that call. The length depends on the calls only, not on how they become samples.
+
+    Args:
+        calls: the episode's calls, in order of completion; only trained calls count for the maximum.
+
+    Returns:
+        The length in tokens; 0 if no call is trained.
+    """
+    first_prompts = _first_prompt_lengths(calls)
+    return max(
+        (
+            len(call.prompt_ids) + len(call.completion_ids) - first
+            for call, first in zip(calls, first_prompts, strict=True)
+            if call.trained and call.completion_ids
+        ),
+        default=0,
+    )
+
+
+def _first_prompt_lengths(calls: Sequence[LlmCall]) -> list[int]:
+    """Return, for each call, the number of tokens of the first prompt of its conversation."""
+    index_of = {call.call_id: index for index, call in enumerate(calls)}
+    # Only an earlier call can be continued, so following the links ends.
+    continued = [
+        None if call.fork is None or index_of.get(call.fork.call_id, index) >= index else index_of[call.fork.call_id]
+        for index, call in enumerate(calls)
+    ]
+    # In sorted order, the sequences that a sequence extends are those on the stack.
+    stack: list[tuple[bytes, int]] = []
+    for encoded, index in sorted((encode(call), index) for index, call in enumerate(calls)):
+        while stack and not encoded.startswith(stack[-1][0]):
+            stack.pop()
+        if continued[index] is None:
+            prompt_bytes = len(calls[index].prompt_ids) * ID_BYTES
+            extended = (other for tokens, other in reversed(stack) if len(tokens) <= prompt_bytes and other < index)
+            continued[index] = next(extended, None)
+        if calls[index].prompt_ids:  # the tokens of an external model's call are unknown
+            stack.append((encoded, index))
+    lengths: list[int] = []
+    for call, earlier in zip(calls, continued, strict=True):
+        lengths.append(len(call.prompt_ids) if earlier is None else lengths[earlier])
+    return lengths
 
 
 def certificate(calls: Sequence[LlmCall], samples: Sequence[Sample]) -> float:

@@ -11,7 +11,12 @@ from rich.table import Table
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, load_backbone
 from astuner.backbone.training.progress import warn_if_slow
-from astuner.backbone.training.run_inputs import RunInputs, load_run_inputs, validation_repeats
+from astuner.backbone.training.run_inputs import (
+    RunInputs,
+    greedy_validation_notice,
+    load_run_inputs,
+    validation_repeats,
+)
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
@@ -94,6 +99,8 @@ def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) 
         validations = math.ceil(steps / common.test_freq) + common.val_before_train
         episodes = len(run_inputs.tasks.validation) * validation_repeats(config)
         console.print(f"validation {episodes} episodes, {validations} times")
+        if run_inputs.tasks.validation and (notice := greedy_validation_notice(config)) is not None:
+            console.print(f"           {notice}", soft_wrap=True)
     console.print(
         f"run        {steps} steps ({order.steps_per_epoch} per epoch), {steps * updates_per_step} optimiser steps"
     )

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from astuner.algorithms import group_relative_advantages
-from astuner.algorithms.credit_assignment import advantages_by_call
-from astuner.schema import Episode, LlmCall, Task
+from astuner.algorithms import ReinforcementRule, resolve
+from astuner.algorithms.credit_assignment import StepAdvantages, advantages_by_call, step_advantages
+from astuner.config.algorithms import ALGORITHMS
+from astuner.config.root import AstunerConfig
+from astuner.config.trainer import AlgorithmConfig
+from astuner.context_tracker import MergeMode, build_samples, response_length
+from astuner.schema import Episode, Fork, LlmCall, Task
+from tests.context_tracker.test_merge import forests
 
 
-def rule(rewards: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
-    return group_relative_advantages(rewards, group_ids, by_std=False)
+def rule_of(algorithm: str) -> ReinforcementRule:
+    rule = resolve(AlgorithmConfig.model_validate({"adv_estimator": algorithm})).rule
+    assert rule is not None
+    return rule
+
+
+rule = rule_of("dr_grpo")
 
 
 def call(name: str, agent: str = "", reward: float | None = None) -> LlmCall:
@@ -56,3 +70,100 @@ def test_call_has_the_advantage_of_an_episode_with_its_reward():
     by_call = advantages_by_call(rule, episodes, torch.tensor([1.0, 0.0, 0.0]), GROUP)
     # With the shaping, 0 becomes 1 of a group (1, 1, 3), and 4 becomes 5 of a group (5, 1, 3).
     assert by_call == [{"c0": pytest.approx(1 - 5 / 3), "c1": 2.0, "c2": 2.0}, {}, {}]
+
+
+def test_call_is_divided_by_the_std_of_the_episodes_rewards():
+    """Four episodes with rewards 0.5, 0, 0, 0: mean 0.125, std √((0.375² + 3 × 0.125²) / 3) = 0.25."""
+    calls = (call("c0", reward=0.0), call("c1", reward=0.01), call("c2", reward=1.49))
+    episodes = [episode(0.5, *calls), *[episode(0.0, call(f"d{index}")) for index in range(3)]]
+    group = torch.zeros(4, dtype=torch.int64)
+    (by_call, *others) = advantages_by_call(rule_of("grpo"), episodes, torch.zeros(4), group)
+    # Three quarters of the rewards, divided by 0.25.
+    assert by_call == {
+        "c0": 0.0,
+        "c1": pytest.approx(0.03, rel=1e-4),
+        "c2": pytest.approx(4.47, rel=1e-4),
+    }
+    assert others == [{}, {}, {}]
+    # RLOO subtracts the mean of the others, which is 0. REINFORCE++ takes mean and std over the whole batch.
+    by_std = replace(rule_of("rloo"), norm_adv_by_std=True)
+    assert advantages_by_call(by_std, episodes, torch.zeros(4), group)[0]["c2"] == pytest.approx(5.96, rel=1e-4)
+    apart = torch.arange(4)
+    assert advantages_by_call(rule_of("reinforce++"), episodes, torch.zeros(4), apart)[0]["c2"] == pytest.approx(
+        4.47, rel=1e-4
+    )
+
+
+def test_mean_advantage_of_an_episodes_calls_is_that_of_the_episode():
+    rewards = torch.tensor([0.5, 0.25, 1.0])
+    episodes = [episode(0.5, *[call(f"c{index}", reward=value) for index, value in enumerate((0.0, 0.25, 1.25))])]
+    episodes += [episode(0.25, call("d")), episode(1.0, call("e"))]
+    for algorithm in ("grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "cispo", "dapo"):
+        advantages = rule_of(algorithm).advantages(rewards, GROUP)
+        by_call = advantages_by_call(rule_of(algorithm), episodes, torch.zeros(3), GROUP)[0]
+        assert sum(by_call.values()) / 3 == pytest.approx(float(advantages[0]), abs=1e-6)
+
+
+def test_equal_episodes_with_unequal_calls_have_bounded_advantages():
+    """All episodes have reward 0.5; the calls of one have 0 and 1.
+
+    The std of the calls is √(0.25 / 2), of which a tenth divides, and the centred rewards are ∓ 0.5 × 2/3.
+    """
+    episodes = [episode(0.5, call("c0", reward=0.0), call("c1", reward=1.0))]
+    episodes += [episode(0.5, call("d")), episode(0.5, call("e"))]
+    by_call = advantages_by_call(rule_of("grpo"), episodes, torch.zeros(3), GROUP)[0]
+    assert by_call == {"c0": pytest.approx(-9.428, rel=1e-3), "c1": pytest.approx(9.428, rel=1e-3)}
+
+
+def advantages_of(algorithm: str, forest: list[list[LlmCall]], merge: MergeMode) -> StepAdvantages:
+    config = AstunerConfig.model_validate(
+        {
+            "data": {"max_response_length": 9},
+            "trainer_common": {"algorithm": {"adv_estimator": algorithm, "overlong_buffer_length": 8}},
+        }
+    )
+    episodes = []
+    for index, calls in enumerate(forest):
+        samples = tuple(build_samples(calls, merge))
+        episodes.append(
+            Episode(f"e{index}", Task("t", "?"), index, "ok", float(index % 2), True, tuple(calls), samples)
+        )
+    return step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([name for name in ALGORITHMS if name != "sft"]),
+    st.lists(forests(), min_size=2, max_size=4),
+)
+def test_rewards_and_advantages_do_not_depend_on_the_samples(algorithm: str, forest: list[list[LlmCall]]):
+    forest = [[replace(made, prompt_ids=made.prompt_ids or (1,)) for made in calls] for calls in forest]
+    by_call, by_timeline, by_tree = (advantages_of(algorithm, forest, merge) for merge in ("none", "leaf", "tree"))
+    for other in (by_timeline, by_tree):
+        assert torch.equal(other.rewards, by_call.rewards)
+        assert torch.equal(other.advantages, by_call.advantages)
+        assert torch.equal(other.has_signal, by_call.has_signal)
+        assert other.call_advantages == by_call.call_advantages
+
+
+def timed(name: str, prompt: list[int], answer: list[int], fork: str | None = None) -> LlmCall:
+    made = LlmCall(name, "e", tuple(prompt), tuple(answer), (-1.0,) * len(answer), "stop")
+    return made if fork is None else replace(made, fork=Fork("truncated", fork, 0, (), (), "", "", 0))
+
+
+def test_response_length_of_conversations():
+    first = timed("a", [1, 2], [3])
+    second = timed("b", [1, 2, 3, 4], [5, 6])
+    assert response_length([first]) == 1
+    assert response_length([first, second]) == 4
+    # Two continuations of the same call: the longer one counts.
+    assert response_length([first, second, timed("c", [1, 2, 3, 9, 9], [5, 6, 7])]) == 6
+    # A fork belongs to the conversation of the call that it should have extended.
+    assert response_length([first, second, timed("c", [1, 7, 8, 9, 9, 9], [5, 6], fork="b")]) == 6
+    # The prompt of another conversation begins with the same prompt, but not with the answer.
+    assert response_length([first, timed("c", [1, 2, 8, 8, 8, 8], [5])]) == 1
+    # A context that is not trained extends the conversation, and an external model's call has no tokens.
+    external = replace(timed("x", [], []), trained=False)
+    assert response_length([external, first, replace(second, trained=False)]) == 1
+    assert response_length([external, replace(first, trained=False), second]) == 4
+    assert response_length([external]) == 0

@@ -120,7 +120,9 @@ class PolicyUpdate:
         advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
         rows = advantages.assign_to(rows)
         sums = _Sums()
-        metrics = self._update_weights(rows, sums, step) if any(row.has_advantage for row in rows) else {}
+        metrics = (
+            self._update_weights(rows, advantages.groups, sums, step) if any(row.has_advantage for row in rows) else {}
+        )
         return advantages.update_result(metrics, rows, sums.logprobs.by_sample())
 
     @property
@@ -131,9 +133,12 @@ class PolicyUpdate:
     def _uses_kl_in_reward(self) -> bool:
         return self.config.trainer_common.algorithm.use_kl_in_reward
 
-    def _update_weights(self, rows: Sequence[TrainingRow], sums: _Sums, step: int) -> dict[str, float]:
+    def _update_weights(
+        self, rows: Sequence[TrainingRow], groups: Sequence[str], sums: _Sums, step: int
+    ) -> dict[str, float]:
         norms: list[float] = []
-        index_lists = mini_batches(rows, self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step))
+        count, seed = self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step)
+        index_lists = mini_batches(rows, groups, count, seed)
         for part in ([rows[index] for index in indexes] for indexes in index_lists):
             if has_gradient(self.config, part):
                 self._accumulate(part, sums, first=not norms, only=len(index_lists) == 1)

@@ -11,6 +11,7 @@ from typing import Any
 
 from loguru import logger
 
+from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
@@ -180,8 +181,22 @@ def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
     )
 
 
+def greedy_validation_notice(config: AstunerConfig) -> str | None:
+    """Return what to change for pass@k, if several validation episodes per task are configured but one is run."""
+    configured = max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)
+    if validation_repeats(config) == configured:
+        return None
+    key = "val_pass_n" if config.trainer_common.val_pass_n == configured else "rollout.val_kwargs.num_repeat"
+    return (
+        f"validation is greedy, so one episode per task is run instead of {configured} equal ones ({key}); for "
+        f"pass@{configured}, set rollout.val_kwargs.do_sample: True and rollout.val_kwargs.temperature above 0"
+    )
+
+
 def validation_repeats(config: AstunerConfig) -> int:
-    """Return the number of validation episodes per task."""
+    """Return the number of validation episodes per task: one if sampling is greedy, as all would be the same."""
+    if not samples_in_validation(config):
+        return 1
     return max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)
 
 

@@ -53,10 +53,13 @@ class TaskOrder:
 
 
 def learning_rate(config: OptimConfig, total_steps: int, step: int) -> float:
-    """Return the learning rate of training step `step` (1-based): linear warm-up, then the schedule."""
+    """Return the learning rate of training step `step` (1-based): linear warm-up, then the schedule.
+
+    The step after the warm-up has the full rate. The last step has the rate at which the schedule ends.
+    """
     if step <= config.lr_warmup_steps:
         return config.lr * step / (config.lr_warmup_steps + 1)
-    span = max(total_steps - config.lr_warmup_steps, 1)
+    span = max(total_steps - config.lr_warmup_steps - 1, 1)
     done = min((step - 1 - config.lr_warmup_steps) / span, 1.0)
     shape = {
         "constant": 1.0,

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from loguru import logger
+
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
-from astuner.backbone.training.run_inputs import call_settings, validation_repeats
+from astuner.backbone.training.run_inputs import call_settings, greedy_validation_notice, validation_repeats
 from astuner.backbone.training.run_state import RunState, validation_entry
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
@@ -147,6 +149,8 @@ def run_validation(context: RunContext, session: TrainingSession, state: RunStat
     config, tasks, step = context.config.astuner, context.run_inputs.tasks.validation, state.step
     if not tasks:
         return
+    if state.latest is None and (notice := greedy_validation_notice(config)) is not None:
+        logger.info(notice)
     started = time.time()
     request = batch_request(config, tasks, validation_repeats(config), "val", step)
     with session.validation(step):
@@ -190,7 +194,9 @@ def dry_run(
     validation = split == "val"
     step = 0 if validation else 1
     first_tasks = (tasks.validation if validation else tasks.training)[: config.debug.debug_first_n_tasks]
-    repeats = config.rollout.val_kwargs.num_repeat if validation else config.rollout.num_repeat
+    repeats = config.rollout.num_repeat
+    if validation:
+        repeats = min(config.rollout.val_kwargs.num_repeat, validation_repeats(config))
     request = batch_request(config, first_tasks, repeats, split, step, seed)
 
     def on_attempt(episode: Episode) -> None:

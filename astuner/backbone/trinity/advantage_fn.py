@@ -139,7 +139,7 @@ def assign_mini_batches(
             for number, sample in enumerate(episode.samples)
         ]
     )
-    indices = mini_batches(rows, updates, shuffle_seed(config, step)) if rows else []
+    indices = mini_batches(rows, advantages.groups, updates, shuffle_seed(config, step)) if rows else []
     batches = [[rows[index] for index in batch] for batch in indices]
     return advantages.update_result({}, rows), batches + [[] for _ in range(updates - len(batches))]
 

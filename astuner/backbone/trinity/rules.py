@@ -92,9 +92,9 @@ def warmup_updates(config: AstunerConfig, facts: TrinityRunFacts) -> int:
     return config.trainer_common.optim.lr_warmup_steps * config.trainer_common.mini_batch_num
 
 
-def episodes(config: AstunerConfig, facts: TrinityRunFacts) -> int:
-    """train_batch_size × num_repeat; only for Trinity's log: a step trains all samples of its episodes."""
-    return config.data.train_batch_size * config.rollout.num_repeat
+def expected_samples(config: AstunerConfig, facts: TrinityRunFacts) -> int:
+    """train_batch_size × num_repeat × expected_steps; a step trains all samples, also if their number differs."""
+    return config.data.train_batch_size * config.rollout.num_repeat * config.rollout.multi_turn.expected_steps
 
 
 def requested_tasks(config: AstunerConfig, facts: TrinityRunFacts) -> list[dict[str, str]]:

@@ -10,9 +10,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from astuner.backbone.base import missing_packages
-from astuner.backbone.verl.rules import is_cut, trainers_per_node
+from astuner.backbone.verl.rules import trainers_per_node
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.composition import isolated_hydra, origin_of
+from astuner.config.conditions import is_cut
 from astuner.config.keys import dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import AstunerConfig, RunConfig

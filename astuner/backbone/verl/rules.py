@@ -15,7 +15,7 @@ from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.training.run_inputs import validation_repeats
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.algorithms import ALGORITHMS, ReinforcementSpec
-from astuner.config.rollout import RolloutConfig
+from astuner.config.conditions import is_cut
 from astuner.config.root import AstunerConfig
 
 # GPUs of each machine in a Ray cluster that the run joins; this machine may have another number.
@@ -100,13 +100,8 @@ def logprobs_mode(config: AstunerConfig, facts: VerlRunFacts) -> str:
     return "raw_logprobs" if is_cut(config.rollout) else "processed_logprobs"
 
 
-def is_cut(rollout: RolloutConfig) -> bool:
-    """Return whether top-p or top-k restricts sampling in training; they have no effect on greedy sampling."""
-    return rollout.temperature > 0 and (rollout.top_p < 1 or rollout.top_k > 0)
-
-
 def validation_episodes(config: AstunerConfig, facts: VerlRunFacts) -> int:
-    """The larger of val_pass_n and val_kwargs.num_repeat."""
+    """The larger of val_pass_n and val_kwargs.num_repeat; 1 if validation is greedy."""
     return validation_repeats(config)
 
 

@@ -174,7 +174,12 @@ class VerlUpdate:
         credited = dict(zip(trained, rows, strict=True))
         parts = [
             [trained[index] for index in part]
-            for part in mini_batches(rows, self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step))
+            for part in mini_batches(
+                rows,
+                advantages.groups,
+                self.config.trainer_common.mini_batch_num,
+                shuffle_seed(self.config, step),
+            )
             if has_gradient(self.config, [rows[index] for index in part])
         ]
         scales = self._row_scales(credited, parts)

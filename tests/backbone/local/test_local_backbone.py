@@ -238,3 +238,25 @@ def test_a_finished_run_is_moved_aside_not_resumed(make_job: MakeJob, tmp_path: 
     job.tune(tmp_path / "records")
     assert (tmp_path / "records" / "run.1" / "summary.json").exists()
     assert list(losses(first.record)) == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "count"),
+    [
+        ({"rollout__val_kwargs__do_sample": False}, "val_pass_n", 4),
+        ({"rollout__val_kwargs__temperature": 0.0}, "val_pass_n", 4),
+        ({"rollout__val_kwargs__do_sample": False, "rollout__val_kwargs__num_repeat": 6}, "val_kwargs.num_repeat", 6),
+    ],
+)
+def test_greedy_validation_runs_each_task_once_and_says_so(
+    make_job: MakeJob, tmp_path: Path, settings: dict[str, Any], key: str, count: int
+):
+    steps = {"trainer_common__total_training_steps": 2, "trainer_common__test_freq": 1}
+    job = make_job(**steps, trainer_common__val_pass_n=4, **settings)
+    record = job.tune(tmp_path / "records").record
+    assert [row.split for row in read_index(record)].count("val") == 2 * 2
+    log = (record / "run.log").read_text()
+    assert log.count("validation is greedy, so one episode per task is run") == 1
+    assert f"instead of {count} equal ones (" in log
+    assert key in log
+    assert f"for pass@{count}, set rollout.val_kwargs.do_sample: True" in log

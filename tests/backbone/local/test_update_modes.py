@@ -15,7 +15,7 @@ from astuner.algorithms import resolve
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.update import PolicyUpdate
+from astuner.backbone.local.update import PolicyUpdate, UpdateResult
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.rollout import ModelConfig
 from astuner.config.root import AstunerConfig
@@ -69,15 +69,20 @@ def episodes_of(policy: Policy, *, by_call: bool) -> list[Episode]:
     return made
 
 
-def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tuple[list[Tensor], float]:
-    """The gradients of one training step of two mini-batches, and its loss."""
+def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tuple[list[Tensor], UpdateResult]:
+    """The gradients of one training step of two mini-batches, and its result."""
     kl_in_reward = algorithm == "rloo"
     config = AstunerConfig.model_validate(
         {
+            "data": {"max_response_length": 25},
             "rollout": {"temperature": 1.0},
             "update": {"pack": mode},
             "trainer_common": {
-                "algorithm": {"adv_estimator": algorithm, "use_kl_in_reward": kl_in_reward},
+                "algorithm": {
+                    "adv_estimator": algorithm,
+                    "use_kl_in_reward": kl_in_reward,
+                    "overlong_buffer_length": 20,
+                },
                 "use_kl_loss": algorithm in ("grpo", "gspo"),
                 "mini_batch_num": 2,
                 "max_tokens_per_micro_batch": 150,
@@ -96,17 +101,20 @@ def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tupl
         for episode in episodes_of(policy, by_call=by_call)
     ]
     result = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser).step(episodes, 1)
-    return optimiser.gradients, result.metrics["loss/total"]
+    return optimiser.gradients, result
 
 
 @pytest.mark.parametrize("by_call", [False, True], ids=["by episode", "by call"])
 @pytest.mark.parametrize("algorithm", REINFORCEMENT)
-def test_packing_changes_neither_loss_nor_gradient(model_folder: Path, algorithm: str, by_call: bool):
-    expected, loss = step(model_folder, algorithm, "none", by_call=by_call)
+def test_packing_changes_no_reward_advantage_loss_or_gradient(model_folder: Path, algorithm: str, by_call: bool):
+    expected, result = step(model_folder, algorithm, "none", by_call=by_call)
     assert len(expected) == 2
-    for mode in ("leaf", "tree"):
-        got, same_loss = step(model_folder, algorithm, mode, by_call=by_call)
-        assert same_loss == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    for mode in ("leaf", "tree", "auto"):
+        got, same = step(model_folder, algorithm, mode, by_call=by_call)
+        exact = {"rloo": 1e-4}.get(algorithm, 0.0)  # the KL in its reward is rounded by the forward pass
+        assert same.advantages == pytest.approx(result.advantages, rel=exact, abs=exact)
+        assert same.metrics["reward/shaped"] == pytest.approx(result.metrics["reward/shaped"], rel=exact, abs=exact)
+        assert same.metrics["loss/total"] == pytest.approx(result.metrics["loss/total"], rel=1e-5, abs=1e-6)
         for actual, other in zip(got, expected, strict=True):
             assert other.norm() > 1e-3
             assert (actual - other).norm() <= 1e-5 * other.norm()

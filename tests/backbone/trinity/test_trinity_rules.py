@@ -107,3 +107,9 @@ def test_a_task_has_a_process_to_itself_where_the_slowest_are_given_up() -> None
 def test_fully_async_is_not_asked_to_validate() -> None:
     assert len(rules.requested_tasks(run_config().astuner, GPU)) == 1
     assert rules.requested_tasks(run_config(asynchrony__sync_style="fully_async").astuner, GPU) == []
+
+
+def test_expected_steps_are_part_of_the_batch_size() -> None:
+    settings = {"data__train_batch_size": 3, "rollout__num_repeat": 4}
+    assert rules.expected_samples(run_config(**settings).astuner, GPU) == 12
+    assert rules.expected_samples(run_config(**settings, rollout__multi_turn__expected_steps=5).astuner, GPU) == 60
