@@ -48,7 +48,7 @@ class LoraConfig(Section):
         32,
         no_effect=(WITHOUT_LORA,),
         verl=sets("actor_rollout_ref.model.lora_alpha"),
-        trinity="has to equal the Tinker service's own value",
+        trinity="sent to astuner's Tinker server; another Tinker service has 32",
     )
     """Scale: the adapters' output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = key(
@@ -59,7 +59,7 @@ class LoraConfig(Section):
         "all-linear",
         no_effect=(WITHOUT_LORA,),
         verl=sets("actor_rollout_ref.model.target_modules"),
-        trinity="a Tinker service supports only all-linear",
+        trinity="sent to astuner's Tinker server; another Tinker service supports only all-linear",
     )
     """Names of the modules that get adapters, or all-linear."""
 

@@ -53,6 +53,15 @@ def trainer_overrides(section: Mapping[str, object], name: str, packaged: DictCo
     return list(walk(section, TrainerOverride((), None, adds=False, written=(name,))))
 
 
+def leaves(section: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Yield the path and value of each single value of a section, whether written nested or with dots."""
+    if isinstance(section, Mapping):
+        for name, value in section.items():
+            yield from leaves(value, (*path, *parts(str(name).removeprefix("+"))))
+    else:
+        yield path, section
+
+
 def override_problems(
     overrides: list[TrainerOverride], mapping: TrainerMapping, packaged: DictConfig, origins: Mapping[KeyPath, str]
 ) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from astuner.backbone.training.checkpoints import atomic_dir, save_synced
+from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import RecordError, first_line
 from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.wire import LoraSettings
@@ -39,6 +40,7 @@ class TrainingRun:
         run_id: its id, also the model's id.
         base_model: the base model's name as sent by the client.
         lora: the adapters.
+        policy: how the model computes.
         metadata: the client's metadata.
         created: when it was created.
     """
@@ -46,6 +48,7 @@ class TrainingRun:
     run_id: str
     base_model: str
     lora: LoraSettings
+    policy: TinkerPolicy
     metadata: Mapping[str, Any]
     created: datetime
 
@@ -126,8 +129,14 @@ class CheckpointStore:
         if run_id.startswith(".") or not file.is_file():
             raise TinkerRequestError(f"there is no training run {run_id!r} in {self.folder}", 404)
         data = json.loads(file.read_text())
-        lora, created = LoraSettings(**data["lora"]), datetime.fromisoformat(data["created"])
-        return TrainingRun(run_id, data["base_model"], lora, data["metadata"], created)
+        created = datetime.fromisoformat(data["created"])
+        # Earlier versions wrote no policy.
+        lora, policy = LoraSettings(**data["lora"]), TinkerPolicy(**data.get("policy", {}))
+        return TrainingRun(run_id, data["base_model"], lora, policy, data["metadata"], created)
+
+    def has(self, run_id: str) -> bool:
+        """Return whether there is a training run with a checkpoint."""
+        return (self.folder / quote(run_id, safe="") / "run.json").is_file()
 
     def runs(self) -> list[TrainingRun]:
         """Return all training runs, the latest first."""
@@ -167,8 +176,9 @@ class CheckpointStore:
             _write_info(checkpoint, partial_folder)
         run_file = self.folder / run.run_id / "run.json"
         if not run_file.exists():
-            data = {"base_model": run.base_model, "lora": run.lora.model_dump(), "metadata": dict(run.metadata)}
-            _write_json({**data, "created": run.created.isoformat()}, run_file)
+            data = {"base_model": run.base_model, "lora": run.lora.model_dump(), "policy": run.policy.model_dump()}
+            data |= {"metadata": dict(run.metadata), "created": run.created.isoformat()}
+            _write_json(data, run_file)
         return checkpoint
 
     def find(self, path: str) -> TinkerCheckpoint:

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
+from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import TrainingRun
 from astuner.tinker_server.errors import TinkerRequestError
@@ -98,10 +99,10 @@ class ModelRegistry:
         model.last_used = time.time()
         return model
 
-    def add(self, request: CreateModelRequest) -> ActiveModel:
+    def add(self, request: CreateModelRequest, policy: TinkerPolicy) -> ActiveModel:
         """Add a model without weights; `create_weights` creates them."""
-        lora = request.lora_config or LoraSettings(rank=0)
-        run = TrainingRun(uuid.uuid4().hex, request.base_model, lora, request.user_metadata or {}, datetime.now(UTC))
+        lora, metadata = request.lora_config or LoraSettings(rank=0), request.user_metadata or {}
+        run = TrainingRun(uuid.uuid4().hex, request.base_model, lora, policy, metadata, datetime.now(UTC))
         model = ActiveModel(run, request.session_id)
         self._models[run.run_id] = model
         return model
@@ -113,7 +114,8 @@ class ModelRegistry:
             TinkerRequestError, ModelError: they cannot be created; the model is removed.
         """
         try:
-            model.trainable = await self._submit(partial(TrainableModel, self._base_model, model.run.lora))
+            create = partial(TrainableModel, self._base_model, model.run.lora, model.run.policy)
+            model.trainable = await self._submit(create)
         except BaseException:
             self.remove(model.run.run_id)
             raise

@@ -73,18 +73,19 @@ class Sampler:
         # The engine of a small model has its own copy of the weights.
         load_weights(self._model, weights)
 
-    def prompt_logprobs(self, ids: list[int], top: int) -> PromptLogprobs:
+    def prompt_logprobs(self, ids: list[int], top: int, temperature: float) -> PromptLogprobs:
         """Return the log-probability of each prompt token, and the `top` most likely tokens at its position.
 
         Both are None for the first token.
         """
         with self._scoring, torch.inference_mode():
             logits = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[0, :-1]
+            logits = logits.float() / temperature
             targets = torch.tensor(ids[1:], device=self._device)
-            logprobs = -functional.cross_entropy(logits.float(), targets, reduction="none")
+            logprobs = -functional.cross_entropy(logits, targets, reduction="none")
             if not top:
                 return [None, *logprobs.tolist()], []
-            best = torch.log_softmax(logits.float(), dim=-1).topk(min(top, logits.shape[-1]))
+            best = torch.log_softmax(logits, dim=-1).topk(min(top, logits.shape[-1]))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
         return [None, *logprobs.tolist()], [None, *(list(zip(*pair, strict=True)) for pair in pairs)]
 
@@ -180,8 +181,10 @@ class SamplerPool:
         base = self._base_model.weights()
         if source is None:
             return base
-        trained, lora = source.weights(), self._store.run(source.run_id).lora
-        return weights_with_adapters(self._base_model, lora, trained) if lora.rank else {**base, **trained}
+        trained, run = source.weights(), self._store.run(source.run_id)
+        if not run.lora.rank:
+            return {**base, **trained}
+        return weights_with_adapters(self._base_model, run.lora, run.policy, trained)
 
 
 def _release_result(load: asyncio.Task[Sampler]) -> None:
@@ -190,7 +193,7 @@ def _release_result(load: asyncio.Task[Sampler]) -> None:
 
 
 async def sample(
-    base_model: BaseLanguageModel, sampler: Sampler, request: wire.SampleRequest, ids: list[int]
+    base_model: BaseLanguageModel, sampler: Sampler, request: wire.SampleRequest, ids: list[int], temperature: float
 ) -> dict[str, Any]:
     """Handle a sampling request; its samples are computed concurrently, also with those of other requests.
 
@@ -199,6 +202,7 @@ async def sample(
         sampler: has the weights.
         request: the request.
         ids: the validated prompt.
+        temperature: divides the logits of the prompt's log-probabilities.
 
     Returns:
         Tinker's SampleResponse.
@@ -223,7 +227,7 @@ async def sample(
     )
     response: dict[str, Any] = {"type": "sample"}
     if request.prompt_logprobs or request.topk_prompt_logprobs:
-        scores = asyncio.to_thread(sampler.prompt_logprobs, ids, request.topk_prompt_logprobs)
+        scores = asyncio.to_thread(sampler.prompt_logprobs, ids, request.topk_prompt_logprobs, temperature)
         samples, (logprobs, top_logprobs) = await asyncio.gather(completions, scores)
         if request.prompt_logprobs:
             response["prompt_logprobs"] = logprobs

@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astuner.backbone.training.run_inputs import model_path
+from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, POLICY_HEADER, TinkerPolicy
 from astuner.errors import AstunerError
 from astuner.localhost import ADDRESS, listen, local_hosts, rejection_reason
 from astuner.tinker_server import wire
@@ -187,7 +188,7 @@ def _add_client_routes(app: FastAPI, service: TinkerService) -> None:
     async def capabilities() -> dict[str, Any]:
         base_model = service.base_model
         models = [{"model_name": name, "max_context_length": base_model.max_length} for name in base_model.names]
-        return {"supported_models": models}
+        return {"supported_models": models, "extensions": [POLICY_EXTENSION]}
 
     @app.post(f"{API}/telemetry")
     async def telemetry() -> dict[str, Any]:
@@ -196,7 +197,9 @@ def _add_client_routes(app: FastAPI, service: TinkerService) -> None:
     @app.post(f"{API}/create_session")
     async def create_session(request: Request) -> dict[str, Any]:
         wire.CreateSessionRequest.model_validate_json(await request.body())
-        return {"type": "create_session", "session_id": service.sessions.create().session_id}
+        header = request.headers.get(POLICY_HEADER)
+        policy = None if header is None else TinkerPolicy.model_validate_json(header)
+        return {"type": "create_session", "session_id": service.sessions.create(policy).session_id}
 
     @app.post(f"{API}/session_heartbeat")
     async def session_heartbeat(request: Request) -> dict[str, Any]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
+from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.tinker_server import wire
 from astuner.tinker_server.base_model import BaseLanguageModel
-from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint
+from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint, TrainingRun
 from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.forward_pass import parse_forward_pass, parse_token_ids
 from astuner.tinker_server.models import ActiveModel, ModelRegistry
@@ -69,7 +70,7 @@ class TinkerService:
             return {"request_id": request_id, "model_id": model_id}
         self.base_model.check_name(request.base_model)
         self._make_room_for_model()
-        model = self.models.add(request)
+        model = self.models.add(request, session.policy or TinkerPolicy())
 
         async def create() -> dict[str, Any]:
             await self.models.create_weights(model)
@@ -167,15 +168,21 @@ class TinkerService:
             raise TinkerRequestError(
                 f"{request.path} is a sampler checkpoint; training needs tinker://RUN/weights/NAME (from save_state)"
             )
-        runs = self.store.run(checkpoint.run_id), self.models.get(request.model_id).run
-        saved, current = (run.lora.model_dump(exclude={"seed"}) for run in runs)
-        if saved != current:
+        saved, active = self.store.run(checkpoint.run_id), self.models.get(request.model_id)
+        if self.sessions.touch(active.session_id).policy is None and not self.store.has(active.run.run_id):
+            # The client does not know the extension, so that its new model takes the checkpoint's policy.
+            active.run = replace(active.run, policy=saved.policy)
+        run = active.run
+        settings = [_adapter_settings(saved), _adapter_settings(run)]
+        if settings[0] != settings[1]:
             raise TinkerRequestError(
-                f"{request.path} has the adapters {saved}, but this model has {current}; create a model with the "
-                "checkpoint's settings"
+                f"{request.path} has the adapters {settings[0]}, but this model has {settings[1]}; create a model "
+                "with the checkpoint's settings"
             )
 
         def load(model: TrainableModel) -> dict[str, Any]:
+            if model.policy != run.policy:
+                active.trainable = model = TrainableModel(self.base_model, run.lora, run.policy)
             model.load(checkpoint.weights(), checkpoint.optimiser_state() if request.optimizer else None)
             return {"type": "load_weights", "path": checkpoint.path}
 
@@ -227,10 +234,11 @@ class TinkerService:
     def sample(self, request: wire.SampleRequest) -> dict[str, Any]:
         """Sample completions of a prompt."""
         self.futures.check_capacity()
-        session_id = ""
+        session_id, temperature = "", 1.0
         if request.sampling_session_id is not None:
             session, source = self.sessions.sampler(request.sampling_session_id)
             session_id = session.session_id
+            temperature = (session.policy or TinkerPolicy()).temperature
         else:
             source = self._source(request.model_path, request.base_model)
         base_model = self.base_model
@@ -240,7 +248,7 @@ class TinkerService:
 
         async def work() -> dict[str, Any]:
             async with self._samplers.acquire(source) as sampler:
-                return await sample(base_model, sampler, request, ids)
+                return await sample(base_model, sampler, request, ids, temperature)
 
         return {"request_id": self.futures.start(session_id, work)}
 
@@ -310,3 +318,9 @@ class TinkerService:
         await asyncio.to_thread(self._samplers.close)
         for session in self.sessions:
             self._end_session(session)
+
+
+def _adapter_settings(run: TrainingRun) -> dict[str, Any]:
+    """Return what the adapters of two runs must have in common for one to load the other's."""
+    policy = run.policy.model_dump(exclude={"temperature"}, exclude_defaults=True)
+    return run.lora.model_dump(exclude={"seed"}) | (policy if run.lora.rank else {})

@@ -13,6 +13,7 @@ from typing import Any
 
 from loguru import logger
 
+from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import AstunerError
 from astuner.tinker_server.checkpoints import TinkerCheckpoint
 from astuner.tinker_server.errors import TinkerRequestError
@@ -38,12 +39,14 @@ class ClientSession:
     Attributes:
         session_id: id of the session.
         last_seen: time of its last request, on the clock of `Sessions`.
+        policy: how its models compute; None if the client sent none.
         models: by the client's sequence number, the id of each model and of the request that created it.
         samplers: by sampling session id, the checkpoint it samples from; None for the base model.
     """
 
     session_id: str
     last_seen: float
+    policy: TinkerPolicy | None = None
     models: dict[int, tuple[str, str]] = field(default_factory=dict)
     samplers: dict[str, TinkerCheckpoint | None] = field(default_factory=dict)
 
@@ -58,9 +61,9 @@ class Sessions:
     def __iter__(self) -> Iterator[ClientSession]:
         return iter(list(self._sessions.values()))
 
-    def create(self) -> ClientSession:
+    def create(self, policy: TinkerPolicy | None = None) -> ClientSession:
         """Create a session with a new id and return it."""
-        session = ClientSession(f"session-{uuid.uuid4().hex}", self._clock())
+        session = ClientSession(f"session-{uuid.uuid4().hex}", self._clock(), policy)
         self._sessions[session.session_id] = session
         return session
 

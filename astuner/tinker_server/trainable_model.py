@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from astuner.backbone.training.lora import TINKER_ALPHA, merged_weights, with_lora
+from astuner.backbone.training.lora import merged_weights, with_lora
+from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
 from astuner.config.rollout import LoraConfig
+from astuner.errors import ModelError
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.forward_pass import DatumBatch, ForwardPass, batches
@@ -26,17 +28,21 @@ class TrainableModel:
     """The base model with trainable adapters, or a fully trainable copy of it.
 
     Gradients accumulate over passes until an optimiser step. Not thread-safe.
+
+    Attributes:
+        model: the module.
+        policy: how it computes.
     """
 
-    def __init__(self, base_model: BaseLanguageModel, lora: LoraSettings) -> None:
+    def __init__(self, base_model: BaseLanguageModel, lora: LoraSettings, policy: TinkerPolicy) -> None:
         """Create the model; its outputs equal the base model's.
 
         Raises:
             TinkerRequestError: the adapters match no layer of the model.
         """
-        self._base_model = base_model
+        self._base_model, self.policy = base_model, policy
         self._uses_lora = lora.rank > 0
-        self.model = _with_adapters(base_model, lora) if self._uses_lora else base_model.trainable_copy()
+        self.model = _with_adapters(base_model, lora, policy) if self._uses_lora else base_model.trainable_copy()
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self._optimiser = torch.optim.AdamW(self._parameters)
         self._has_gradient = False
@@ -84,13 +90,13 @@ class TrainableModel:
         return {"loss_fn_output_type": "TorchLossReturn", "loss_fn_outputs": outputs, "metrics": {"loss:sum": total}}
 
     def _logprobs(self, batch: DatumBatch) -> Tensor:
-        """Return the log-probabilities of a batch's targets, [M] float32."""
+        """Return the log-probabilities of a batch's targets at the policy's temperature, [M] float32."""
         dtype, device = self._base_model.dtype, self._base_model.device.type
         with contextlib.nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype):
             # Rows are padded on the right, so that a causal model needs no mask: no token attends to padding.
             logits = self.model(input_ids=batch.ids, use_cache=False).logits
         unpadded = torch.cat([row[:size] for row, size in zip(logits, batch.sizes, strict=True)])
-        return -functional.cross_entropy(unpadded.float(), batch.targets, reduction="none")
+        return -functional.cross_entropy(unpadded.float() / self.policy.temperature, batch.targets, reduction="none")
 
     def optim_step(self, params: AdamParams) -> dict[str, Any]:
         """Take an AdamW step and clear the gradient.
@@ -169,19 +175,19 @@ def load_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
 
 
 def weights_with_adapters(
-    base_model: BaseLanguageModel, lora: LoraSettings, trained: Mapping[str, Tensor]
+    base_model: BaseLanguageModel, lora: LoraSettings, policy: TinkerPolicy, trained: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
     """Return all weights of the base model with trained adapters merged.
 
     Raises:
         TinkerRequestError: the adapters do not fit the model.
     """
-    model = _with_adapters(base_model, lora)
+    model = _with_adapters(base_model, lora, policy)
     load_weights(model, trained)
     return merged_weights(model)
 
 
-def _with_adapters(base_model: BaseLanguageModel, lora: LoraSettings) -> Any:
+def _with_adapters(base_model: BaseLanguageModel, lora: LoraSettings, policy: TinkerPolicy) -> Any:
     base = base_model.view()
     head = base.get_output_embeddings()
 
@@ -192,18 +198,23 @@ def _with_adapters(base_model: BaseLanguageModel, lora: LoraSettings) -> Any:
             return lora.train_unembed
         return lora.train_attn if "attn" in name or "attention" in name else lora.train_mlp
 
-    targets = [name for name, module in base.named_modules() if is_target(name, module)]
+    targets = policy.lora_target_modules
+    if targets == ALL_LINEAR:
+        targets = [name for name, module in base.named_modules() if is_target(name, module)]
     if not targets:
         raise TinkerRequestError(
             "lora_config selects no layer of this model; set train_attn, train_mlp or train_unembed"
         )
-    settings = LoraConfig(rank=lora.rank, alpha=TINKER_ALPHA, target_modules=targets)
+    settings = LoraConfig(rank=lora.rank, alpha=policy.lora_alpha, target_modules=targets)
     devices = [base_model.device] if base_model.device.type == "cuda" else []
     # PyTorch's generator is global: numbers drawn by another thread would change the result of a seed.
     with _SEED_LOCK, torch.random.fork_rng(devices, enabled=lora.seed is not None):
         if lora.seed is not None:
             torch.manual_seed(lora.seed)
-        model = with_lora(base, settings)
+        try:
+            model = with_lora(base, settings)
+        except ModelError as error:
+            raise TinkerRequestError(str(error)) from error
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -15,6 +15,7 @@ import torch
 import uvicorn
 from torch import Tensor
 
+from astuner.backbone.training.tinker_policy import POLICY_HEADER, TinkerPolicy
 from astuner.localhost import listen, local_hosts
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.server import create_app
@@ -38,11 +39,14 @@ class Served:
     service: TinkerService
     _open: list[tuple[Any, httpx.AsyncClient]] = field(default_factory=list)
 
-    def client(self) -> Any:
-        """Return a new client."""
+    def client(self, **policy: Any) -> Any:
+        """Return a new client; with a policy, its session has that policy."""
+        headers = {POLICY_HEADER: TinkerPolicy(**policy).model_dump_json()} if policy else {}
         # A custom HTTP client, because Tinker's client never closes its own.
         http = httpx.AsyncClient(timeout=60)
-        client = tinker.ServiceClient(base_url=self.url, api_key="tml-for-tests", http_client=http)
+        client = tinker.ServiceClient(
+            base_url=self.url, api_key="tml-for-tests", http_client=http, default_headers=headers
+        )
         self._open.append((client.holder, http))
         return client
 
@@ -87,7 +91,7 @@ def datum(ids: list[int], **inputs: Any) -> Any:
     )
 
 
-def logprobs_of(model: Any, ids: list[int]) -> Tensor:
+def logprobs_of(model: Any, ids: list[int], temperature: float = 1.0) -> Tensor:
     """Return the log-probability of each token of a sequence except the first."""
-    logits = model(input_ids=torch.tensor([ids[:-1]])).logits[0].float()
+    logits = model(input_ids=torch.tensor([ids[:-1]])).logits[0].float() / temperature
     return torch.log_softmax(logits, dim=-1)[range(len(ids) - 1), ids[1:]]

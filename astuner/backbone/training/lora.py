@@ -11,9 +11,6 @@ from torch import Tensor
 from astuner.config.rollout import LoraConfig
 from astuner.errors import ModelError
 
-TINKER_ALPHA = 32
-"""The `alpha` of Tinker, which its clients cannot set ("LoRA Without Regret", Schulman et al. 2025)."""
-
 
 def with_lora(base: Any, lora: LoraConfig) -> Any:
     """Return a transformers model with LoRA adapters. The weights of the base model are frozen.

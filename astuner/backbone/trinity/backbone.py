@@ -17,15 +17,17 @@ from astuner.backbone.training.episode_worker import AgentJob
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import dry_run, evaluate
+from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.composition import check_trinity_config, configured_tinker_service, trinity_config
 from astuner.backbone.trinity.preflight import MIN_GPUS
 from astuner.backbone.trinity.rules import runner_count
-from astuner.backbone.trinity.run_facts import Mode, TrinityRunFacts
-from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server, service_key
+from astuner.backbone.trinity.run_facts import Device, Mode, TrinityRunFacts
+from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server
 from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, TrainingBackend, VerlTrainingBackend
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.debugging.breakpoints import active_breakpoints
+from astuner.llm_engine.causal_lm import choose_device
 from astuner.localhost import ADDRESS
 from astuner.ray_cluster.connection import check_ray_reachable
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
@@ -73,10 +75,12 @@ class TrinityBackbone:
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check that Trinity supports the configuration, and that Ray is reachable if the run joins it."""
         address = preflight_context.config.astuner.trainer_common.ray_address
-        # The server that the run starts has no port yet.
-        training_backend = _configured_training_backend(preflight_context.config) or TinkerTrainingBackend(
-            RemoteTinkerService(f"http://{ADDRESS}", LOCAL_KEY)
-        )
+        training_backend = _configured_training_backend(preflight_context.config)
+        if training_backend is None:
+            # The server that the run starts has no port yet.
+            server = RemoteTinkerService(f"http://{ADDRESS}", LOCAL_KEY, takes_policy=True)
+            device = _server_device(preflight_context.config.astuner)
+            training_backend = TinkerTrainingBackend(server, device=device)
         mode: Mode = "both" if preflight_context.trains else "bench"
         with _trinity_environment(is_own_ray(address, preflight_context.ray), training_backend):
             training_backend.prepare_imports()
@@ -89,9 +93,23 @@ class TrinityBackbone:
 
 
 def on_gpus(config: AstunerConfig) -> bool:
-    """Return whether vLLM and verl's workers sample and train on GPUs: `device` is cuda, or auto with enough GPUs."""
+    """Return whether vLLM and verl's workers sample and train on GPUs: `device` is cuda, or auto with enough GPUs.
+
+    They do not train adapters: vLLM's server under Trinity answers without them.
+    """
     device = config.trainer_common.device
-    return device == "cuda" or (device == "auto" and torch.cuda.device_count() >= MIN_GPUS)
+    has_gpus = device == "cuda" or (device == "auto" and torch.cuda.device_count() >= MIN_GPUS)
+    return has_gpus and not config.model.lora.rank
+
+
+def _server_device(config: AstunerConfig) -> Device:
+    """Return the device of the Tinker server that the run starts: one GPU for adapters if there is one, else the CPU.
+
+    Raises:
+        BackboneError: `trainer_common.device` is cuda, and there is no GPU.
+    """
+    uses_gpu = config.model.lora.rank > 0 and choose_device(config.trainer_common.device).type == "cuda"
+    return "cuda" if uses_gpu else "cpu"
 
 
 def _configured_training_backend(config: RunConfig) -> TrainingBackend | None:
@@ -102,7 +120,7 @@ def _configured_training_backend(config: RunConfig) -> TrainingBackend | None:
     """
     url = configured_tinker_service(config)
     if url is not None:
-        return TinkerTrainingBackend(RemoteTinkerService(url, service_key()))
+        return TinkerTrainingBackend(RemoteTinkerService.probed(url), TinkerPolicy.from_config(config.astuner))
     return VerlTrainingBackend() if on_gpus(config.astuner) else None
 
 
@@ -130,8 +148,11 @@ def _trinity_session(context: RunContext, mode: Mode) -> Iterator[TrinitySession
         training_backend = _configured_training_backend(context.config)
         if training_backend is None:
             model = _resolved_model_path(context.run_inputs.model_path)
-            server = local_tinker_server(model, config.model.dtype, record / _SERVER_DIR)
-            training_backend = TinkerTrainingBackend(stack.enter_context(server))
+            device = _server_device(config)
+            server = local_tinker_server(model, config.model.dtype, device, record / _SERVER_DIR)
+            training_backend = TinkerTrainingBackend(
+                stack.enter_context(server), TinkerPolicy.from_config(config), device
+            )
         environment = stack.enter_context(_trinity_environment(context.has_own_ray, training_backend))
         state = TrinityState(record / _STATE_DIR, training_backend)
         state.clear()
@@ -219,6 +240,7 @@ def _run_facts(
         namespace=namespace,
         max_model_len=min(max_model_len, positions) if isinstance(positions, int) else max_model_len,
         tinker_base_url=training_backend.tinker_url,
+        takes_policy=training_backend.takes_policy,
         runners=runner_count(config),
         validates=bool(tasks.validation),
         origins=preflight_context.origins,

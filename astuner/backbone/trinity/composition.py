@@ -17,7 +17,13 @@ from astuner.config.keys import KeyPath, dotted, parts
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
-from astuner.config.trainer_overrides import TrainerOverride, override_problem, override_problems, trainer_overrides
+from astuner.config.trainer_overrides import (
+    TrainerOverride,
+    leaves,
+    override_problem,
+    override_problems,
+    trainer_overrides,
+)
 from astuner.errors import BackboneError, first_line
 
 if TYPE_CHECKING:
@@ -95,16 +101,8 @@ def packaged_config() -> DictConfig:
 
 def configured_tinker_service(config: RunConfig) -> str | None:
     """Return the address of the Tinker service in the `trinity:` section (`model.tinker.base_url`), if there is one."""
-    values = [value for path, value in _leaves(config.trinity, ()) if path == ("model", "tinker", "base_url")]
+    values = [value for path, value in leaves(config.trinity) if path == ("model", "tinker", "base_url")]
     return None if not values or values[-1] is None else str(values[-1])
-
-
-def _leaves(node: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield from _leaves(value, (*path, *parts(str(name))))
-    else:
-        yield path, node
 
 
 def _split_shared_mappings(overrides: list[TrainerOverride]) -> Iterator[TrainerOverride]:
@@ -113,7 +111,7 @@ def _split_shared_mappings(overrides: list[TrainerOverride]) -> Iterator[Trainer
     for override in overrides:
         path = override.path
         if isinstance(override.value, Mapping) and any(name[: len(path)] == path != name for name in names):
-            for below, value in _leaves(override.value, ()):
+            for below, value in leaves(override.value):
                 yield replace(override, path=(*path, *below), value=value)
         else:
             yield override

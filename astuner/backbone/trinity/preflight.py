@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from astuner.backbone.training.lora import TINKER_ALPHA
+from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
 from astuner.backbone.trinity.rules import gpus_per_node, steps_ahead
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.composition import origin_of
 from astuner.config.keys import parts
 from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.trainer_overrides import leaves
 
 _GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 _ENGINES = "astuner.rollout.n_vllm_engine"
@@ -37,42 +38,51 @@ def machine_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Prob
         reason = "the trainer syncs its weights only after such steps, and older weights would be validated"
         fix = "write a multiple, or sync_style: explorer_driven"
         yield _problem(facts, key, f"{key} is {every}, not a multiple of sync_interval ({interval}): {reason}; {fix}")
-    yield from _tinker_problems(run, facts) if facts.uses_tinker else _gpu_problems(run, facts)
+    yield from _tinker_problems(config, facts) if facts.uses_tinker else _gpu_problems(run, facts)
 
 
-def _tinker_problems(run: AstunerConfig, facts: TrinityRunFacts) -> Iterator[Problem]:
+def _tinker_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Problem]:
     """Yield the values that a Tinker service does not support."""
-    if run.rollout.name == "vllm":
-        key = "astuner.rollout.name"
-        yield _problem(facts, key, f"{key} is 'vllm', and a Tinker service samples in this run; write auto")
-    if facts.mode == "both" and run.rollout.temperature not in (0.0, 1.0):
-        key = "astuner.rollout.temperature"
-        text = (
-            f"{key} is {run.rollout.temperature}, and a Tinker service trains the model's own distribution, at "
-            "temperature 1: each ratio would compare two distributions and be clipped for that; write 1.0"
-        )
-        yield _problem(facts, key, text)
-    lora = run.model.lora
-    if lora.rank and lora.target_modules != "all-linear":
+    run = config.astuner
+    lora, stock = run.model.lora, TinkerPolicy()
+    switches = [key for key in ("train_attn", "train_mlp", "train_unembed") if _sets_tinker(config, key)]
+    if lora.rank and lora.target_modules != ALL_LINEAR and switches:
         key = f"{_LORA}.target_modules"
-        reason = "a Tinker service supports only train_attn, train_mlp and train_unembed; write all-linear, and these"
-        yield _problem(facts, key, f"{key} is {lora.target_modules!r}: {reason} under trinity.model.tinker")
-    if lora.rank and lora.alpha != TINKER_ALPHA:
+        names = " and ".join(f"trinity.model.tinker.{switch}" for switch in switches)
+        text = f"{key} is {lora.target_modules!r}, and {names} would select modules, too; remove one or the other"
+        yield _problem(facts, key, text)
+    if facts.takes_policy or facts.mode != "both":
+        return
+    service = f"the Tinker service at {facts.tinker_base_url}"
+    fix = "or remove trinity.model.tinker.base_url, so that the run starts its own server, which takes any"
+    if run.rollout.temperature not in (0.0, stock.temperature):
+        key = "astuner.rollout.temperature"
+        reason = "so that each ratio would compare two distributions and be clipped for that"
+        text = f"{key} is {run.rollout.temperature}, and {service} trains at temperature 1, {reason}"
+        yield _problem(facts, key, f"{text}; write {stock.temperature}, {fix}")
+    if not lora.rank:
+        key = f"{_LORA}.rank"
+        yield _problem(facts, key, f"{key} is 0, and {service} trains adapters only; write 32, {fix}")
+    if lora.rank and lora.target_modules != ALL_LINEAR:
+        key = f"{_LORA}.target_modules"
+        text = f"{key} is {lora.target_modules!r}, and {service} takes only train_attn, train_mlp and train_unembed"
+        yield _problem(facts, key, f"{text}; write all-linear and these under trinity.model.tinker, {fix}")
+    if lora.rank and lora.alpha != stock.lora_alpha:
         key = f"{_LORA}.alpha"
-        yield _problem(facts, key, f"{key} is {lora.alpha}, and a Tinker service has {TINKER_ALPHA}; write that")
+        text = f"{key} is {lora.alpha}, and {service} has {stock.lora_alpha}; write {stock.lora_alpha}, {fix}"
+        yield _problem(facts, key, text)
+
+
+def _sets_tinker(config: RunConfig, name: str) -> bool:
+    return any(path == ("model", "tinker", name) for path, _ in leaves(config.trinity))
 
 
 def _gpu_problems(run: AstunerConfig, facts: TrinityRunFacts) -> Iterator[Problem]:
     """Yield the values that vLLM and verl's workers, each with their own GPUs, do not support."""
-    common, lora = run.trainer_common, run.model.lora
+    common = run.trainer_common
     if run.model.dtype == "float32":
         key = "astuner.model.dtype"
         yield _problem(facts, key, f"{key} is 'float32', and Trinity's trainer uses bfloat16 on GPUs; write auto")
-    if lora.rank:
-        key = f"{_LORA}.rank"
-        reason = "vLLM's server under Trinity answers without the adapters"
-        fix = "write 0 to train all weights, use --backbone=verl, or configure a Tinker service"
-        yield _problem(facts, key, f"{key} is {lora.rank}: {reason}; {fix}")
     if common.ray_address is None and common.nnodes > 1:
         key = "astuner.trainer_common.nnodes"
         fix = "start a Ray cluster and set its ray_address, or write 1"

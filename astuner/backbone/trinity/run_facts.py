@@ -28,6 +28,7 @@ class TrinityRunFacts:
         namespace: namespace of the run's Ray actors.
         max_model_len: maximum number of tokens of prompt and answer together.
         tinker_base_url: address of the Tinker service that trains and samples; None for vLLM and verl on GPUs.
+        takes_policy: whether that service takes temperature, alpha and modules of adapters (`TinkerPolicy`).
         runners: number of processes that run episodes, per engine.
         validates: whether the run has validation tasks.
         gpus: CUDA devices of this machine.
@@ -42,6 +43,7 @@ class TrinityRunFacts:
     namespace: str
     max_model_len: int
     tinker_base_url: str | None = None
+    takes_policy: bool = True
     runners: int = 1
     validates: bool = False
     gpus: int = field(default_factory=torch.cuda.device_count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -13,13 +14,15 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 from urllib.parse import quote
 
 import torch
 from safetensors.torch import load_file
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
-from astuner.backbone.training.lora import TINKER_ALPHA
+from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, TinkerPolicy
+from astuner.backbone.trinity.run_facts import Device
 from astuner.errors import BackboneError, ConfigError, ModelError
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.localhost import ADDRESS, free_port
@@ -33,6 +36,7 @@ _POLL_SECONDS = 0.05
 # The newest weights, and the previous ones while their last requests finish.
 _MAX_SAMPLERS = "3"
 _DOWNLOAD_TIMEOUT_SECONDS = 600.0
+_PROBE_TIMEOUT_SECONDS = 10.0
 _PEFT_PREFIX = "base_model.model."
 
 
@@ -46,6 +50,7 @@ class LocalTinkerServer:
         log: its log file.
         process: the process.
         key: the API key to use.
+        takes_policy: whether it reads `TinkerPolicy`.
     """
 
     url: str
@@ -53,6 +58,7 @@ class LocalTinkerServer:
     log: Path
     process: GuardedProcess
     key: str = LOCAL_KEY
+    takes_policy: bool = True
 
     def save_model(self, base: str, weights: str, folder: Path) -> None:
         """Write a checkpoint's model as a Hugging Face folder, with adapters merged.
@@ -101,12 +107,13 @@ class LocalTinkerServer:
 
 
 @contextlib.contextmanager
-def local_tinker_server(model: str, dtype: str, folder: Path) -> Iterator[LocalTinkerServer]:
-    """Run a local Tinker server on the CPU during the block.
+def local_tinker_server(model: str, dtype: str, device: Device, folder: Path) -> Iterator[LocalTinkerServer]:
+    """Run a local Tinker server during the block.
 
     Args:
         model: the model's folder.
         dtype: `model.dtype` of the configuration.
+        device: device of the server.
         folder: the folder for checkpoints and the log.
 
     Raises:
@@ -115,8 +122,11 @@ def local_tinker_server(model: str, dtype: str, folder: Path) -> Iterator[LocalT
     folder.mkdir(parents=True, exist_ok=True)
     log, port = folder / "server.log", str(free_port())
     argv = [sys.executable, "-P", "-m", "astuner", "serve-tinker", "--model", model, "--dtype", dtype]
-    argv += ["--device", "cpu", "--port", port, "--checkpoint-dir", str(folder)]
+    argv += ["--device", device, "--port", port, "--checkpoint-dir", str(folder)]
     argv += ["--max-models", "1", "--max-samplers", _MAX_SAMPLERS]
+    if device == "cuda":
+        # Each engine has a copy of the weights, and the GPU also holds those in training.
+        argv += ["--max-engines", "1"]
     with log.open("wb") as output:
         process = GuardedProcess(argv, Path.cwd(), os.environ, output=output)
     try:
@@ -149,11 +159,15 @@ def save_checkpoint_model(base: str, checkpoint: Path, folder: Path) -> None:
     weights: dict[str, torch.Tensor] = model.state_dict()
     downs = {name: value for name, value in trained.items() if ".lora_A." in name}
     if downs:
+        description = checkpoint.parents[1] / "run.json"
+        # Earlier versions wrote no policy.
+        policy = json.loads(description.read_text()).get("policy", {}) if description.exists() else {}
+        alpha = TinkerPolicy(**policy).lora_alpha
         updated = {}
         for name, down in downs.items():
             up = trained[name.replace(".lora_A.", ".lora_B.")]
             target = f"{name.removeprefix(_PEFT_PREFIX).partition('.lora_A.')[0]}.weight"
-            updated[target] = weights[target].float() + TINKER_ALPHA / down.shape[0] * (up @ down)
+            updated[target] = weights[target].float() + alpha / down.shape[0] * (up @ down)
     else:
         updated = trained
     for name, value in updated.items():
@@ -168,10 +182,31 @@ class RemoteTinkerService:
     Attributes:
         url: its address.
         key: the API key to use.
+        takes_policy: whether it is an `astuner serve-tinker`, which reads `TinkerPolicy`.
     """
 
     url: str
     key: str
+    takes_policy: bool = False
+
+    @classmethod
+    def probed(cls, url: str) -> Self:
+        """Return the service at an address, which is asked for its capabilities.
+
+        Raises:
+            ConfigError: no API key is set.
+        """
+        import httpx
+
+        key, takes_policy = service_key(), False
+        with contextlib.suppress(httpx.HTTPError, ValueError, KeyError, TypeError):  # no answer, or another one
+            capabilities = httpx.get(
+                f"{url.rstrip('/')}/api/v1/get_server_capabilities",
+                headers={"X-API-Key": key},
+                timeout=_PROBE_TIMEOUT_SECONDS,
+            )
+            takes_policy = POLICY_EXTENSION in capabilities.json()["extensions"]
+        return cls(url, key, takes_policy)
 
     def wait_until_ready(self, timeout: float) -> None:
         """Do nothing: if the service is down, the first request fails."""

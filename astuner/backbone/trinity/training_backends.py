@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.backbone.trinity.run_facts import Device
 from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, LocalTinkerServer, RemoteTinkerService
 from astuner.backbone.trinity.vllm_stub import STUB_FOLDER, import_vllm_stub
 
+POLICY_VARIABLE = "ASTUNER_TINKER_POLICY"
+"""The environment variable with the `TinkerPolicy` of the run as JSON, for Trinity's trainer."""
 _TINKER_PATH_FILE = "remote_checkpoint_path.txt"
 _ACTOR = "actor"
 # Trinity creates this file in folders that contain more than weights for the sampler.
@@ -32,6 +35,10 @@ class TrainingBackend(Protocol):
     @property
     def tinker_url(self) -> str | None:
         """The address of the Tinker service; None for vLLM and verl."""
+
+    @property
+    def takes_policy(self) -> bool:
+        """Whether a Tinker service takes a `TinkerPolicy`; vLLM and verl need none."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -83,10 +90,12 @@ class TinkerTrainingBackend:
 
     Attributes:
         server: a local server or the user's service.
+        policy: how the server's models compute; only astuner's own server supports other values than the defaults.
         device: the device of this machine's processes.
     """
 
     server: LocalTinkerServer | RemoteTinkerService
+    policy: TinkerPolicy = field(default_factory=TinkerPolicy)
     device: Device = "cpu"
 
     @property
@@ -94,8 +103,12 @@ class TinkerTrainingBackend:
         return self.server.url
 
     @property
+    def takes_policy(self) -> bool:
+        return self.server.takes_policy
+
+    @property
     def environment(self) -> Mapping[str, str]:
-        return {KEY_VARIABLE: self.server.key}
+        return {KEY_VARIABLE: self.server.key, POLICY_VARIABLE: self.policy.model_dump_json()}
 
     @property
     def python_path(self) -> list[str]:
@@ -109,9 +122,13 @@ class TinkerTrainingBackend:
         import_vllm_stub()
 
     def trainer_class(self) -> Any:
-        from trinity.trainer.trainer import Trainer
+        if self.policy == TinkerPolicy():
+            from trinity.trainer.trainer import Trainer
 
-        return Trainer
+            return Trainer
+        from astuner.backbone.trinity.tinker_trainer import PolicyTrainer
+
+        return PolicyTrainer
 
     def wait_until_ready(self, timeout: float) -> None:
         self.server.wait_until_ready(timeout)
@@ -148,6 +165,7 @@ class VerlTrainingBackend:
 
     device: Device = "cuda"
     tinker_url: None = None
+    takes_policy: bool = True
     environment: Mapping[str, str] = field(default_factory=dict)
     python_path: list[str] = field(default_factory=list)
 

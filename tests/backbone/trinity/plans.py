@@ -22,6 +22,8 @@ GPU = TrinityRunFacts(
     gpus=8,
 )
 TINKER = replace(GPU, device="cpu", validates=True, tinker_base_url="http://127.0.0.1:8765", gpus=0)
+FOREIGN = replace(TINKER, takes_policy=False)
+"""With a Tinker service that is not `astuner serve-tinker`."""
 
 
 def run_config(**values: object) -> RunConfig:

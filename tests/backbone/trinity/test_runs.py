@@ -6,8 +6,11 @@ import json
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from astuner import AstunerJob
 from astuner.run_record import read_index, read_metrics
@@ -48,6 +51,39 @@ def test_run_is_recorded_like_any_other(model_folder: Path, tmp_path: Path):
     assert summary["steps"] == 3
     assert summary["validation"]["after"]["episodes"] == 4
     assert (run.record / "model" / "model.safetensors").exists()
+
+
+def test_temperature_and_adapters_of_the_run_reach_the_tinker_server(model_folder: Path, tmp_path: Path):
+    settings: dict[str, Any] = {
+        "rollout__temperature": 0.7,
+        "model__lora__rank": 4,
+        "model__lora__alpha": 64,
+        "model__lora__target_modules": ["q_proj", "down_proj"],
+        "asynchrony__max_staleness": 0,
+        "trainer_common__mini_batch_num": 1,
+        "trainer_common__use_kl_loss": True,
+        "trainer_common__total_training_steps": 2,
+    }
+    run = Run(trinity_job(model_folder, tmp_path, **settings), tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert run.leftovers() == []
+    trained = [row.metrics for row in read_metrics(run.record) if "loss/policy" in row.metrics]
+    assert len(trained) == 2
+    # On-policy: the trainer's log-probabilities are those of the sampler, and at first also those of the reference.
+    assert all(metrics["logprob_difference"] < 1e-4 for metrics in trained)
+    assert abs(trained[0]["loss/kl"]) < 1e-6
+    assert trained[1]["loss/kl"] > 1e-6
+    base, tuned = load_file(model_folder / "model.safetensors"), load_file(run.record / "model" / "model.safetensors")
+    changed = {name.split(".")[-2] for name, value in base.items() if not torch.equal(value, tuned[name])}
+    assert changed == {"q_proj", "down_proj"}
+    # The checkpoint is the tuned model only if its adapters are merged with this alpha.
+    (description,) = (run.record / "tinker").glob("*/run.json")
+    assert json.loads(description.read_text())["policy"] == {
+        "temperature": 0.7,
+        "lora_alpha": 64,
+        "lora_target_modules": ["q_proj", "down_proj"],
+    }
 
 
 def check_resumes(job: AstunerJob, folder: Path) -> None:
@@ -106,6 +142,18 @@ def test_tinker_server_killed_during_startup_is_named(model_folder: Path, tmp_pa
 @pytest.mark.slow
 def test_run_resumes_after_its_driver_was_killed(model_folder: Path, tmp_path: Path):
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
+    first = Run(job, tmp_path)
+    first.wait_for(step=2)
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait()
+    assert first.leftovers() == []
+    check_resumes(job, tmp_path)
+
+
+@pytest.mark.slow
+def test_run_with_a_policy_resumes(model_folder: Path, tmp_path: Path):
+    settings = {"rollout__temperature": 0.7, "model__lora__rank": 4, "model__lora__alpha": 64}
+    job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6, **settings)
     first = Run(job, tmp_path)
     first.wait_for(step=2)
     first.process.send_signal(signal.SIGKILL)

@@ -18,7 +18,7 @@ from astuner.config.loading import load_config, with_values
 from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
 from astuner.errors import ConfigError
-from tests.backbone.trinity.plans import GPU, TINKER, run_config
+from tests.backbone.trinity.plans import FOREIGN, GPU, TINKER, run_config
 
 pytestmark = pytest.mark.trinity
 
@@ -329,22 +329,22 @@ def test_the_configured_tinker_service(write: Write, section: str) -> None:
             r"^command line: .*trainer_common\.test_freq is 5, not a multiple of sync_interval \(2\): .*; write ",
         ),
         (
-            ["rollout.temperature=0.9"],
-            TINKER,
-            r"^command line: astuner\.rollout\.temperature is 0\.9, and a Tinker service trains .*; write 1\.0$",
+            ["model.lora.rank=4", "rollout.temperature=0.9"],
+            FOREIGN,
+            r"^command line: astuner\.rollout\.temperature is 0\.9, and the Tinker service at http://\S+ trains at "
+            r"temperature 1, .*; write 1\.0, or remove trinity\.model\.tinker\.base_url, so that the run starts its ",
         ),
         (
-            ["rollout.name=vllm"],
-            TINKER,
-            r"^command line: astuner\.rollout\.name is 'vllm', and a Tinker service ",
+            ["model.lora.rank=4", "model.lora.alpha=8"],
+            FOREIGN,
+            r"^command line: astuner\.model\.lora\.alpha is 8, and the Tinker service at \S+ has 32; write 32, or ",
         ),
-        (["model.lora.rank=4", "model.lora.alpha=8"], TINKER, r"lora\.alpha is 8, and a Tinker service has 32; write"),
         (
             ["model.lora.rank=4", "model.lora.target_modules=q_proj"],
-            TINKER,
-            r"^command line: astuner\.model\.lora\.target_modules is 'q_proj': a Tinker service supports only ",
+            FOREIGN,
+            r"^command line: astuner\.model\.lora\.target_modules is 'q_proj', and the Tinker service at \S+ takes ",
         ),
-        (["model.lora.rank=4"], GPU, r"lora\.rank is 4: vLLM's server .*; write 0 to train all weights, use "),
+        ([], FOREIGN, r"astuner\.model\.lora\.rank is 0, and the Tinker service at \S+ trains adapters only; write 32"),
         (["model.dtype=float32"], GPU, r"^command line: astuner\.model\.dtype is 'float32', and Trinity's trainer "),
         (
             ["trainer_common.nnodes=2", "rollout.n_vllm_engine=8"],
@@ -370,8 +370,21 @@ def test_the_configured_tinker_service(write: Write, section: str) -> None:
         ),
     ],
 )
-def test_values_that_do_not_fit_the_machine_are_errors(
+def test_values_that_do_not_fit_the_machine_or_service_are_errors(
     write: Write, overrides: list[str], plan: TrinityRunFacts, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         composed_from(write("  {}\n"), *(f"astuner.{override}" for override in overrides), plan=plan)
+
+
+@pytest.mark.parametrize("plan", [TINKER, replace(TINKER, device="cuda"), replace(FOREIGN, mode="bench")])
+def test_astuners_own_server_takes_temperature_alpha_and_modules(write: Write, plan: TrinityRunFacts) -> None:
+    values = ["rollout.temperature=0.7", "model.lora.rank=8", "model.lora.alpha=64", "model.lora.target_modules=q_proj"]
+    composed_from(write("  {}\n"), *(f"astuner.{value}" for value in values), plan=plan)
+
+
+def test_two_selections_of_modules_are_an_error(write: Write) -> None:
+    path = write("  model:\n    tinker: {train_attn: false}\n")
+    with pytest.raises(ConfigError, match=r"target_modules is 'q_proj', and trinity\.model\.tinker\.train_attn would "):
+        composed_from(path, "astuner.model.lora.rank=8", "astuner.model.lora.target_modules=q_proj")
+    composed_from(path, "astuner.model.lora.rank=8")

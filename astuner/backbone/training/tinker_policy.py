@@ -1,0 +1,38 @@
+"""The extension of Tinker's wire format that `astuner serve-tinker` supports: settings that Tinker fixes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from astuner.config.root import AstunerConfig
+
+POLICY_HEADER = "Astuner-Policy"
+"""The HTTP header with a `TinkerPolicy` as JSON. It applies to the client session that the request creates."""
+POLICY_EXTENSION = "astuner-policy"
+"""The entry of `extensions` in the capabilities of a server that reads the header."""
+ALL_LINEAR = "all-linear"
+
+
+class TinkerPolicy(BaseModel):
+    """How the models of a client session compute. The defaults are the values that Tinker has fixed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    """Divides the logits before log-probabilities are computed, in training and of prompts."""
+    lora_alpha: Annotated[int, Field(gt=0)] = 32
+    """The output of adapters is multiplied by lora_alpha / rank ("LoRA Without Regret", Schulman et al. 2025)."""
+    lora_target_modules: str | list[str] = ALL_LINEAR
+    """Modules with adapters, as in PEFT; `all-linear` leaves the choice to train_attn, train_mlp and train_unembed."""
+
+    @classmethod
+    def from_config(cls, config: AstunerConfig) -> Self:
+        """Return the policy of a run."""
+        lora = config.model.lora
+        # Greedy sampling does not scale the logits.
+        temperature = config.rollout.temperature or 1.0
+        if not lora.rank:
+            return cls(temperature=temperature)
+        return cls(temperature=temperature, lora_alpha=lora.alpha, lora_target_modules=lora.target_modules)
