@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from astuner.clock import timestamp
 from astuner.config.loading import check_config, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
 from astuner.config.to_yaml import to_yaml
@@ -190,7 +190,7 @@ class AstunerJob:
         config = resolve_names(self._config, self._path, exp_dir)
         config_dir = self._path.absolute().parent
         created = Services.from_names(services, config, config_dir, Path(exp_dir))
-        summary = Launcher(config, config_dir, time.time(), tuple(notices), created).train()
+        summary = Launcher(config, config_dir, timestamp(), tuple(notices), created).train()
         assert summary.model is not None
         return TunedModel(Path(summary.model), summary, Path(config.astuner.experiment_dir))
 

@@ -30,7 +30,7 @@ class RunContext:
         run_inputs: the user's tasks, model, workflow and judge.
         record: the run record to write to.
         progress: progress bars.
-        started: when the process started, seconds since the epoch.
+        started: when the process started, as a `timestamp`.
         active_episodes: the episodes that run at the moment.
         keep_engine: keep the inference server that the run starts running after the run.
         on_episode: called on the main thread with each finished episode of a dry run.

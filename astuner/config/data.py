@@ -48,7 +48,7 @@ class DataConfig(Section):
 class DatasetFileSplit(Section):
     """One split of `dataset_file`."""
 
-    file_path: str = ""
+    file_path: str = key("", resume="path")
     """A .jsonl, .json, .csv or .parquet file, or `package.module->function` that creates it and returns its path."""
 
 
@@ -79,7 +79,7 @@ class DatasetFileConfig(Section):
 class HuggingFaceConfig(Section):
     """`task_reader.huggingface_dat_repo`: tasks from a Hugging Face dataset."""
 
-    dataset_path: str = "gsm8k"
+    dataset_path: str = key("gsm8k", resume="path")
     """A hub name (`gsm8k`), a name with its subset (`gsm8k/main`, `openai/gsm8k/main`), or a folder in hub layout."""
     dataset_name: str | None = None
     """The subset (configuration) of the dataset, if dataset_path does not contain it."""
@@ -98,7 +98,7 @@ class EnvServiceConfig(Section):
 
     env_type: str = "appworld"
     """The type of environment that the service runs."""
-    env_url: str = "http://127.0.0.1:8080"
+    env_url: str = key("http://127.0.0.1:8080", resume="any")
     """Address of the service."""
     env_action_preference: Literal["code", "text", "box"] = "code"
     """The form of actions that the environment prefers."""
@@ -184,7 +184,7 @@ class TaskJudgeConfig(Section):
         ),
     )
     """customized_protocol: the class of judge_protocol; rubrics_auto_grader: an LLM with learned rubrics."""
-    judge_protocol: str | None = None
+    judge_protocol: str | None = key(None, resume="path")
     """`package.module->Class`, a BaseJudge; null if the workflow returns rewards itself."""
     timeout: Annotated[float, Field(gt=0)] = key(60.0, no_effect=(WITHOUT_JUDGE,))
     """Time limit of the judge for one episode, in seconds."""

@@ -11,7 +11,7 @@ from typing import Any, get_origin
 from pydantic.fields import FieldInfo
 
 from astuner.config.root import RunConfig
-from astuner.config.section import ALL, BackboneName, Condition, KeyRule, Section, Unsupported, plain_kinds
+from astuner.config.section import ALL, BackboneName, Condition, KeyRule, ResumeRule, Section, Unsupported, plain_kinds
 
 KeyPath = tuple[str, ...]
 """A key as its parts, e.g. `("astuner", "model", "path")`; in a free-form section, a part may contain a dot."""
@@ -56,6 +56,11 @@ class Key:
     def unsupported(self) -> list[Unsupported]:
         """Values that some backbones do not support."""
         return [values for rule in self.rules for values in rule.unsupported]
+
+    @property
+    def resume(self) -> ResumeRule | None:
+        """How the key may differ when a run resumes; None if nothing declares it."""
+        return next((rule.resume for rule in reversed(self.rules) if rule.resume is not None), None)
 
     @property
     def no_effect(self) -> list[Condition]:

@@ -71,9 +71,10 @@ class ModelConfig(Section):
         "",
         verl=from_run("actor_rollout_ref.model.path", rule="model_path"),
         trinity=from_run("model.model_path", rule="model_path"),
+        resume="path",
     )
     """A local folder, a Hugging Face name, or `package.module->function` that creates it and returns its path."""
-    renderer: str | dict[str, Any] = key("auto", trainers="astuner turns messages into token ids")
+    renderer: str | dict[str, Any] = key("auto", trainers="astuner turns messages into token ids", resume="same")
     """Turns messages into token ids: auto, a name (qwen3, llama-3, default, …), or a mapping with name and options."""
     dtype: Literal["auto", "float32", "bfloat16"] = key(
         "auto",
@@ -85,6 +86,7 @@ class ModelConfig(Section):
         )
         + sets("actor_rollout_ref.rollout.dtype", rule="rollout_dtype"),
         trinity=sets("explorer.rollout_model.dtype", rule="sampler_dtype"),
+        resume="same",
     )
     """Data type of the weights; auto is bfloat16 on CUDA and float32 on a CPU."""
     gradient_checkpointing: bool = key(
@@ -93,9 +95,10 @@ class ModelConfig(Section):
         no_effect=(TINKER_SERVER,),
         verl=sets("actor_rollout_ref.model.enable_gradient_checkpointing"),
         trinity=sets("trainer.trainer_config.model.enable_gradient_checkpointing"),
+        resume="any",
     )
     """Recompute activations in the backward pass, to save memory at the cost of time."""
-    lora: LoraConfig = key(LoraConfig(), used_by=TRAINING)
+    lora: LoraConfig = key(LoraConfig(), used_by=TRAINING, resume="same")
     """Low-rank adapters."""
 
 
@@ -110,6 +113,7 @@ class MultiTurnConfig(Section):
         1,
         verl="used by `astuner check` only; a step trains all samples",
         trinity=sets("buffer.train_batch_size", rule="expected_samples"),
+        resume="any",
     )
     """Expected samples per episode: for the batch size that `astuner check` prints and that Trinity is given."""
 
@@ -164,44 +168,52 @@ class RolloutConfig(Section):
                 "agentscope_workflow",
             ),
         ),
+        resume="same",
     )
     """Run the class of agentscope_workflow. (False, the older step protocol, is no longer supported.)"""
-    agentscope_workflow: str | None = key(None, trainers="runs in astuner's episode workers")
+    agentscope_workflow: str | None = key(None, trainers="runs in astuner's episode workers", resume="path")
     """`package.module->Class`, the Workflow to tune."""
-    trainable_targets: list[str] | None = key(None, trainers="selects the calls that become samples")
+    trainable_targets: list[str] | None = key(None, trainers="selects the calls that become samples", resume="same")
     """Tags of the agents to train (model_tuner.for_agent(…, target_tag=…)); null trains all."""
-    frozen_models: dict[str, FrozenModelConfig] = key({}, trainers="answers calls that are not trained")
+    frozen_models: dict[str, FrozenModelConfig] = key({}, trainers="answers calls that are not trained", resume="same")
     """Models behind the agents that are not trained, by tag, each with model, base_url and api_key_env."""
-    agentscope_disable_toolcalls: bool = key(False, trainers="shows the model no tools")
+    agentscope_disable_toolcalls: bool = key(False, trainers="shows the model no tools", resume="same")
     """Show the model no tools, whatever the workflow registers."""
     max_env_worker: PositiveInt = key(
         128,
         used_by=TRAINING,
         verl="divided among the episode workers of all nodes",
         trinity=from_run("explorer.runner_per_model", rule="runners"),
+        resume="any",
     )
     """Episodes that run at the same time."""
-    episode_timeout: Annotated[float, Field(gt=0)] = key(600.0, trainers="ends a slow episode")
+    episode_timeout: Annotated[float, Field(gt=0)] = key(600.0, trainers="ends a slow episode", resume="same")
     """Time limit of one episode without its judge, in seconds; a slower episode fails and is counted."""
-    max_retries: Annotated[int, Field(ge=0)] = key(0, trainers="runs a failed episode again")
+    max_retries: Annotated[int, Field(ge=0)] = key(0, trainers="runs a failed episode again", resume="same")
     """How often a failed episode is run again; each attempt is recorded and counted."""
     gamma: Probability = key(
         1.0,
         unsupported=(unsupported(why="no backbone discounts rewards over steps; write 1.0 or remove the line"),),
+        resume="same",
     )
     """Discount of the reward over the steps of an episode; only 1.0, no discount, is supported."""
     compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(
-        ["nonsense"], trainers="checked in every answer"
+        ["nonsense"], trainers="checked in every answer", resume="same"
     )
     """Signs of degenerate output: nonsense (endless repetition, broken characters), wrong_toolcall."""
-    agent_madness_termination: bool = key(True, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="ends the episode")
+    agent_madness_termination: bool = key(
+        True, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="ends the episode", resume="same"
+    )
     """End the episode at the first such sign."""
-    agent_madness_reward: float = key(-1.0, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="becomes the reward")
+    agent_madness_reward: float = key(
+        -1.0, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="becomes the reward", resume="same"
+    )
     """The reward of an episode with degenerate output."""
     max_response_length_in_one_turn: PositiveInt = key(
         4096,
         verl="the `max_tokens` of every request",
         trinity=mirrors("model.max_response_tokens", rule="answer_tokens"),
+        resume="same",
     )
     """Maximum number of tokens of one answer."""
     max_model_len: PositiveInt = key(
@@ -212,9 +224,10 @@ class RolloutConfig(Section):
         trinity=from_run("model.max_model_len", rule="max_model_len")
         + from_run("model.max_response_tokens", rule="answer_tokens")
         + from_run("trainer.max_token_len_per_gpu", rule="tokens_per_gpu"),
+        resume="same",
     )
     """Maximum number of tokens of one call, prompt and answer together."""
-    multi_turn: MultiTurnConfig = MultiTurnConfig()
+    multi_turn: MultiTurnConfig = key(MultiTurnConfig(), resume="same")
     """Limits of an episode."""
     tensor_model_parallel_size: PositiveInt = key(
         1,
@@ -222,6 +235,7 @@ class RolloutConfig(Section):
         no_effect=(TINKER_SERVER,),
         verl=sets("actor_rollout_ref.rollout.tensor_model_parallel_size"),
         trinity=sets("explorer.rollout_model.tensor_parallel_size"),
+        resume="any",
     )
     """GPUs per inference engine."""
     n_vllm_engine: PositiveInt = key(
@@ -230,6 +244,7 @@ class RolloutConfig(Section):
         no_effect=(TINKER_SERVER,),
         verl="verl starts one engine per tensor_model_parallel_size GPUs",
         trinity=sets("explorer.rollout_model.engine_num", rule="engines"),
+        resume="any",
     )
     """Number of inference engines (trinity)."""
     max_num_seqs: PositiveInt = key(
@@ -237,6 +252,7 @@ class RolloutConfig(Section):
         no_effect=(TINKER_SERVER, SAMPLED_ELSEWHERE),
         verl=sets("actor_rollout_ref.rollout.max_num_seqs"),
         trinity=sets("explorer.rollout_model.extra_engine_args.max_num_seqs"),
+        resume="any",
     )
     """Requests that one engine computes at the same time."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = key(
@@ -245,6 +261,7 @@ class RolloutConfig(Section):
         no_effect=(TINKER_SERVER, WITHOUT_OWN_VLLM),
         verl=sets("actor_rollout_ref.rollout.gpu_memory_utilization", rule="gpu_share"),
         trinity=sets("explorer.rollout_model.gpu_memory_utilization", rule="gpu_share"),
+        resume="any",
     )
     """Fraction of a GPU's memory for an engine; null is 0.5 if it shares the GPU with verl's trainer, else 0.85."""
     name: Literal["auto", "embedded", "vllm", "sglang"] = key(
@@ -277,6 +294,7 @@ class RolloutConfig(Section):
                 "environment can have them; write auto, vllm, or embedded (on a CPU)",
             ),
         ),
+        resume="same",
     )
     """The inference engine; auto is embedded for local, debug and on a CPU, else vllm. Debug starts a server."""
     mode: Literal["sync", "async"] = key(
@@ -293,12 +311,14 @@ class RolloutConfig(Section):
                 "remove the line",
             ),
         ),
+        resume="same",
     )
     """Whether sampling waits for the update (sync) or continues during it (async: no backbone supports it)."""
     num_repeat: PositiveInt = key(
         4,
         verl=mirrors("actor_rollout_ref.rollout.n"),
         trinity=sets("algorithm.repeat_times") + sets("buffer.train_batch_size", rule="expected_samples"),
+        resume="same",
     )
     """Episodes per task in training (GRPO's group size)."""
     temperature: NonNegativeFloat = key(
@@ -306,6 +326,7 @@ class RolloutConfig(Section):
         verl=sets("actor_rollout_ref.rollout.temperature", rule="logits_divisor")
         + sets("actor_rollout_ref.rollout.logprobs_mode", rule="logprobs_mode"),
         trinity=sets("model.temperature", rule="logits_divisor"),
+        resume="same",
     )
     """Sampling temperature in training."""
     top_p: Probability = key(
@@ -313,6 +334,7 @@ class RolloutConfig(Section):
         verl=sets("actor_rollout_ref.rollout.logprobs_mode", rule="logprobs_mode")
         + mirrors("actor_rollout_ref.rollout.top_p"),
         trinity=mirrors("model.top_p"),
+        resume="same",
     )
     """Nucleus mass in training."""
     top_k: TopK = key(
@@ -320,9 +342,10 @@ class RolloutConfig(Section):
         verl=sets("actor_rollout_ref.rollout.logprobs_mode", rule="logprobs_mode")
         + mirrors("actor_rollout_ref.rollout.top_k"),
         trinity=mirrors("model.top_k"),
+        resume="same",
     )
     """Keep the k likeliest tokens in training; -1 keeps all."""
-    val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters")
+    val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters", resume="same")
     """Sampling in validation."""
 
 

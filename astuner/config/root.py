@@ -8,11 +8,12 @@ from pydantic import AfterValidator
 
 from astuner.config.conditions import FOR_SFT
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
+from astuner.config.optimiser import UpdateConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
 from astuner.config.section import TRAINING, BackboneName, Section, from_run, key, mirrors, unsupported
 from astuner.config.services import ServiceConfig, ServiceName
 from astuner.config.timing import AsynchronyConfig, DeadlinesConfig
-from astuner.config.trainer import TrainerCommonConfig, UpdateConfig
+from astuner.config.trainer import TrainerCommonConfig
 
 
 def _folder_name(name: str) -> str:
@@ -28,31 +29,41 @@ class AstunerConfig(Section):
     """Section `astuner`: everything about a run."""
 
     project_name: str = key(
-        "astuner_default_project", verl=mirrors("trainer.project_name"), trinity="part of the run record and loggers"
+        "astuner_default_project",
+        verl=mirrors("trainer.project_name"),
+        trinity="part of the run record and loggers",
+        resume="any",
     )
     """Groups experiments in loggers."""
     experiment_name: FolderName = key(
-        "read_yaml_name", verl=mirrors("trainer.experiment_name"), trinity="part of the run record and loggers"
+        "read_yaml_name",
+        verl=mirrors("trainer.experiment_name"),
+        trinity="part of the run record and loggers",
+        resume="any",
     )
     """Name of the run and of its folder; read_yaml_name takes the YAML file's."""
     experiment_dir: str = key(
         "auto",
         verl=from_run("trainer.default_local_dir", rule="checkpoint_folder"),
         trinity=from_run("checkpoint_root_dir", rule="checkpoint_root_dir"),
+        resume="any",
     )
     """Folder of the run record; auto is {exp-dir}/{experiment_name}."""
-    backbone: BackboneName = key("local", trainers="selects this backbone")
+    backbone: BackboneName = key("local", trainers="selects this backbone", resume="same")
     """debug, local, trinity or verl; --backbone overrides it."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
-    data: DataConfig = DataConfig()
+    data: DataConfig = key(DataConfig(), resume="same")
     """Lengths and batch size."""
     rollout: RolloutConfig = key(RolloutConfig(), no_effect=(FOR_SFT,))
     """How the agent runs with the model."""
-    task_reader: TaskReaderConfig = key(TaskReaderConfig(), trainers="astuner reads the tasks")
+    task_reader: TaskReaderConfig = key(TaskReaderConfig(), trainers="astuner reads the tasks", resume="same")
     """The source of the tasks."""
     task_judge: TaskJudgeConfig = key(
-        TaskJudgeConfig(), no_effect=(FOR_SFT,), trainers="scores the episodes in the process that runs them"
+        TaskJudgeConfig(),
+        no_effect=(FOR_SFT,),
+        trainers="scores the episodes in the process that runs them",
+        resume="same",
     )
     """How episodes are scored."""
     deadlines: DeadlinesConfig = key(
@@ -60,20 +71,22 @@ class AstunerConfig(Section):
         verl="astuner reports a phase that takes too long",
         trinity="astuner reports a phase that takes too long; load_model, validation, sync_weights and "
         "save_checkpoint end the run if Trinity takes longer",
+        resume="any",
     )
     """How long each phase may take before the log reports it."""
-    services: dict[ServiceName, ServiceConfig] = key({}, trainers="the launcher starts and stops them")
+    services: dict[ServiceName, ServiceConfig] = key({}, trainers="the launcher starts and stops them", resume="any")
     """Processes that the run needs, by name, each with a command; --with-NAME starts one."""
-    debug: DebugConfig = key(DebugConfig(), used_by=("debug",))
+    debug: DebugConfig = key(DebugConfig(), used_by=("debug",), resume="any")
     """Settings of the debug backbone."""
     trainer_common: TrainerCommonConfig = key(TrainerCommonConfig(), used_by=TRAINING)
     """The training loop."""
-    update: UpdateConfig = UpdateConfig()
+    update: UpdateConfig = key(UpdateConfig(), resume="same")
     """How an update is computed."""
     asynchrony: AsynchronyConfig = key(
         AsynchronyConfig(),
         used_by=("trinity",),
         verl="all episodes of a step are sampled with the weights of the previous step",
+        resume="same",
     )
     """How far sampling may run ahead of training."""
     context_tracker: ContextTrackerConfig = key(
@@ -81,11 +94,12 @@ class AstunerConfig(Section):
         unsupported=(
             unsupported(why="it belongs to the older step protocol, which is no longer supported; remove the line"),
         ),
+        resume="same",
     )
     """Used only by the older step protocol."""
-    execute_test: bool = key(False, trainers="no effect")
+    execute_test: bool = key(False, trainers="no effect", resume="any")
     """Accepted for older files; has no effect."""
-    execute_testing_lambda: str = key("", trainers="no effect")
+    execute_testing_lambda: str = key("", trainers="no effect", resume="any")
     """Accepted for older files; has no effect."""
 
 
@@ -94,9 +108,11 @@ class RunConfig(Section):
 
     astuner: AstunerConfig = AstunerConfig()
     """The run."""
-    verl: dict[str, Any] = key({}, used_by=("verl",), verl="passed to verl; each key is checked")
+    verl: dict[str, Any] = key({}, used_by=("verl",), verl="passed to verl; each key is checked", resume="same")
     """Passed to verl."""
-    trinity: dict[str, Any] = key({}, used_by=("trinity",), trinity="passed to Trinity; each key is checked")
+    trinity: dict[str, Any] = key(
+        {}, used_by=("trinity",), trinity="passed to Trinity; each key is checked", resume="same"
+    )
     """Passed to Trinity."""
 
 

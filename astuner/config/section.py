@@ -17,6 +17,15 @@ ALL: tuple[BackboneName, ...] = ("debug", "local", "trinity", "verl")
 TRAINING: tuple[BackboneName, ...] = ("local", "trinity", "verl")
 RAY: tuple[BackboneName, ...] = ("trinity", "verl")
 
+ResumeRule = Literal["same", "path", "more", "any"]
+"""How a key of a resumed run may differ from that of the run that it continues.
+
+`same`: not at all, because samples or updates depend on it; with another value, the run is another run.
+`path`: it names a file or a folder, which may have been moved.
+`more`: it may be larger.
+`any`: it may have any value.
+"""
+
 T = TypeVar("T")
 
 
@@ -128,6 +137,8 @@ class KeyRule:
         no_effect: conditions under which the key has no effect, in addition to the section's.
         despite: conditions of the section that do not apply to this key.
         wrong_for: name of an algorithm that has no use for the key, and the reason.
+        resume: how the key may differ when a run resumes; None inherits from the section. Every key has or inherits
+            one.
     """
 
     used_by: tuple[BackboneName, ...] | None = None
@@ -137,6 +148,7 @@ class KeyRule:
     no_effect: tuple[Condition, ...] = ()
     despite: tuple[Condition, ...] = ()
     wrong_for: Mapping[str, str] = field(default_factory=dict)
+    resume: ResumeRule | None = None
 
 
 def key(
@@ -150,6 +162,7 @@ def key(
     no_effect: tuple[Condition, ...] = (),
     despite: tuple[Condition, ...] = (),
     wrong_for: Mapping[str, str] | None = None,
+    resume: ResumeRule | None = None,
 ) -> T:
     """Declare a key (or, where a section is a field of another, all keys of that section).
 
@@ -163,9 +176,12 @@ def key(
         no_effect: …
         despite: …
         wrong_for: …
+        resume: …
     """
     declared: Any = Field(default)
     declared.metadata.append(
-        KeyRule(used_by, verl or trainers, trinity or trainers, unsupported, no_effect, despite, wrong_for or {})
+        KeyRule(
+            used_by, verl or trainers, trinity or trainers, unsupported, no_effect, despite, wrong_for or {}, resume
+        )
     )
     return cast(T, declared)

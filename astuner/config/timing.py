@@ -51,7 +51,7 @@ class AsynchronyConfig(Section):
         30.0, no_effect=(WITHOUT_OVER_ROLLOUT,), trinity=sets("explorer.over_rollout.wait_after_min")
     )
     """Seconds to wait for these tasks after the others are done."""
-    stall_timeout: PositiveFloat = key(1800.0, trinity="ends the run")
+    stall_timeout: PositiveFloat = key(1800.0, trinity="ends the run", resume="any")
     """Seconds without a finished episode or training step after which the run ends with an error."""
 
 

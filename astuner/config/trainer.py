@@ -1,14 +1,13 @@
-"""Sections on the training loop: `trainer_common`, `update`."""
+"""Section on the training loop: `trainer_common`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode
 from astuner.config.conditions import (
-    CONSTANT_LR,
     FOR_SFT,
     KL_COEF_0,
     KL_LOSS_COEF_0,
@@ -17,10 +16,10 @@ from astuner.config.conditions import (
     WITHOUT_KL_IN_REWARD,
     WITHOUT_KL_LOSS,
 )
+from astuner.config.optimiser import FsdpConfig, OptimConfig
 from astuner.config.section import ALL, RAY, Section, from_run, key, mirrors, sets, unsupported
 
 KlType = Literal["k1", "k2", "low_var_kl"]
-DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 _NOT_FOR_SFT = {"sft": "it learns from transcripts and has no rewards, advantages or probability ratios"}
 _NO_CLIPPING = _NOT_FOR_SFT | {
@@ -34,7 +33,6 @@ _ONLY_SFT = {
     if spec.reinforcement
 }
 _TRINITY_LOSS = mirrors("algorithm.policy_loss_fn_args", rule="loss_args")
-_LR_SCHEDULE = "astuner sets the learning rate of every step; verl's own schedule stays constant"
 
 
 def _ray_address(address: str) -> str:
@@ -147,87 +145,6 @@ class AlgorithmConfig(Section):
     """sft: the weight of tokens that the assistant did not write (its own tokens have weight 1)."""
 
 
-class OptimConfig(Section):
-    """`trainer_common.optim`: AdamW."""
-
-    lr: PositiveFloat = key(
-        1e-6, verl=mirrors("actor_rollout_ref.actor.optim.lr"), trinity=sets("algorithm.optimizer.lr")
-    )
-    """Learning rate."""
-    betas: tuple[DecayRate, DecayRate] = key(
-        (0.9, 0.999), verl=sets("actor_rollout_ref.actor.optim.betas"), trinity=sets("algorithm.optimizer.betas")
-    )
-    """AdamW's decay rates."""
-    weight_decay: NonNegativeFloat = key(
-        0.0,
-        verl=sets("actor_rollout_ref.actor.optim.weight_decay"),
-        trinity=sets("algorithm.optimizer.weight_decay"),
-    )
-    """AdamW's decoupled weight decay."""
-    grad_clip: PositiveFloat = key(
-        1.0,
-        verl=sets("actor_rollout_ref.actor.optim.clip_grad"),
-        trinity=sets("algorithm.optimizer.clip_grad", "trainer.grad_clip"),
-    )
-    """Maximum norm of the gradient."""
-    lr_scheduler: Literal["constant", "cosine", "linear"] = key(
-        "constant",
-        verl=_LR_SCHEDULE,
-        trinity=sets("algorithm.optimizer.lr_scheduler_type"),
-        unsupported=(
-            unsupported(
-                "linear", by=("trinity",), why="Trinity's trainers support constant and cosine; write one of these"
-            ),
-        ),
-    )
-    """Learning rate after warm-up; cosine and linear end at min_lr_ratio × lr."""
-    lr_warmup_steps: NonNegativeInt = key(
-        0, verl=_LR_SCHEDULE, trinity=sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates")
-    )
-    """Steps over which the learning rate rises from 0."""
-    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = key(
-        0.0, no_effect=(CONSTANT_LR,), verl=_LR_SCHEDULE, trinity=sets("algorithm.optimizer.min_lr_ratio")
-    )
-    """Final learning rate of cosine and linear, as a fraction of lr."""
-
-
-class FsdpConfig(Section):
-    """`trainer_common.fsdp_config` (verl, trinity)."""
-
-    param_offload: bool = key(
-        True,
-        verl=sets("actor_rollout_ref.actor.fsdp_config.param_offload"),
-        trinity=sets("trainer.param_offload"),
-    )
-    """Keep parameters in host memory between uses."""
-    optimizer_offload: bool = key(
-        True,
-        verl=sets("actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
-        trinity=sets("trainer.optimizer_offload"),
-    )
-    """Keep optimiser state in host memory between uses."""
-
-
-PackMode = Literal["auto", "tree", "leaf", "none"]
-
-
-class UpdateConfig(Section):
-    """`update`: how an update is computed."""
-
-    pack: PackMode = key(
-        "auto",
-        trainers="auto and leaf train each timeline once, none each call; tree is not supported",
-        unsupported=(
-            unsupported(
-                "tree",
-                by=RAY,
-                why="its trainer computes whole rows; write auto or leaf (each timeline once) or none (each call)",
-            ),
-        ),
-    )
-    """Compute each distinct prefix (tree), timeline (leaf) or call (none) once; auto: the cheaper of tree and leaf."""
-
-
 class TrainerCommonConfig(Section):
     """`trainer_common`: the training loop."""
 
@@ -239,6 +156,7 @@ class TrainerCommonConfig(Section):
             "actor_rollout_ref.rollout.seed",
         ),
         trinity=sets("explorer.rollout_model.seed", "model.tinker.seed"),
+        resume="same",
     )
     """Seed of task order, sampling and initialisation."""
     device: Literal["auto", "cpu", "cuda"] = key(
@@ -249,6 +167,7 @@ class TrainerCommonConfig(Section):
         trinity=from_run("model.tinker.enable", rule="uses_tinker")
         + from_run("explorer.rollout_model.engine_type", rule="engine_type")
         + from_run("trainer.trainer_type", rule="trainer_type"),
+        resume="same",
     )
     """Device of the computation; auto is CUDA if there is a GPU (for trinity: if there are two)."""
     val_before_train: bool = key(
@@ -256,6 +175,7 @@ class TrainerCommonConfig(Section):
         no_effect=(FOR_SFT,),
         verl=mirrors("trainer.val_before_train", rule="validate_first"),
         trinity="astuner requests the validation",
+        resume="any",
     )
     """Validate before the first step."""
     val_pass_n: PositiveInt = key(
@@ -263,40 +183,49 @@ class TrainerCommonConfig(Section):
         no_effect=(FOR_SFT,),
         verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
         trinity="the number of episodes of a validation",
+        resume="same",
     )
     """Validation episodes per task, and the largest k of pass@k; greedy validation has one episode per task."""
     save_freq: PositiveInt = key(
         20,
         verl=mirrors("trainer.save_freq"),
         trinity=sets("trainer.save_interval", rule="updates_between_checkpoints"),
+        resume="any",
     )
     """Steps between checkpoints."""
     test_freq: PositiveInt = key(
         20,
         verl=mirrors("trainer.test_freq", rule="validation_steps"),
         trinity="astuner requests the validations",
+        resume="any",
     )
     """Steps between validations; the last step is always validated."""
     total_epochs: PositiveInt = key(
         50,
         verl=from_run("trainer.total_training_steps", rule="total_steps"),
         trinity=from_run("buffer.total_steps", rule="total_steps") + from_run("trainer.total_steps", rule="updates"),
+        resume="more",
     )
     """Passes over the training tasks."""
     total_training_steps: PositiveInt | None = key(
         None,
         verl=from_run("trainer.total_training_steps", rule="total_steps"),
         trinity=from_run("buffer.total_steps", rule="total_steps") + from_run("trainer.total_steps", rule="updates"),
+        resume="more",
     )
     """Maximum number of training steps, even if epochs remain."""
     max_checkpoints_to_keep: PositiveInt = key(
-        2, verl=mirrors("trainer.max_actor_ckpt_to_keep"), trinity="checkpoints are part of the run record"
+        2,
+        verl=mirrors("trainer.max_actor_ckpt_to_keep"),
+        trinity="checkpoints are part of the run record",
+        resume="any",
     )
     """Number of checkpoints to keep; older ones are removed."""
     resume: bool = key(
         True,
         verl=mirrors("trainer.resume_mode", rule="resume_mode"),
         trinity="astuner restores Trinity's state before it starts",
+        resume="any",
     )
     """Continue from the last checkpoint of the same experiment, if there is one."""
     nnodes: PositiveInt = key(
@@ -305,6 +234,7 @@ class TrainerCommonConfig(Section):
         no_effect=(TINKER_SERVER,),
         verl=sets("trainer.nnodes"),
         trinity=sets("cluster.node_num"),
+        resume="any",
     )
     """Number of machines (verl, trinity)."""
     n_gpus_per_node: PositiveInt | None = key(
@@ -313,6 +243,7 @@ class TrainerCommonConfig(Section):
         no_effect=(TINKER_SERVER,),
         verl=sets("trainer.n_gpus_per_node", rule="trainers_per_node"),
         trinity=sets("cluster.gpu_per_node", rule="gpus_per_node"),
+        resume="any",
     )
     """GPUs per machine (verl, trinity); null is all GPUs of the machine, and one process for verl on a CPU."""
     ray_address: RayAddress | None = key(
@@ -320,13 +251,16 @@ class TrainerCommonConfig(Section):
         used_by=RAY,
         verl=sets("+ray_kwargs.ray_init.address", rule="ray_address"),
         trinity="astuner joins or starts Ray before Trinity would",
+        resume="any",
     )
     """A Ray cluster to join, `host:port` or auto (verl, trinity); null starts Ray for the run."""
     logger: list[Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]] = key(
-        ["console", "tensorboard"], trainers="astuner writes the metrics; the trainer's loggers are not used"
+        ["console", "tensorboard"],
+        trainers="astuner writes the metrics; the trainer's loggers are not used",
+        resume="any",
     )
     """Loggers of the metrics, in addition to metrics.jsonl."""
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: AlgorithmConfig = key(AlgorithmConfig(), resume="same")
     """The algorithm. A bare name (`algorithm: sft`) stands for its adv_estimator."""
     mini_batch_num: PositiveInt = key(
         1,
@@ -337,6 +271,7 @@ class TrainerCommonConfig(Section):
         + sets("trainer.save_interval", rule="updates_between_checkpoints")
         + sets("synchronizer.trainer_sync_interval", rule="updates_between_syncs")
         + sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates"),
+        resume="same",
     )
     """Optimiser steps per training step."""
     max_tokens_per_micro_batch: PositiveInt = key(
@@ -344,16 +279,18 @@ class TrainerCommonConfig(Section):
         no_effect=(TINKER_SERVER,),
         verl=sets("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", rule="tokens_per_gpu"),
         trinity=sets("trainer.max_token_len_per_gpu", rule="tokens_per_gpu"),
+        resume="any",
     )
     """Padded tokens of one forward pass; a longer sample is computed alone."""
-    fsdp_config: FsdpConfig = key(FsdpConfig(), used_by=RAY, no_effect=(TINKER_SERVER,))
+    fsdp_config: FsdpConfig = key(FsdpConfig(), used_by=RAY, no_effect=(TINKER_SERVER,), resume="any")
     """Sharding (verl, trinity)."""
-    optim: OptimConfig = OptimConfig()
+    optim: OptimConfig = key(OptimConfig(), resume="same")
     """Optimiser."""
     use_kl_loss: bool = key(
         True,
         verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss"),
         trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + _TRINITY_LOSS,
+        resume="same",
     )
     """Add the KL to the starting model to the loss."""
     kl_loss_coef: NonNegativeFloat = key(
@@ -362,6 +299,7 @@ class TrainerCommonConfig(Section):
         verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss")
         + mirrors("actor_rollout_ref.actor.kl_loss_coef"),
         trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + _TRINITY_LOSS,
+        resume="same",
     )
     """Coefficient of the KL in the loss."""
     kl_loss_type: KlType = key(
@@ -369,6 +307,7 @@ class TrainerCommonConfig(Section):
         no_effect=(FOR_SFT, WITHOUT_KL_LOSS, KL_LOSS_COEF_0),
         verl=mirrors("actor_rollout_ref.actor.kl_loss_type"),
         trinity=_TRINITY_LOSS,
+        resume="same",
     )
     """Estimator of the KL in the loss."""
     ulysses_sequence_parallel_size: PositiveInt = key(
@@ -379,9 +318,12 @@ class TrainerCommonConfig(Section):
         + sets("actor_rollout_ref.actor.ppo_max_token_len_per_gpu", rule="tokens_per_gpu"),
         trinity=sets("trainer.ulysses_sequence_parallel_size")
         + sets("trainer.max_token_len_per_gpu", rule="tokens_per_gpu"),
+        resume="any",
     )
     """GPUs that share one sequence (verl, trinity)."""
-    no_signal_patience: PositiveInt = key(10, no_effect=(FOR_SFT,), trainers="counts the steps without signal")
+    no_signal_patience: PositiveInt = key(
+        10, no_effect=(FOR_SFT,), trainers="counts the steps without signal", resume="any"
+    )
     """Consecutive steps without reward variance in any group after which the run warns."""
-    stop_on_no_signal: bool = key(False, no_effect=(FOR_SFT,), trainers="ends the run")
+    stop_on_no_signal: bool = key(False, no_effect=(FOR_SFT,), trainers="ends the run", resume="any")
     """Stop with a non-zero exit code instead of warning."""

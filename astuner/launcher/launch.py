@@ -6,6 +6,7 @@ import contextlib
 import gc
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from astuner.backbone.base import (
 )
 from astuner.backbone.training.progress import RunProgress, warn_if_slow
 from astuner.backbone.training.run_inputs import RunInputs, load_run_inputs, runs_inline
+from astuner.clock import timestamp
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
 from astuner.config.root import RunConfig, starts_vllm
@@ -48,6 +50,7 @@ from astuner.launcher.episode_table import (
     explain_no_training,
     failure_lines,
 )
+from astuner.launcher.resume import can_resume
 from astuner.launcher.services import Services
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.ray_cluster.environment import ON_LOOPBACK, environment_set
@@ -69,7 +72,7 @@ class Launcher:
     Attributes:
         config: the configuration, with all names resolved.
         config_dir: folder of the YAML file. Relative paths are searched in the working directory, then here.
-        started: start time of the run (of the process, for the command), seconds since the epoch.
+        started: start of the run (of the process, for the command), as a `timestamp`.
         notices: warnings about the configuration.
         services: services that run during the run.
         origins: where the user set each key, for the messages of backbones.
@@ -93,8 +96,8 @@ class Launcher:
         config = resolve_names(loaded.config, loaded.path, exp_dir)
         config_dir = loaded.path.absolute().parent
         created = Services.from_names(services, config, config_dir, Path(exp_dir))
-        started = psutil.Process().create_time()
-        return Launcher(config, config_dir, started, loaded.notices, created, loaded.origins)
+        age = max(time.time() - psutil.Process().create_time(), 0.0)
+        return Launcher(config, config_dir, timestamp() - age, loaded.notices, created, loaded.origins)
 
     def log_notices(self) -> None:
         """Log the notices to the console."""
@@ -279,7 +282,7 @@ class Launcher:
             folder,
             backbone=config.backbone,
             config_yaml=config_yaml,
-            resume=may_resume and config.trainer_common.resume and _can_resume(folder, config_yaml),
+            resume=may_resume and config.trainer_common.resume and can_resume(folder, config_yaml, self.config_dir),
             loggers=self._loggers,
             project=config.project_name,
         )
@@ -347,14 +350,3 @@ def _only_validation(run_inputs: RunInputs, limit: int | None) -> RunInputs:
     if limit is not None and limit > len(tasks.validation):
         logger.warning("--tasks {}: there are only {} validation tasks, all are used", limit, len(tasks.validation))
     return replace(run_inputs, tasks=replace(tasks, validation=tasks.validation[:limit]))
-
-
-def _can_resume(folder: Path, config_yaml: str) -> bool:
-    """Return whether the folder has an unfinished run of the same configuration, with a checkpoint."""
-    is_unfinished = any(folder.glob("checkpoints/step_*")) and not (folder / "summary.json").exists()
-    if not is_unfinished:
-        return False
-    is_same = (folder / "config.yaml").exists() and (folder / "config.yaml").read_text() == redact(config_yaml)
-    if not is_same:
-        logger.warning("{} has an unfinished run with another configuration; starting from scratch", folder)
-    return is_same

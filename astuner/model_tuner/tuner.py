@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from astuner.clock import timestamp
 from astuner.errors import AgentMadness, CallLimitError, ContextLengthError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
@@ -182,7 +182,7 @@ class ModelTuner:
             "target_tag": target_tag,
             "tools_hash": tools_hash(offered_tools),
             "trained": trained,
-            "start_time": time.time(),
+            "start_time": timestamp(),
         }
         model = FrozenModel() if trained else self._targets.frozen_model(target_tag, debug_model)
         if not isinstance(model, FrozenModel):
@@ -252,7 +252,7 @@ class ModelTuner:
             finish_reason=completion.finish_reason,
             policy_version=completion.policy_version,
             fork=prompt.fork,
-            end_time=time.time(),
+            end_time=timestamp(),
         )
 
     def _check_call_limit(self) -> None:

@@ -9,6 +9,9 @@ rest:
 The prompt starts with the first 812 ids of the prompt and completion of call 3, and the messages with its first 5
 messages. The `position_ids` of a sample are null if they are 0, 1, 2, …. `updates` is missing if the episode was not
 trained.
+
+A training episode is written before the update. Its advantage is the last key of the file, so that the results of the
+update can be added without encoding the episode again.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ from astuner.schema import Episode, Split, TokenCounts
 _FORMAT = 1
 # Number of earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time.
 _SEARCHED_CALLS = 8
+# The end of the file of an untrained episode, and the beginning of a file without token ids and samples.
+_UNTRAINED = b',"advantage":null}'
+_WITHHELD = b'{"format":1,"withheld":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +100,38 @@ def episode_to_json(
     for sample in row["samples"]:
         if tuple(sample["position_ids"]) == tuple(range(len(sample["token_ids"]))):
             sample["position_ids"] = None
-    document = {"format": _FORMAT, **notes, **encode(labels, redact), "episode": row}
-    if updates and episode.samples:
-        document["updates"] = [encode_update(update) for update in updates]
+    values = encode(labels, redact)
+    advantage = values.pop("advantage")
+    document = {"format": _FORMAT, **notes, **values, "episode": row, "advantage": None}
     try:
-        return dump_json(document)
+        content = dump_json(document)
     except (TypeError, ValueError):
         # A tuple of numbers holds NaN, or numbers of another type than Python's.
-        return dump_json(to_jsonable(document, redact))
+        content = dump_json(to_jsonable(document, redact))
+    return content if advantage is None and not updates else with_update(content, advantage, updates)
+
+
+def with_update(content: bytes, advantage: float | None, updates: Sequence[SampleUpdate]) -> bytes:
+    """Return the content of an episode's file with the results of the update that trained it.
+
+    Args:
+        content: The content without them, as `episode_to_json` returns it for an untrained episode.
+        advantage: The advantage of the whole episode.
+        updates: The training of each sample. It is left out if the file has no samples, as they spell a secret.
+
+    Raises:
+        RecordError: If the content is not that of an untrained episode.
+    """
+    if not content.endswith(_UNTRAINED):
+        raise RecordError("the file was changed after the run wrote it")
+    results: dict[str, Any] = {"advantage": advantage}
+    if updates and not content.startswith(_WITHHELD):
+        results["updates"] = [encode_update(update) for update in updates]
+    try:
+        added = dump_json(results)
+    except (TypeError, ValueError):
+        added = dump_json(to_jsonable(results, str))
+    return content.removesuffix(_UNTRAINED) + b"," + added[1:]
 
 
 def read_episode(path: Path) -> Episode:

@@ -1,6 +1,7 @@
 """The episodes of a run: one file per episode, and an index with one line per episode, which is fast to list.
 
 episodes/index.jsonl
+episodes/pending.jsonl  # the lines of a step whose update runs
 episodes/{train|val}/step_000012/{task id}-{repeat}-{hash of episode id}.json
 """
 
@@ -10,21 +11,33 @@ import hashlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from loguru import logger
 
 from astuner.errors import RecordError
-from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
-from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines, write_atomically, write_errors
-from astuner.run_record.jsonable import decode, encode
+from astuner.run_record.episode_file import EpisodeLabels, episode_to_json, read_recorded_episode, with_update
+from astuner.run_record.files import (
+    JsonLines,
+    OnDamaged,
+    dump_json,
+    read_json_lines,
+    write_atomically,
+    write_errors,
+)
+from astuner.run_record.jsonable import decode, encode, to_jsonable
 from astuner.run_record.secrets import current_redactor
 from astuner.run_record.updates import SampleUpdate
-from astuner.schema import Episode, EpisodeStatus, Split
+from astuner.schema import Episode, EpisodeStatus, Split, TokenCounts
 
 _FOLDER = "episodes"
 _INDEX = "index.jsonl"
+_PENDING = "pending.jsonl"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 # Longest texts in a file name and in the index, in characters.
 _MAX_TASK_NAME = 80
@@ -77,8 +90,20 @@ class EpisodeEntry:
     query: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """An episode whose file is written: the path of the file, and its line of the index."""
+
+    path: Path
+    row: dict[str, Any]
+
+
 class EpisodeStore:
-    """Writer of the episodes of one run. Thread-safe."""
+    """Writer of the episodes of one run. Thread-safe, except for `begin_step` and `end_step`.
+
+    The episodes of a training step are written before its update: their files, and their lines in `pending.jsonl`. When
+    the update has ended, their advantages are added, and the lines move to `index.jsonl`. Each episode has one line.
+    """
 
     def __init__(self, folder: Path) -> None:
         """Open the store in the run's `folder`.
@@ -88,6 +113,8 @@ class EpisodeStore:
         """
         self._folder = folder
         self._index = JsonLines(folder / _FOLDER / _INDEX)
+        self._pending_file = folder / _FOLDER / _PENDING
+        self._pending: dict[str, _Written] = {}
 
     def write(self, episode: Episode, labels: EpisodeLabels, updates: Sequence[SampleUpdate] = ()) -> Path:
         """Write an episode and its line of the index, and return the path of its file.
@@ -102,40 +129,126 @@ class EpisodeStore:
         Raises:
             RecordError: If the episode cannot be written.
         """
+        written = self._write_file(episode, labels, updates)
+        self._index.append(written.row)
+        return written.path
+
+    def begin_step(self, step: int, episodes: Sequence[tuple[Episode, TokenCounts]]) -> None:
+        """Write the episodes of a training step before its update, with their token counts.
+
+        Raises:
+            RecordError: If they cannot be written.
+        """
+        self._pending = {
+            episode.episode_id: self._write_file(episode, EpisodeLabels(step, "train", None, tokens), ())
+            for episode, tokens in episodes
+        }
+        lines = (dump_json(written.row) + b"\n" for written in self._pending.values())
+        write_atomically(self._pending_file, b"".join(lines))
+
+    def end_step(
+        self, advantages: Mapping[str, float], updates: Mapping[str, Sequence[SampleUpdate]] = MappingProxyType({})
+    ) -> None:
+        """Add the results of the update to the episodes of `begin_step`.
+
+        Args:
+            advantages: The advantages by episode id, without episodes that were not trained.
+            updates: The training of each sample, by episode id.
+
+        Raises:
+            RecordError: If an episode cannot be written.
+        """
+        rows = []
+        for name, written in self._pending.items():
+            advantage = advantages.get(name)
+            if advantage is not None or updates.get(name):
+                self._index.check_in_place()
+                with write_errors(written.path):
+                    content = written.path.read_bytes()
+                write_atomically(written.path, with_update(content, advantage, updates.get(name, ())))
+            rows.append({**written.row, "advantage": to_jsonable(advantage, str)})
+        self._index.append(*rows)
+        self._pending = {}
+        with write_errors(self._pending_file):
+            self._pending_file.unlink(missing_ok=True)
+
+    def _write_file(self, episode: Episode, labels: EpisodeLabels, updates: Sequence[SampleUpdate]) -> _Written:
+        self._index.check_in_place()
         redact = cache(current_redactor())
         # The name is readable, valid on all systems, and unique even if task ids differ in unusual characters only.
         task = _UNSAFE.sub("_", redact(episode.task.task_id)).strip("._")[:_MAX_TASK_NAME] or "task"
         # surrogatepass: ids come from data files and may hold any character.
         digest = hashlib.sha256(episode.episode_id.encode("utf-8", "surrogatepass")).hexdigest()[:10]
         name = f"{task}-{episode.repeat_index}-{digest}.json"
-        path = self._folder / _FOLDER / labels.split / f"step_{labels.step:06d}" / name
+        path = self._folder / _FOLDER / labels.split / _step_folder(labels.step) / name
         write_atomically(path, episode_to_json(episode, labels, redact, updates))
         # Redacted before it is cut: the redactor does not recognise a part of a secret.
         error = None if episode.error is None else redact(episode.error)[:_MAX_ERROR]
         query = redact(episode.task.main_query)[:_MAX_QUERY]
         entry = replace(_entry(episode, labels, path.relative_to(self._folder).as_posix()), error=error, query=query)
-        self._index.append(encode(entry, redact))
-        return path
+        return _Written(path, encode(entry, redact))
 
-    def truncate_after(self, step: int) -> int:
-        """Remove the episodes of steps after `step`, and return their number in the index.
+    def truncate_after(self, step: int, validated: int) -> int:
+        """Remove later episodes and repeated lines, and return the number of removed lines of the index.
+
+        Args:
+            step: The last step whose training episodes are kept.
+            validated: The last step whose validation episodes are kept.
 
         Raises:
             RecordError: If they cannot be removed.
         """
+        last = {"train": step, "val": validated}
+
+        def identify(row: Mapping[str, Any]) -> Hashable | None:
+            entry = _decode_entry(row)
+            return (entry.split, entry.step, entry.episode_id) if entry.step <= last[entry.split] else None
+
         # A run that dies after this line leaves files that are not in the index. The next resume removes them.
-        removed = self._index.filter_rows(lambda row: int(row["step"]) <= step)
-        for folder in (self._folder / _FOLDER).glob("*/step_*"):
-            digits = folder.name.removeprefix("step_")
-            # A folder without a step number was not written by astuner.
-            if digits.isdecimal() and int(digits) > step:
-                with write_errors(folder):
-                    shutil.rmtree(folder)
+        removed, damaged = self._index.retain_rows(identify)
+        for split, last_step in last.items():
+            for folder in (self._folder / _FOLDER / split).glob("step_*"):
+                digits = folder.name.removeprefix("step_")
+                # A folder without a step number was not written by astuner.
+                if digits.isdecimal() and folder.name == _step_folder(int(digits)) and int(digits) > last_step:
+                    with write_errors(folder):
+                        shutil.rmtree(folder)
+        with write_errors(self._pending_file):
+            self._pending_file.unlink(missing_ok=True)
+        if damaged:
+            self._add_missing_lines()
         return removed
 
+    def _add_missing_lines(self) -> None:
+        """Add the lines of episodes whose files are there and whose lines were damaged."""
+        listed = {row.get("path") for _, row in read_json_lines(self._index.path)}
+        for path in sorted((self._folder / _FOLDER).glob("*/step_*/*.json")):
+            name = path.relative_to(self._folder).as_posix()
+            if name in listed:
+                continue
+            try:
+                recorded = read_recorded_episode(path)
+            except RecordError as error:
+                logger.warning("an episode is not in the index and cannot be read: {}", error)
+                continue
+            episode = recorded.episode
+            error_text = None if episode.error is None else episode.error[:_MAX_ERROR]
+            entry = replace(_entry(episode, recorded.labels, name), error=error_text)
+            self._index.append(encode(replace(entry, query=episode.task.main_query[:_MAX_QUERY]), str))
+
     def close(self) -> None:
-        """Close the index."""
-        self._index.close()
+        """Move the lines of a step whose update has failed to the index, without advantages, and close the index."""
+        try:
+            if self._pending:
+                self.end_step({})
+        except RecordError as error:  # The run has ended with this error, or with the one that made the update fail.
+            logger.debug("the last step is in {} only: {}", _PENDING, error)
+        finally:
+            self._index.close()
+
+
+def _step_folder(step: int) -> str:
+    return f"step_{step:06d}"
 
 
 def read_index(folder: Path, on_damaged: OnDamaged | None = None) -> list[EpisodeEntry]:
@@ -148,19 +261,40 @@ def read_index(folder: Path, on_damaged: OnDamaged | None = None) -> list[Episod
     Raises:
         RecordError: If there is no index, or it cannot be read.
     """
-    path = folder / _FOLDER / _INDEX
-    # An episode that was written twice has two lines; the later line is valid.
-    rows = {str(row.get("path")): (number, row) for number, row in read_json_lines(path, on_damaged)}
-    entries = []
-    for number, row in rows.values():
+    pending = folder / _FOLDER / _PENDING
+    rows: dict[str, tuple[Path, int, dict[str, Any]]] = {}
+    # The pending lines first, as they move to the index. Of two lines of an episode, the later one is valid.
+    for path in (pending, folder / _FOLDER / _INDEX):
         try:
-            entries.append(decode(EpisodeEntry, row))
+            rows |= {str(row.get("path")): (path, number, row) for number, row in read_json_lines(path, on_damaged)}
         except RecordError as error:
-            damaged = RecordError(f"{path}, line {number}: {error}")
+            if path != pending or not isinstance(error.__cause__, FileNotFoundError):
+                raise
+    entries = []
+    for file, number, row in rows.values():
+        try:
+            entries.append(_decode_entry(row))
+        except RecordError as error:
+            damaged = RecordError(f"{file}, line {number}: {error}")
             if on_damaged is None:
                 raise damaged from error
             on_damaged(damaged)
     return entries
+
+
+def _decode_entry(row: Mapping[str, Any]) -> EpisodeEntry:
+    """Return a line of the index as an entry.
+
+    Raises:
+        RecordError: If the line is not valid.
+    """
+    entry = decode(EpisodeEntry, row)
+    if entry.split not in ("train", "val") or entry.step < 0:
+        raise RecordError(
+            f"an episode of split {entry.split!r} and step {entry.step}; expected train or val, and a step of at least "
+            "0"
+        )
+    return entry
 
 
 def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:

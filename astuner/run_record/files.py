@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +94,7 @@ class JsonLines:
             RecordError: If the file cannot be opened.
         """
         self.path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         with write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._open()
@@ -103,39 +103,92 @@ class JsonLines:
             if complete < len(data):
                 logger.warning("{}: removed an incomplete last line", path)
                 os.ftruncate(self._fd, complete)
+            self._size = complete
 
-    def append(self, row: Mapping[str, object]) -> None:
-        """Append a row of JSON values. The complete line is in the file when this returns.
+    def append(self, *rows: Mapping[str, object]) -> None:
+        """Append rows of JSON values. The complete lines are in the file when this returns.
 
         Raises:
-            RecordError: If the row cannot be written. The file is then unchanged.
+            RecordError: If the rows cannot be written. The file is then unchanged.
         """
-        line = dump_json(row) + b"\n"
-        with self._lock, write_errors(self.path):
-            size = os.fstat(self._fd).st_size
-            try:
-                written = 0
-                while written < len(line):
-                    written += os.write(self._fd, line[written:])
-            except OSError:
-                os.ftruncate(self._fd, size)
-                raise
+        lines = b"".join(dump_json(row) + b"\n" for row in rows)
+        with self._lock:
+            self.check_in_place()
+            with write_errors(self.path):
+                size = os.fstat(self._fd).st_size
+                try:
+                    written = 0
+                    while written < len(lines):
+                        written += os.write(self._fd, lines[written:])
+                except OSError:
+                    os.ftruncate(self._fd, size)
+                    raise
+            self._size = size + len(lines)
 
-    def filter_rows(self, keep: Callable[[Mapping[str, Any]], bool]) -> int:
-        """Remove the rows for which `keep` returns False, atomically, and return their number.
+    def check_in_place(self) -> None:
+        """Check that the file is still at its path.
+
+        Raises:
+            RecordError: If it was deleted, moved, replaced or shortened. Rows would be lost without a notice.
+        """
+        with self._lock:
+            opened, size = os.fstat(self._fd), self._size
+            try:
+                found = os.stat(self.path)
+            except OSError:
+                found = None
+        if found is None or (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino):
+            what = "was deleted, moved or replaced"
+        elif opened.st_size < size:
+            what = f"was shortened from {size} to {opened.st_size} bytes"
+        else:
+            return
+        raise RecordError(
+            f"{self.path} {what} while the run was writing to it, so the run stops. Leave the folder of a running run "
+            "in place. To resume, put the folder back and run the same command again; without it, the run starts anew"
+        )
+
+    def retain_rows(self, identify: Callable[[Mapping[str, Any]], Hashable | None]) -> tuple[int, int]:
+        """Keep the last row of each identity, and remove the other rows, atomically.
+
+        Lines that are no valid rows are removed too. The file as it was is then kept with the suffix `.damaged`.
+
+        Args:
+            identify: Returns what identifies a row, or None for a row to remove. Raises `RecordError` for a row that is
+                not valid.
+
+        Returns:
+            The number of removed rows, and the number of removed invalid lines.
 
         Raises:
             RecordError: If the file cannot be read or written.
         """
+        kept: dict[Hashable, bytes] = {}
+        removed, damaged = 0, list[str]()
         with self._lock:
-            rows = [row for _, row in read_json_lines(self.path)]
-            remaining = [row for row in rows if keep(row)]
-            if len(remaining) < len(rows):
-                write_atomically(self.path, b"".join(dump_json(row) + b"\n" for row in remaining))
+            for number, row in read_json_lines(self.path, lambda error: damaged.append(str(error))):
+                try:
+                    identity = identify(row)
+                except RecordError as error:
+                    damaged.append(f"line {number}: {error}")
+                    continue
+                if identity is None or identity in kept:
+                    removed += 1
+                if identity is not None:
+                    kept[identity] = dump_json(row) + b"\n"
+            if removed or damaged:
+                if damaged:
+                    write_atomically(self.path.with_name(f"{self.path.name}.damaged"), self.path.read_bytes())
+                    logger.warning(
+                        "{}: removed {} invalid lines; the file as it was is kept with the suffix .damaged. The first: "
+                        "{}", self.path, len(damaged), damaged[0],
+                    )  # fmt: skip
+                write_atomically(self.path, b"".join(kept.values()))
                 os.close(self._fd)
                 with write_errors(self.path):
                     self._fd = self._open()
-            return len(rows) - len(remaining)
+                    self._size = os.fstat(self._fd).st_size
+            return removed, len(damaged)
 
     def close(self) -> None:
         """Close the file."""

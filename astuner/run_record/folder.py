@@ -145,6 +145,10 @@ def prepare_folder(folder: Path, *, resume: bool) -> Path | None:
                 "empty it, or choose another experiment_name or --exp-dir"
             )
         if resume:
+            # The run is not finished any more, and a kill may have left partial files.
+            (folder / "summary.json").unlink(missing_ok=True)
+            for partial in (*folder.glob(".*.tmp"), *folder.glob("*/.*.tmp")):
+                partial.unlink(missing_ok=True)
             return None
         # If the folder is a link, its target is renamed.
         target = folder.resolve()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from loguru import logger
 
 from astuner.errors import ConfigError
 from astuner.run_record.files import write_errors
+from astuner.run_record.metrics import MetricsRow
 
 LoggerName = Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]
 
@@ -27,6 +29,7 @@ _CONSOLE_METRICS = (
 _ALWAYS_PRINTED = ("reward/", "val/", "episodes/")
 _MIN_SECONDS_BETWEEN_LINES = 10.0
 _FORKS = "forks/"
+_EVENTS = "events.out.tfevents."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,12 @@ class MetricLogger(Protocol):
         """
         ...
 
-    def truncate_after(self, step: int) -> None:
-        """Remove the metrics of steps after `step` from the run's folder."""
+    def restart(self, rows: Sequence[MetricsRow]) -> None:
+        """Make the metrics in the run's folder those of `rows`, which a resumed run keeps.
+
+        Raises:
+            RecordError: If a file of the run record cannot be written.
+        """
         ...
 
     def close(self) -> None:
@@ -93,7 +100,7 @@ class ConsoleLogger:
         if "episodes/total" in metrics:
             logger.info("{}", _episodes_line(step, metrics))
 
-    def truncate_after(self, step: int) -> None:
+    def restart(self, rows: Sequence[MetricsRow]) -> None:
         """Do nothing: printed lines cannot be removed."""
 
     def close(self) -> None:
@@ -137,17 +144,28 @@ class TensorboardLogger:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event with all metrics; `RecordError` if that fails."""
+        self._log(step, metrics, time.time())
+
+    def _log(self, step: int, metrics: Mapping[str, float], wall_time: float) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._write(step=step, summary=Summary(value=values))
+        self._write(wall_time, step=step, summary=Summary(value=values))
 
-    def truncate_after(self, step: int) -> None:
-        """Make readers skip the later steps of earlier event files; `RecordError` if that fails."""
+    def restart(self, rows: Sequence[MetricsRow]) -> None:
+        """Write the rows to a new event file, and remove the earlier ones; `RecordError` if that fails."""
         from tensorboard.compat.proto.event_pb2 import SessionLog  # type: ignore[import-untyped]
 
-        # TensorBoard itself marks the steps from a restart on as void in this way.
-        self._write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        earlier = list(self._folder.glob(f"{_EVENTS}*"))
+        if not earlier and not rows:
+            return
+        # A running TensorBoard forgets what it has read from earlier files.
+        self._write(step=0, session_log=SessionLog(status=SessionLog.START))
+        for row in rows:
+            self._log(row.step, {name: value for name, value in row.metrics.items() if value is not None}, row.time)
+        for file in earlier:
+            with write_errors(file):
+                file.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the event file."""
@@ -158,23 +176,30 @@ class TensorboardLogger:
             except OSError as error:  # The failure was reported when the buffered events could not be written.
                 logger.debug("closing the TensorBoard file: {}", error)
 
-    def _write(self, **content: Any) -> None:
+    def _write(self, wall_time: float | None = None, **content: Any) -> None:
         # tensorboard takes 0.4 s to import, so it is imported when the first step is logged.
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
         # On a full disk, events remain in the file's buffer, so that the file stays valid for later events.
         with write_errors(self._folder):
-            events = [Event(wall_time=time.time(), **content)]
+            events = [Event(wall_time=time.time() if wall_time is None else wall_time, **content)]
             if self._writer is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                # Readers sort the files by name.
-                name = f"events.out.tfevents.{time.time_ns() / 1e9:.6f}.{socket.gethostname()}.{os.getpid()}"
+                # Readers sort the files by name, and the clock may have been set back.
+                created = max([time.time(), *(number + 1 for number in map(_created, self._folder.iterdir()))])
+                name = f"{_EVENTS}{created:.6f}.{socket.gethostname()}.{os.getpid()}"
                 self._writer = RecordWriter((self._folder / name).open("xb"))
                 events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
             for event in events:
                 self._writer.write(event.SerializeToString())
                 self._writer.flush()
+
+
+def _created(file: Path) -> float:
+    """Return the time in the name of an event file; 0 for other files."""
+    match = re.match(rf"{re.escape(_EVENTS)}([0-9]+(\.[0-9]+)?)\.", file.name)
+    return float(match[1]) if match else 0.0
 
 
 class TrackerLogger:
@@ -204,7 +229,7 @@ class TrackerLogger:
         """Send the metrics to the tracker."""
         self._warn_on_failure(lambda: self._run.log(dict(metrics), step=step))
 
-    def truncate_after(self, step: int) -> None:
+    def restart(self, rows: Sequence[MetricsRow]) -> None:
         """Do nothing: each start of an experiment is a separate run in the tracker, which has no steps yet."""
 
     def close(self) -> None:

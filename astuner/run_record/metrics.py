@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from loguru import logger
 
 from astuner.errors import RecordError
-from astuner.run_record.files import JsonLines, read_json_lines
+from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines
 from astuner.run_record.secrets import redact
 
 METRICS_FILE = "metrics.jsonl"
@@ -30,6 +32,11 @@ class MetricsRow:
     step: int
     time: float
     metrics: Mapping[str, float | None]
+
+    @property
+    def is_validation(self) -> bool:
+        """Whether the row is of a validation, not of a training step."""
+        return any(name.startswith("val/") for name in self.metrics)
 
 
 class MetricsFile:
@@ -66,27 +73,71 @@ class MetricsFile:
         self._lines.append(row)
         return finite
 
-    def truncate_after(self, step: int) -> int:
-        """Remove the lines of steps after `step` and return their number.
+    def truncate_after(self, step: int, validated: int) -> int:
+        """Remove later lines and repeated lines, and return their number.
+
+        Args:
+            step: The last step whose training metrics are kept.
+            validated: The last step whose validation metrics are kept.
 
         Raises:
             RecordError: If they cannot be removed.
         """
-        return self._lines.filter_rows(lambda row: int(row["step"]) <= step)
+
+        def identify(row: Mapping[str, Any]) -> Hashable | None:
+            content = _parse(row)
+            # A step may be logged in several parts, with different metrics.
+            part = "validation" if content.is_validation else frozenset(content.metrics)
+            return (content.step, part) if content.step <= (validated if content.is_validation else step) else None
+
+        return self._lines.retain_rows(identify)[0]
 
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
 
 
-def read_metrics(folder: Path) -> list[MetricsRow]:
+def read_metrics(folder: Path, on_damaged: OnDamaged | None = None) -> list[MetricsRow]:
     """Return the metrics of the run in `folder` in the order of logging. A step may have several rows.
+
+    Args:
+        folder: The run's folder.
+        on_damaged: Called for lines that are no metrics, which are skipped; without it, they raise.
 
     Raises:
         RecordError: If there is no metrics file, or it cannot be read.
     """
     path = folder / METRICS_FILE
-    try:
-        return [MetricsRow(row["step"], row["time"], row["metrics"]) for _, row in read_json_lines(path)]
-    except KeyError as error:
-        raise RecordError(f"{path}: a line has no {error}; expected step, time and metrics") from error
+    rows = []
+    for number, row in read_json_lines(path, on_damaged):
+        try:
+            rows.append(_parse(row))
+        except RecordError as error:
+            damaged = RecordError(f"{path}, line {number}: {error}")
+            if on_damaged is None:
+                raise damaged from error
+            on_damaged(damaged)
+    return rows
+
+
+def _parse(row: Mapping[str, Any]) -> MetricsRow:
+    """Return a line as metrics.
+
+    Raises:
+        RecordError: If the line has no step, time or metrics, or one is of another type.
+    """
+    missing = [name for name in ("step", "time", "metrics") if name not in row]
+    if missing:
+        raise RecordError(f"a line has no {', '.join(map(repr, missing))}; expected step, time and metrics")
+    step, seconds, metrics = row["step"], row["time"], row["metrics"]
+    if type(step) is not int or step < 0:
+        raise RecordError(f"step is {str(step)[:60]!r}; expected a whole number of at least 0")
+    if not _is_number(seconds):
+        raise RecordError(f"time is {str(seconds)[:60]!r}; expected seconds since the epoch")
+    if not isinstance(metrics, dict) or not all(value is None or _is_number(value) for value in metrics.values()):
+        raise RecordError(f"metrics is {str(metrics)[:60]!r}; expected an object with a number or null for each name")
+    return MetricsRow(step, seconds, metrics)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]

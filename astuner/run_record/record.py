@@ -26,7 +26,7 @@ from astuner.run_record.episode_file import EpisodeLabels
 from astuner.run_record.episodes import EpisodeStore
 from astuner.run_record.folder import FolderLock, prepare_folder, write_config, write_environment
 from astuner.run_record.loggers import LoggerName, MetricLogger, RunName, check_loggers, open_loggers
-from astuner.run_record.metrics import MetricsFile
+from astuner.run_record.metrics import MetricsFile, read_metrics
 from astuner.run_record.output import LogFile
 from astuner.run_record.summary import RunSummary, write_summary
 from astuner.run_record.updates import SampleUpdate
@@ -110,16 +110,22 @@ class RunRecord:
         """The run's folder."""
         return self._folder
 
-    def truncate_after(self, step: int) -> None:
-        """Remove the metrics and episodes of steps after `step`, which the resumed run repeats.
+    def truncate_after(self, step: int, validated: int | None = None) -> None:
+        """Remove what the resumed run repeats: metrics and episodes of later steps.
+
+        Args:
+            step: The last step whose training is kept.
+            validated: The last step whose validation is kept; None for `step`, -1 for no validation.
 
         Raises:
             RecordError: If they cannot be removed.
         """
-        lines = self._metrics.truncate_after(step)
-        episodes = self._episodes.truncate_after(step)
+        validated = step if validated is None else validated
+        lines = self._metrics.truncate_after(step, validated)
+        episodes = self._episodes.truncate_after(step, validated)
+        rows = read_metrics(self._folder)
         for each in self._loggers:
-            each.truncate_after(step)
+            each.restart(rows)
         if lines or episodes:
             logger.info("resumed after step {}: removed {} metrics lines and {} episodes", step, lines, episodes)
 
@@ -147,7 +153,7 @@ class RunRecord:
     ) -> Path:
         """Write an episode's file and its line of the index, and return the path of the file.
 
-        Trainers write an episode once, after the update that uses it.
+        Trainers write the episodes of a training step with `begin_step` and `end_step` instead.
 
         Args:
             step: The training step; 0 is before the first update.
@@ -161,6 +167,30 @@ class RunRecord:
             RecordError: If the episode cannot be written.
         """
         return self._episodes.write(episode, EpisodeLabels(step, split, advantage, tokens), updates)
+
+    def begin_step(self, step: int, episodes: Sequence[tuple[Episode, TokenCounts]]) -> None:
+        """Write the episodes of a training step before its update, so that no failure of the update loses them.
+
+        Args:
+            step: The training step.
+            episodes: Its finished episodes, with their token counts.
+
+        Raises:
+            RecordError: If an episode cannot be written.
+        """
+        self._episodes.begin_step(step, episodes)
+
+    def end_step(self, advantages: Mapping[str, float], updates: Mapping[str, Sequence[SampleUpdate]]) -> None:
+        """Add the results of the update to the episodes of `begin_step`.
+
+        Args:
+            advantages: The advantages by episode id, without episodes that were not trained.
+            updates: The training of each sample, by episode id.
+
+        Raises:
+            RecordError: If an episode cannot be written.
+        """
+        self._episodes.end_step(advantages, updates)
 
     def write_summary(self, summary: RunSummary) -> Path:
         """Write `summary.json` and return its path.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from uuid import uuid4
 
+from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack, task_stack
 from astuner.model_tuner import ModelTuner
 from astuner.task_runner import describe_calls
@@ -32,7 +32,7 @@ class _ActiveEpisode:
     thread: threading.Thread
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.episode_id}: for {time.time() - self.started:.1f} s, {describe_calls(self.tuner)}, at"
+        yield f"{self.episode_id}: for {timestamp() - self.started:.1f} s, {describe_calls(self.tuner)}, at"
         yield format_stack(task_stack(self.task, self.thread))
         # The other tasks of the episode's event loop, for example those of `asyncio.gather`.
         for task in asyncio.all_tasks(self.task.get_loop()):
@@ -69,7 +69,7 @@ class ActiveEpisodes:
         """Register the episode of the current task during the block."""
         task = asyncio.current_task()
         assert task is not None
-        episode = _ActiveEpisode(episode_id, tuner, time.time(), task, threading.current_thread())
+        episode = _ActiveEpisode(episode_id, tuner, timestamp(), task, threading.current_thread())
         self._running[episode] = None
         token = _current_key.set(f"{episode_id}-{uuid4().hex}")
         try:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from loguru import logger
 
+from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
@@ -150,7 +150,7 @@ def _episode_task(request: BatchRequest, task: Task, repeat: int) -> WorkflowTas
 
 def failed_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]:
     """Return a failed episode without calls for each episode of `request`, for example after a worker died."""
-    now = time.time()
+    now = timestamp()
     return [
         Episode(
             episode_id=_episode_task(request, task, repeat).episode_id,
@@ -176,7 +176,7 @@ def _retry(task: WorkflowTask, attempt: int) -> WorkflowTask:
 
 
 def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: StuckJob) -> Episode:
-    now = time.time()
+    now = timestamp()
     error = f"the episode blocked its thread for {stuck.seconds:.0f} s and was abandoned"
     if stuck.stack:
         frame = innermost_user_frame(stuck.stack) or stuck.stack[-1]

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from astuner.clock import timestamp
 from astuner.context_tracker import MergeMode, build_samples, limit_samples
 from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.deadlines import deadline
@@ -69,7 +70,7 @@ class TaskRunner:
 
     async def run(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> Episode:
         """Run one episode. Errors of the workflow and of the judge are not raised; they make the episode `failed`."""
-        started = time.time()
+        started = timestamp()
         episode = Episode(
             episode_id=workflow_task.episode_id,
             task=workflow_task.task,
@@ -96,7 +97,7 @@ class TaskRunner:
                 metadata=output.metadata,
                 log_metrics=output.log_metrics,
             )
-        return self._with_samples(replace(episode, calls=calls, end_time=time.time()), workflow_task.seed)
+        return self._with_samples(replace(episode, calls=calls, end_time=timestamp()), workflow_task.seed)
 
     async def _rewarded_output(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         """Return the workflow's output with `reward` and `is_success` set."""
@@ -246,7 +247,7 @@ def describe_calls(tuner: ModelTuner) -> str:
     def model(target_tag: str, agent_name: str) -> str:
         return f"model {target_tag}" + (f" for {agent_name}" if agent_name else "")
 
-    now, calls = time.time(), tuner.calls
+    now, calls = timestamp(), tuner.calls
     parts = ["no LLM call finished"]
     if calls:
         last = calls[-1]

@@ -185,7 +185,7 @@ def test_later_steps_are_removed_with_their_files(
     orphan = tmp_path / "episodes" / "train" / "step_000009" / "killed-before-its-line.json"
     orphan.parent.mkdir()
     orphan.write_text("{}")
-    assert store.truncate_after(1) == 4
+    assert store.truncate_after(1, 1) == 4
     assert [(entry.step, entry.split) for entry in read_index(tmp_path)] == [
         (0, "train"), (0, "val"), (1, "train"), (1, "val"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from loguru import logger
 from astuner.errors import ConfigError, RecordError
 from astuner.run_record import read_metrics
 from astuner.run_record.loggers import ConsoleLogger, RunName, TensorboardLogger, check_loggers, open_loggers
-from astuner.run_record.metrics import MetricsFile
+from astuner.run_record.metrics import MetricsFile, MetricsRow
 
 TensorboardEvents = Callable[[Path], dict[str, list[tuple[int, float]]]]
 
@@ -116,7 +116,7 @@ def test_tensorboard_drops_the_steps_that_a_resumed_run_repeats(
     for step in (1, 2, 3, 4):
         killed.log(step, {"reward/mean": step})
     resumed = TensorboardLogger(tmp_path)
-    resumed.truncate_after(2)
+    resumed.restart([MetricsRow(step, 1e9 + step, {"reward/mean": float(step)}) for step in (1, 2)])
     resumed.log(3, {"reward/mean": 30})
     resumed.close()
     killed.close()

@@ -114,8 +114,8 @@ def test_rows_can_be_appended_after_others_are_removed(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "rows.jsonl")
     for number in range(5):
         lines.append({"n": number})
-    assert lines.filter_rows(lambda row: row["n"] % 2 == 0) == 2
-    assert lines.filter_rows(lambda row: True) == 0
+    assert lines.retain_rows(lambda row: row["n"] if row["n"] % 2 == 0 else None) == (2, 0)
+    assert lines.retain_rows(lambda row: row["n"]) == (0, 0)
     lines.append({"n": 9})
     lines.close()
     assert [row["n"] for _, row in read_json_lines(tmp_path / "rows.jsonl")] == [0, 2, 4, 9]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from astuner.backbone.training.schedule import learning_rate
-from astuner.config.trainer import OptimConfig
+from astuner.config.optimiser import OptimConfig
 from astuner.errors import BackboneError
 
 

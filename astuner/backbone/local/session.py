@@ -48,7 +48,7 @@ class LocalSession(TrainingSession):
         self.spare_cores = SpareCores()
         self._config = context.config.astuner
         keep = self._config.trainer_common.max_checkpoints_to_keep
-        self._checkpoints = CheckpointFolder(context.record.folder / "checkpoints", keep, _STATE_FILE)
+        self._checkpoints = CheckpointFolder(context.record.folder / "checkpoints", keep)
         self._engine: EmbeddedEngine | None = None
         self._rollout: TaskRollout | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.session import LocalSession
 from astuner.backbone.training.rl_loop import RlLoop
+from astuner.clock import timestamp
 from astuner.debugging.signals import signals_deferred
 from astuner.errors import TaskDataError
 from astuner.schema import Task, TokenCounts
@@ -54,7 +54,7 @@ class SupervisedLoop(RlLoop):
 
     def train_step(self, step: int) -> str:
         """Do one optimizer step and return a note for the progress bar."""
-        started = time.time()
+        started = timestamp()
         session, state = self.session, self.state
         with signals_deferred(), self.context.phase("update"):
             rows = [self._training[task.task_id] for task in self.order.batch(step)]
@@ -76,7 +76,7 @@ class SupervisedLoop(RlLoop):
                 "lr": session.optimiser.lr(step),
                 "tokens/raw": tokens,
                 "tokens/trained": trained,
-                "time/step": time.time() - started,
+                "time/step": timestamp() - started,
             }
             self.context.record.log_metrics(step, metrics)
         session.spare_cores.adapt_threads()

@@ -1,22 +1,34 @@
-"""Folders of checkpoints and models, written atomically: they are complete or absent, even if the process is killed."""
+"""Folders of checkpoints and models, written atomically: they are complete or absent, even if the process is killed.
+
+A checkpoint is a folder `checkpoints/step_000020` with a file `complete.json`, which names its step and the size of
+each of its files. Nothing else in `checkpoints/` is read, counted or removed: neither copies under other names, nor
+links.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 
 from astuner.errors import RecordError
 
 RESUME_HINT = "Run the same command again to resume from the last checkpoint"
 """Ends the messages of errors after which a run can be resumed."""
+
+_MARKER = "complete.json"
+# Versions of astuner without the marker wrote one of these files last.
+_LAST_FILES = ("trainer.pt", "progress.json")
+_NAME = re.compile(r"step_([0-9]{6,})")
+_EARLIER, _PARTIAL, _REMOVED = ".earlier_", ".partial_", ".removed_"
 
 
 @contextlib.contextmanager
@@ -33,27 +45,37 @@ def atomic_dir(final: Path, what: str, advice: str) -> Iterator[Path]:
     Raises:
         RecordError: it cannot be written; an earlier folder is unchanged.
     """
-    partial, earlier = final.with_name(f".partial_{final.name}"), final.with_name(f".earlier_{final.name}")
+    partial, earlier = final.with_name(f"{_PARTIAL}{final.name}"), final.with_name(f"{_EARLIER}{final.name}")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
         partial.mkdir(parents=True)
         yield partial
-        shutil.rmtree(earlier, ignore_errors=True)
-        if final.exists():
+        _remove(earlier)
+        if final.exists() or final.is_symlink():
             final.rename(earlier)
         partial.rename(final)
-        shutil.rmtree(earlier, ignore_errors=True)
+        _remove(earlier)
     except (OSError, RuntimeError, SafetensorError) as error:  # what a full disk makes PyTorch and safetensors raise
         # PyTorch's messages hide that the disk is full.
         existing = next(parent for parent in final.absolute().parents if parent.exists())
         free = f"{shutil.disk_usage(existing).free / 2**20:.1f} MiB are free"
         raise RecordError(f"{what} could not be written to {final}: {error} ({free}). {advice}") from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    """Remove a folder, or a link or file in its place, as far as possible."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def save_synced(state: Any, file: Path) -> None:
     """Write `state` with `torch.save`, and flush it to the disk."""
+    import torch
+
     with file.open("wb") as stream:
         torch.save(state, stream)
         stream.flush()
@@ -67,12 +89,10 @@ class CheckpointFolder:
     Attributes:
         folder: contains them.
         keep: the number of checkpoints to keep; older ones are removed.
-        state: the name of a file that every complete checkpoint has.
     """
 
     folder: Path
     keep: int
-    state: str
 
     def write(self, step: int, write: Callable[[Path], None]) -> Path:
         """Have `write` write the checkpoint of `step` to the folder that it is called with; return its final path.
@@ -84,16 +104,61 @@ class CheckpointFolder:
         advice = f"Fix this first. {RESUME_HINT}, or start from scratch with another --exp-dir."
         with atomic_dir(final, "the checkpoint", advice) as partial:
             write(partial)
-        for old in self._complete()[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            marker = {"step": step, "files": _file_sizes(partial)}
+            (partial / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
+        for old in complete_checkpoints(self.folder)[: -self.keep]:
+            # Renamed first: a kill must not leave a part of it under the name of a checkpoint.
+            removed = old.with_name(f"{_REMOVED}{old.name}")
+            with contextlib.suppress(OSError):
+                old.rename(removed)
+                _remove(removed)
         return final
 
     def newest(self) -> Path | None:
-        """Return the newest checkpoint, or None."""
-        return next(reversed(self._complete()), None)
+        """Return the newest complete checkpoint, or None. Repair what a killed process has left."""
+        for path in self.folder.glob(f"{_EARLIER}step_*"):
+            final = path.with_name(path.name.removeprefix(_EARLIER))
+            if not final.exists():  # killed between the two renames of `atomic_dir`
+                path.rename(final)
+        for prefix in (_EARLIER, _PARTIAL, _REMOVED):
+            for path in self.folder.glob(f"{prefix}step_*"):
+                _remove(path)
+        return next(reversed(complete_checkpoints(self.folder)), None)
 
-    def _complete(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("step_*") if (path / self.state).exists())
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder `checkpoints`, the oldest first."""
+    found = {}
+    for path in folder.glob("step_*"):
+        match = _NAME.fullmatch(path.name)
+        # Numbers with unnecessary zeros, as in step_0000020, are names of copies.
+        if match is None or path.name != f"step_{int(match[1]):06d}" or path.is_symlink():
+            continue
+        if _is_complete(path, int(match[1])):
+            found[int(match[1])] = path
+    # A process may have been killed while it replaced a checkpoint by another of the same step.
+    for path in folder.glob(f"{_EARLIER}step_*"):
+        match = _NAME.fullmatch(path.name.removeprefix(_EARLIER))
+        if match is not None and int(match[1]) not in found and _is_complete(path, int(match[1])):
+            found[int(match[1])] = path
+    return [found[step] for step in sorted(found)]
+
+
+def _is_complete(path: Path, step: int) -> bool:
+    """Return whether a folder has the marker of `step`, and each file with the size that the marker names."""
+    try:
+        marker = json.loads((path / _MARKER).read_bytes())
+        return bool(marker["step"] == step and marker["files"] and _file_sizes(path).items() >= marker["files"].items())
+    except FileNotFoundError:
+        sizes = [(path / name).stat().st_size for name in _LAST_FILES if (path / name).is_file()]
+        return any(sizes)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _file_sizes(folder: Path) -> dict[str, int]:
+    """Return the size of each file below `folder`, by relative path."""
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
 
 
 def unreadable(checkpoint: Path, reason: str) -> RecordError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import ClassVar
@@ -23,11 +21,11 @@ from astuner.backbone.training.session import (
     run_validation,
     write_summary,
 )
+from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
 from astuner.errors import NoSignalError
 from astuner.run_record import RunSummary, plot_run
-from astuner.schema import Episode
 from astuner.task_rollout.statistics import batch_metrics, tokens_of
 
 _NO_UPDATE = UpdateResult({}, (), signal=False)
@@ -92,11 +90,15 @@ class RlLoop:
     def _restore(self) -> None:
         with self.context.phase("load_model"):
             progress = self.session.load()
-        if progress is not None:
-            self.state = RunState.load(progress)
-            self.context.record.truncate_after(self.state.step)
-            self._saved = (self.state.step, self.state.validated)
-            logger.info("resuming from the checkpoint of step {}", self.state.step)
+        if progress is None:
+            # A checkpoint that was there when the record was opened may have been removed since.
+            self.context.record.truncate_after(-1)
+            return
+        state = self.state = RunState.load(progress)
+        # The run may have been killed after a validation that followed the checkpoint.
+        self.context.record.truncate_after(state.step, -1 if state.validated is None else state.validated)
+        self._saved = (state.step, state.validated)
+        logger.info("resuming from the checkpoint of step {}", state.step)
 
     def _train(self) -> None:
         state, save_freq = self.state, self.config.trainer_common.save_freq
@@ -130,16 +132,17 @@ class RlLoop:
             step: 1-based.
         """
         context, session, state = self.context, self.session, self.state
-        started = time.time()
+        started = timestamp()
 
         # Roll out.
         request = batch_request(self.config, self.order.batch(step), self.config.rollout.num_repeat, "train", step)
         episodes = run_batch(context, state, session.roll_out, request, f"step {step}: episodes")
-        rolled_out = time.time()
+        rolled_out = timestamp()
         usable = [episode for episode in episodes if episode.status == "ok"]
         self._failed_steps = 0 if usable else self._failed_steps + 1
+        # Before the update: these episodes explain why it fails.
+        context.record.begin_step(step, [(episode, tokens_of([episode])) for episode in episodes])
         if not usable and (state.totals.ok == 0 or self._failed_steps == self._MAX_FAILED_STEPS):
-            self._record_episodes(step, episodes, _NO_UPDATE)
             self._save()
             check_any_succeeded(episodes)
 
@@ -158,9 +161,12 @@ class RlLoop:
             state.step = step
             state.totals.add(episodes)
             metrics = batch_metrics(episodes) | result.metrics
-            metrics |= {"time/rollout": rolled_out - started, "time/update": time.time() - rolled_out}
-            self._record_episodes(step, episodes, result)
-            metrics["time/step"] = time.time() - started
+            metrics |= {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
+            ids = [episode.episode_id for episode in usable]
+            context.record.end_step(
+                dict(zip(ids, result.advantages, strict=False)), dict(zip(ids, result.samples, strict=False))
+            )
+            metrics["time/step"] = timestamp() - started
             context.record.log_metrics(step, metrics)
         self._check_signal(result.signal, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
@@ -174,17 +180,6 @@ class RlLoop:
         due = 0 < state.step < self.total_steps and state.step % self.config.trainer_common.test_freq == 0
         if due and state.validated != state.step:
             self.validate(f"validation, step {state.step}")
-
-    def _record_episodes(self, step: int, episodes: Sequence[Episode], result: UpdateResult) -> None:
-        """Write the episodes of a step to the record; `result` is in the order of those that could be trained on."""
-        usable = [episode.episode_id for episode in episodes if episode.status == "ok"]
-        advantages = dict(zip(usable, result.advantages, strict=False))
-        updates = dict(zip(usable, result.samples, strict=False))
-        for episode in episodes:
-            name = episode.episode_id
-            self.context.record.write_episode(
-                step, "train", episode, advantages.get(name), tokens_of([episode]), updates.get(name, ())
-            )
 
     def _check_signal(self, signal: bool, *, any_usable: bool) -> None:
         """Warn, or stop the run, when a step has no learning signal.

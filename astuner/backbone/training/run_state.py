@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, Field, NonNegativeInt, TypeAdapter, ValidationError
+
+from astuner.clock import timestamp
+from astuner.errors import RecordError, first_line
 from astuner.run_record import (
     EpisodesSummary,
     RunSummary,
@@ -13,8 +16,10 @@ from astuner.run_record import (
     ValidationsSummary,
     ValidationSummary,
 )
-from astuner.schema import TokenCounts
 from astuner.task_rollout.statistics import RunTotals, ValidationResult
+
+# With a clock that was set back, earlier versions wrote negative durations.
+Seconds = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda seconds: max(seconds, 0.0))]
 
 
 @dataclass
@@ -32,15 +37,15 @@ class RunState:
         steps_without_signal: number of consecutive steps without learning signal, up to the current one.
     """
 
-    step: int = 0
-    seconds_before: float = 0.0
-    first_reward_seconds: float | None = None
+    step: NonNegativeInt = 0
+    seconds_before: Seconds = 0.0
+    first_reward_seconds: Seconds | None = None
     before: dict[str, Any] | None = None
     after: dict[str, Any] | None = None
     latest: dict[str, Any] | None = None
-    validated: int | None = None
+    validated: NonNegativeInt | None = None
     totals: RunTotals = field(default_factory=RunTotals)
-    steps_without_signal: int = 0
+    steps_without_signal: NonNegativeInt = 0
 
     def dump(self, started: float) -> dict[str, Any]:
         """Return the counters as plain values, for a checkpoint."""
@@ -48,13 +53,32 @@ class RunState:
 
     @staticmethod
     def load(values: dict[str, Any]) -> RunState:
-        """Restore a state from the values that `dump` returned."""
-        totals = values["totals"]
-        return RunState(**{**values, "totals": RunTotals(**{**totals, "tokens": TokenCounts(**totals["tokens"])})})
+        """Restore a state from the values that `dump` returned, in this or another version of astuner.
+
+        Raises:
+            RecordError: the values are not those of a state.
+        """
+        try:
+            missing = {"step", "totals"}.difference(values)
+            if missing:
+                raise ValueError(f"it has no {', '.join(sorted(missing))}")
+            state = TypeAdapter(RunState).validate_python(values)
+            for entry in (state.before, state.after, state.latest):
+                _validation(entry)
+        except (ValueError, TypeError) as error:
+            reason = first_line(error)
+            if isinstance(error, ValidationError):
+                details = error.errors(include_url=False, include_input=False)[0]
+                reason = f"{'.'.join(map(str, details['loc']))}: {details['msg']}"
+            raise RecordError(
+                f"the progress in the checkpoint is damaged ({reason}); remove the newest folder in checkpoints/ to "
+                "resume from the one before, or set trainer_common.resume: false to start from scratch"
+            ) from error
+        return state
 
     def seconds(self, started: float) -> float:
-        """Return the duration of the run in seconds, including earlier processes."""
-        return self.seconds_before + time.time() - started
+        """Return the duration of the run in seconds, including earlier processes; `started` is a `timestamp`."""
+        return self.seconds_before + timestamp() - started
 
     def summary(self, *, backbone: str, seed: int, started: float, model: str | None) -> RunSummary:
         """Return the content of `summary.json`."""

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from astuner.config.optimiser import OptimConfig
 from astuner.config.root import AstunerConfig
-from astuner.config.trainer import OptimConfig
 from astuner.schema import Task
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.run_inputs import call_settings, greedy_validation_notice, validation_repeats
 from astuner.backbone.training.run_state import RunState, validation_entry
+from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError
@@ -134,7 +134,7 @@ def run_batch(
             if episode.reward is not None:
                 rewards.append(episode.reward)
                 if state.first_reward_seconds is None:
-                    state.first_reward_seconds = time.time() - context.started
+                    state.first_reward_seconds = timestamp() - context.started
             bar.advance(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "")
 
         return roll_out(request, on_episode, on_attempt)
@@ -151,7 +151,7 @@ def run_validation(context: RunContext, session: TrainingSession, state: RunStat
         return
     if state.latest is None and (notice := greedy_validation_notice(config)) is not None:
         logger.info(notice)
-    started = time.time()
+    started = timestamp()
     request = batch_request(config, tasks, validation_repeats(config), "val", step)
     with session.validation(step):
         episodes = run_batch(context, state, session.roll_out, request, title)
@@ -166,7 +166,7 @@ def run_validation(context: RunContext, session: TrainingSession, state: RunStat
                 "val/success_rate": result.success_rate,
                 "val/episodes": result.episodes,
                 "val/lost": result.lost,
-                "time/validation": time.time() - started,
+                "time/validation": timestamp() - started,
             }
             metrics |= {f"val/pass@{k}": value for k, value in result.pass_at_k.items()}
             context.record.log_metrics(step, metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -104,7 +105,7 @@ class TrinityCheckpoints:
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._root = folder
-        self._folder = CheckpointFolder(folder, keep, _PROGRESS_FILE)
+        self._folder = CheckpointFolder(folder, keep)
 
     def save(
         self,
@@ -145,19 +146,14 @@ class TrinityCheckpoints:
         try:
             progress: dict[str, Any] = json.loads((newest / _PROGRESS_FILE).read_text())
             return TrinityCheckpoint(newest, progress, progress.pop(_WEIGHTS))
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(newest, first_line(error)) from error
 
     def stored_weights(self) -> list[str]:
-        """Return the weight references of all checkpoints.
-
-        Raises:
-            RecordError: a checkpoint cannot be read.
-        """
+        """Return the weight references of all checkpoints, and of copies of checkpoints under other names."""
         references = []
-        for file in self._root.glob(f"step_*/{_PROGRESS_FILE}"):
-            try:
-                references.append(json.loads(file.read_text())[_WEIGHTS])
-            except (OSError, ValueError, KeyError) as error:
-                raise RecordError(f"{file} cannot be read: {first_line(error)}; delete its folder") from error
+        for file in self._root.glob(f"*/{_PROGRESS_FILE}"):
+            # An unreadable copy keeps nothing, and a checkpoint is checked when it is loaded.
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                references.append(str(json.loads(file.read_text())[_WEIGHTS]))
         return references

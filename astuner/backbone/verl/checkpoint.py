@@ -28,7 +28,7 @@ class VerlCheckpoints:
 
     def __init__(self, folder: Path, keep: int) -> None:
         """Use `folder`, and keep the newest `keep` checkpoints."""
-        self._folder = CheckpointFolder(folder, keep, _STATE)
+        self._folder = CheckpointFolder(folder, keep)
 
     def save(
         self, step: int, trainer: VerlTrainer, save_model: Callable[[Path], None], progress: dict[str, Any]
@@ -74,6 +74,6 @@ class VerlCheckpoints:
                     "resume from it, or trainer_common.resume: false to start from scratch. The checkpoint is intact"
                 )
             trainer.load(newest / _ACTOR)
-        except (RayError, OSError, ValueError) as error:
+        except (RayError, OSError, ValueError, TypeError, AttributeError) as error:
             raise unreadable(newest, first_line(error)) from error
         return progress

@@ -1,0 +1,70 @@
+"""Whether a run continues the run of an earlier record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from loguru import logger
+
+from astuner.backbone.training.checkpoints import complete_checkpoints
+from astuner.config.resume import Locations, changed_keys
+from astuner.run_record import redact
+
+
+def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
+    """Return whether a run continues the run in `folder`; the log says why not, and which keys have changed.
+
+    It does if that run has a complete checkpoint, is unfinished or now has more steps, and differs only in keys on
+    which neither samples nor updates depend.
+
+    Args:
+        folder: the folder of the run record.
+        config_yaml: the configuration of this run, in the format of the record.
+        config_dir: the folder of this run's YAML file.
+    """
+    if not complete_checkpoints(folder / "checkpoints"):
+        return False
+    is_finished = (folder / "summary.json").exists()
+    earlier = _read_mapping(folder / "config.yaml")
+    if not earlier:
+        if not is_finished:
+            logger.warning(
+                "{} has an unfinished run whose config.yaml is missing or damaged, so it cannot be resumed; starting "
+                "from scratch. The earlier record is kept",
+                folder,
+            )
+        return False
+    directory = _read_mapping(folder / "environment.json").get("working_directory")
+    here = (Path.cwd(), config_dir)
+    locations = Locations((Path(directory),) if isinstance(directory, str) else here, here)
+    changes = changed_keys(earlier, yaml.safe_load(redact(config_yaml)), locations)
+    if is_finished and not any(change.rule == "more" and change.allowed for change in changes):
+        return False
+    refused = [change for change in changes if not change.allowed]
+    if refused:
+        logger.warning(
+            "{} has a{} run with another configuration; starting from scratch. The earlier record is kept. These keys "
+            "differ:\n{}\nTo resume the earlier run, restore these values; to keep both runs under their own names, "
+            "change experiment_name or --exp-dir",
+            folder,
+            " finished" if is_finished else "n unfinished",
+            "\n".join(f"  {change}" for change in refused),
+        )
+        return False
+    if changes:
+        logger.info("resuming {} with changed keys: {}", folder, "; ".join(map(str, changes)))
+    return True
+
+
+def _read_mapping(file: Path) -> dict[str, Any]:
+    """Return the content of a YAML or JSON file; empty if it cannot be read or is no mapping."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        tree = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    # AttributeError: PyYAML raises it for an invalid date.
+    except (OSError, yaml.YAMLError, ValueError, AttributeError, RecursionError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
