@@ -6,6 +6,7 @@ over episodes in all three cases, so that an episode with more calls does not we
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from astuner.schema import Episode
 # The engine and the trainer hold the same weights at the start of a step, so their logprobs differ by rounding only
 # (1e-5 in float32, some hundredths in bfloat16). A larger mean difference means that a weight sync failed.
 _MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-2, torch.bfloat16: 0.3}
+# Larger absolute rewards and advantages make gradients overflow. No reward scale of a working agent reaches it.
+_EXTREME = 1e6
+_MAX_EPISODES_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,54 @@ class StepAdvantages:
             if self.trains(row)
         ]
 
+    @property
+    def extremes(self) -> list[float]:
+        """[E], the largest absolute advantage of each episode and its calls; NaN if one of them is NaN."""
+        largest = []
+        for advantage, by_call in zip(self.advantages.tolist(), self.call_advantages, strict=True):
+            values = [abs(value) for value in (advantage, *by_call.values())]
+            largest.append(math.nan if any(map(math.isnan, values)) else max(values))
+        return largest
+
+    def explain_failure(self) -> str:
+        """Return the likely cause of an update whose gradient is not finite, with its episodes and what to do."""
+        rewards = [episode.reward or 0.0 for episode in self.episodes]
+        by_reward = sorted(range(len(rewards)), key=lambda index: -abs(rewards[index]))
+        if abs(rewards[by_reward[0]]) > _EXTREME:
+            named = [index for index in by_reward if abs(rewards[index]) > _EXTREME]
+            return (
+                f"the rewards of {len(named)} episodes are extreme: {self._describe(named)}. Scale or clip the rewards "
+                "in the workflow or the judge, for example to [-1, 1]"
+            )
+        extremes = self.extremes
+        by_advantage = sorted(range(len(extremes)), key=lambda index: -_or_infinite(extremes[index]))
+        named = [index for index in by_advantage if not extremes[index] <= _EXTREME]
+        if named:
+            return (
+                f"the advantages of {len(named)} episodes are extreme, and their rewards are not: "
+                f"{self._describe(named)}. Check the rewards of single agents and calls; with use_kl_in_reward, lower "
+                "trainer_common.algorithm.kl_coef"
+            )
+        return (
+            f"no reward and no advantage is extreme (the largest: {self._describe(by_advantage[:1])}), so the weights "
+            "or the logprobs overflow; lower trainer_common.optim.lr, or set model.dtype: float32"
+        )
+
+    def _describe(self, indexes: Sequence[int]) -> str:
+        texts = [
+            f"{self.episodes[index].episode_id} (reward {self.episodes[index].reward:.4g}, advantage "
+            f"{float(self.advantages[index]):.4g})"
+            for index in indexes[:_MAX_EPISODES_NAMED]
+        ]
+        return ", ".join(texts) + (", …" if len(indexes) > _MAX_EPISODES_NAMED else "")
+
+    def gradient_error(self, step: int, norm: object) -> BackboneError:
+        """Return the error for a gradient that is not finite; `norm` is its norm, or those of the mini-batches."""
+        return BackboneError(
+            f"step {step}: the gradient's norm is {norm}: {self.explain_failure()}. The step's episodes are in the run "
+            "record"
+        )
+
     def update_result(
         self,
         metrics: Mapping[str, float],
@@ -118,6 +170,10 @@ class StepAdvantages:
         )
 
 
+def _or_infinite(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
 def step_advantages(
     config: AstunerConfig, algorithm: Algorithm, episodes: Sequence[Episode], kl_sums: Tensor | None
 ) -> StepAdvantages:
@@ -128,6 +184,9 @@ def step_advantages(
         algorithm: the resolved algorithm; it must have a rule.
         episodes: E episodes with a reward and samples.
         kl_sums: [E] float, the KL estimate of each episode; None if the reward has no KL term.
+
+    Raises:
+        BackboneError: an advantage is not finite, for example because a reward is too large for float32.
     """
     rule = algorithm.rule
     assert rule is not None
@@ -152,7 +211,10 @@ def step_advantages(
     signal = has_signal(compared, peers) | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
     if rule.dynamic_sampling:
         advantages = torch.where(signal, advantages, 0.0)
-    return StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal)
+    result = StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal)
+    if not all(map(math.isfinite, result.extremes)):
+        raise BackboneError(f"the advantages of a step are not finite, so it has no update: {result.explain_failure()}")
+    return result
 
 
 def advantages_by_call(

@@ -13,6 +13,20 @@ from astuner.config.optimiser import OptimConfig
 from astuner.errors import BackboneError
 
 
+class GradientNotFinite(BackboneError):
+    """The gradient of a mini-batch is not finite.
+
+    Attributes:
+        norm: its norm.
+    """
+
+    def __init__(self, step: int, norm: float) -> None:
+        super().__init__(
+            f"step {step}: the gradient's norm is {norm}; lower trainer_common.optim.lr, or set model.dtype: float32"
+        )
+        self.norm = norm
+
+
 class Optimiser:
     """AdamW, gradient clipping, and the schedule of `trainer_common.optim`."""
 
@@ -32,15 +46,12 @@ class Optimiser:
         """Apply the accumulated gradient and clear it; return its norm before clipping.
 
         Raises:
-            BackboneError: the gradient is not finite; the weights are unchanged.
+            GradientNotFinite: the gradient is not finite; the weights are unchanged.
         """
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.grad_clip))
         if not math.isfinite(norm):
             self._adamw.zero_grad(set_to_none=True)
-            raise BackboneError(
-                f"step {step}: the gradient's norm is {norm}; lower trainer_common.optim.lr, "
-                "or set model.dtype: float32"
-            )
+            raise GradientNotFinite(step, norm)
         for group in self._adamw.param_groups:
             group["lr"] = self.lr(step)
         self._adamw.step()

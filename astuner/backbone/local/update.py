@@ -30,7 +30,7 @@ from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scal
 from astuner.algorithms.update_records import SampleKey
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.micro_batches import MicroBatch
-from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.optimiser import GradientNotFinite, Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.config.root import AstunerConfig
 from astuner.schema import Episode
@@ -120,9 +120,12 @@ class PolicyUpdate:
         advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
         rows = advantages.assign_to(rows)
         sums = _Sums()
-        metrics = (
-            self._update_weights(rows, advantages.groups, sums, step) if any(row.has_advantage for row in rows) else {}
-        )
+        metrics: dict[str, float] = {}
+        if any(row.has_advantage for row in rows):
+            try:
+                metrics = self._update_weights(rows, advantages.groups, sums, step)
+            except GradientNotFinite as error:
+                raise advantages.gradient_error(step, error.norm) from error
         return advantages.update_result(metrics, rows, sums.logprobs.by_sample())
 
     @property

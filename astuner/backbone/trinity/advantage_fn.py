@@ -18,8 +18,9 @@ from astuner.algorithms import Algorithm, resolve
 from astuner.algorithms.credit_assignment import UpdateResult, has_gradient, shuffle_seed, step_advantages, uses_kl_loss
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales, token_advantages
 from astuner.backbone.trinity.coordinator import CoordinatorJob, coordinator
-from astuner.backbone.trinity.events import AdvantagesReady, SampleKey
+from astuner.backbone.trinity.events import AdvantagesReady, SampleKey, WorkerFailed
 from astuner.config.root import AstunerConfig
+from astuner.errors import BackboneError
 from astuner.schema import Episode
 
 EPISODE, SAMPLE, STEP = "episode", "sample", "step"
@@ -92,7 +93,11 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
         episodes = await coordinator().pop_usable_episodes.remote(step)
         # Episodes of a runner that died before it returned them are recorded, but not trained.
         episodes = [episode for episode in episodes if (episode.episode_id, 0) in by_key]
-        result, row_batches = assign_mini_batches(self._config, self._updates, step, episodes)
+        try:
+            result, row_batches = assign_mini_batches(self._config, self._updates, step, episodes)
+        except BackboneError as error:
+            await coordinator().post_event.remote(WorkerFailed(BackboneError(f"step {step}: {error}")))
+            raise
         algorithm = resolve(self._config.trainer_common.algorithm)
         batches = [mini_batch(self._config, algorithm, rows, episodes, by_key) for rows in row_batches]
         keys = frozenset((exp.info[EPISODE], exp.info[SAMPLE]) for batch in batches for exp in batch)

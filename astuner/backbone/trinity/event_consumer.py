@@ -81,6 +81,7 @@ class EventConsumer:
     pending: dict[int, AdvantagesReady] = field(default_factory=dict)
     metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
     digests: dict[int, Mapping[SampleKey, str]] = field(default_factory=dict)
+    _failure: Exception | None = None
     # Actor id to handle and pending ping.
     _runners: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     _batches: dict[tuple[Split, int], _BatchProgress] = field(default_factory=lambda: defaultdict(_BatchProgress))
@@ -137,6 +138,8 @@ class EventConsumer:
         """Handle events until `is_done`. Log messages do not reset the timeout."""
         last_event = time.monotonic()
         while not is_done():
+            if self._failure is not None:
+                raise self._failure
             try:
                 events: list[Event] = list(ray.get(self.coordinator.read_events.remote(_POLL_SECONDS)))
             except RayError as error:
@@ -201,7 +204,7 @@ class EventConsumer:
             case BreakpointsReached(tags):
                 add_reached_tags(tags)
             case WorkerFailed(error):
-                raise error
+                self._failure = self._failure or error
             case _:
                 pass
 

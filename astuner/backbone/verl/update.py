@@ -37,7 +37,6 @@ from astuner.backbone.verl.batch_layout import (
 from astuner.backbone.verl.loss import flatten, pop_logprobs
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError
 from astuner.schema import Episode, Sample
 
 
@@ -197,7 +196,7 @@ class VerlUpdate:
         metrics = self.trainer.update(keys, lengths, mini_batch_size, rate)
         samples = [(row.episode, row.sample) for row in stored.rows]
         logprobs = {samples[number]: values for number, values in pop_logprobs(metrics).items()}
-        return self._summarise(metrics, len(parts), step, rate), logprobs
+        return self._summarise(metrics, len(parts), advantages, step, rate), logprobs
 
     def _row_scales(self, credited: Mapping[int, TrainingRow], parts: Sequence[Sequence[int]]) -> dict[int, float]:
         """Return the loss factor of each row, computed over all rows of its mini-batch."""
@@ -235,7 +234,9 @@ class VerlUpdate:
             fields.append(row_fields)
         return keys, lengths, fields
 
-    def _summarise(self, metrics: Mapping[str, Any], n_mini_batches: int, step: int, rate: float) -> dict[str, float]:
+    def _summarise(
+        self, metrics: Mapping[str, Any], n_mini_batches: int, advantages: StepAdvantages, step: int, rate: float
+    ) -> dict[str, float]:
         """Convert verl's metrics to astuner's.
 
         Raises:
@@ -247,10 +248,7 @@ class VerlUpdate:
         check_logprob_gap(difference, self.dtype, f"step {step}")
         norms = flatten(metrics["grad_norm"])
         if not all(map(math.isfinite, norms)):
-            raise BackboneError(
-                f"step {step}: the gradient's norm is {norms}; lower trainer_common.optim.lr, "
-                "or set model.dtype: float32"
-            )
+            raise advantages.gradient_error(step, norms)
         trained = max(total["ratio/trained_tokens"], 1.0)
         means = {
             name: total[name] / n_mini_batches for name in ("loss/policy", "loss/kl", "loss/total") if name in total
