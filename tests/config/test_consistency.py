@@ -99,8 +99,8 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
          "no effect while rollout.compute_madness_checklist is empty: astuner.rollout.agent_madness_reward"),
         (["rollout.top_p=0.8"],
          "rollout.top_p is 0.8: training is slightly off-policy. The model samples from a part of its distribution, "
-         "and a sampled token was more likely than the loss assumes, up to 1.25 times; write top_p: 1.0 and top_k: -1 to "
-         "sample from the whole distribution"),
+         "and a sampled token was more likely than the loss assumes, up to 1.25 times; write top_p: 1.0 and top_k: -1 "
+         "to sample from the whole distribution"),
         (["rollout.top_k=50", "rollout.top_p=0.8"],
          "rollout.top_p is 0.8 and rollout.top_k is 50: training is slightly off-policy. The model samples from a part "
          "of its distribution, and a sampled token was more likely than the loss assumes, by a factor that depends on "

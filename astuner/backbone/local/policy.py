@@ -13,7 +13,7 @@ from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.micro_batches import MicroBatch, micro_batches
-from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
+from astuner.backbone.local.pack_costs import PackCosts, count_pack_costs
 from astuner.backbone.local.packed_attention import MODEL_TYPES, enable_packed_attention, supports_packing
 from astuner.backbone.training.lora import merged_weights, with_lora
 from astuner.config.optimiser import PackMode
@@ -65,11 +65,8 @@ class Policy:
 
     @cached_property
     def pack_costs(self) -> PackCosts | None:
-        """Costs of packed micro-batches, measured on first use; None if the model does not support them."""
-        if not supports_packing(self.model):
-            return None
-        with self.autocast():
-            return measure_pack_costs(self.model, self.max_length)
+        """Costs of packed micro-batches; None if the model does not support them."""
+        return count_pack_costs(self.model) if supports_packing(self.model) else None
 
     def micro_batches(self, rows: Sequence[TrainingRow], token_budget: int) -> list[MicroBatch]:
         """Cut rows into micro-batches of at most `token_budget` tokens, packed where that is cheaper."""

@@ -24,7 +24,7 @@ from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local import packed_attention as packed
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.micro_batches import micro_batches
-from astuner.backbone.local.pack_costs import PackCosts, measure_pack_costs
+from astuner.backbone.local.pack_costs import PackCosts, count_pack_costs
 from astuner.context_tracker import Packing, pack
 
 SHAPE: dict[str, Any] = {
@@ -203,17 +203,23 @@ def test_a_prepared_model_computes_padded_batches_as_before(tmp_path: Any):
     assert "astuner" not in (tmp_path / "config.json").read_text()
 
 
-def test_costs_are_measured_and_weighed():
-    costs = measure_pack_costs(make_model(), 128)
-    assert costs.per_token > 0
-    assert costs.per_pair >= 0
-    assert costs.per_batch >= 0
+def test_costs_are_counted_and_weighed():
+    model = make_model()
+    config = model.config
+    width, inner = config.num_attention_heads * config.head_dim, config.intermediate_size
+    key_width = config.num_key_value_heads * config.head_dim
+    per_layer = config.hidden_size * (2 * width + 2 * key_width + 3 * inner)
+    costs = count_pack_costs(model)
+    assert costs.per_token == 2 * config.num_hidden_layers * per_layer
+    assert costs.per_pair == 4 * config.num_hidden_layers * width
+    assert costs.per_batch > 0
+    assert count_pack_costs(make_model()) == costs
     costs = PackCosts(per_token=1.0, per_pair=0.0, per_batch=10.0)
     assert costs.is_cheaper_packed(pack(make_rows(20, (36, 36, 36))))
     assert not costs.is_cheaper_packed(pack(make_rows(4, (12, 12, 12))))
     # 3 rows of 36 tokens, 20 of them shared, 16 queries that look at 36 keys each where they stand behind the others.
-    assert PackCosts(0.0, 1.0, 0.0).packed_seconds(pack(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
-    assert PackCosts(0.0, 1.0, 0.0).separate_seconds(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
+    assert PackCosts(0.0, 1.0, 0.0).of_packing(pack(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
+    assert PackCosts(0.0, 1.0, 0.0).of_separate_rows(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
 
 
 def test_rows_that_begin_alike_go_together_within_the_budget():
