@@ -97,9 +97,20 @@ class ContextLengthError(EpisodeError):
 
 
 class CallLimitError(EpisodeError):
-    """The episode exceeded `rollout.multi_turn.max_steps` LLM calls."""
+    """The episode exceeded `rollout.multi_turn.max_steps` LLM calls.
+
+    `ModelTuner.chat` raises it instead of answering. It ends the workflow; `rollout.multi_turn.on_max_steps` decides
+    whether the episode is then judged or fails. A workflow may catch it and return its own output.
+    """
 
     kind = "max_steps"
+
+
+class EpisodeStopped(BaseException):
+    """Ends a workflow that has caught `CallLimitError` and keeps calling the model.
+
+    It is not an `Exception`, so that a handler of all exceptions around a model call does not catch it.
+    """
 
 
 class AgentMadness(EpisodeError):

@@ -331,7 +331,7 @@ class Episode:
         calls: all LLM calls, in order of completion.
         samples: the training samples of `calls`.
         dropped_samples: the number of samples left out because of `max_sample_per_task`.
-        error_kind, error: the error of a `failed` or `dropped` episode.
+        error_kind, error: the error of a `failed` or `dropped` episode; `max_steps` for an `ok` one that was cut.
         metadata: the metadata of the workflow.
         log_metrics: the metrics of the workflow.
         start_time, end_time: seconds since the epoch.

@@ -108,7 +108,9 @@ class MultiTurnConfig(Section):
     max_sample_per_task: PositiveInt = key(30, trainers="limits the samples of an episode")
     """Maximum number of training samples of one episode."""
     max_steps: PositiveInt = key(30, trainers="limits the LLM calls of an episode")
-    """Maximum number of LLM calls of one episode; one more fails the episode."""
+    """Maximum number of LLM calls of one episode; on_max_steps applies to one more."""
+    on_max_steps: Literal["judge", "fail"] = key("judge", trainers="ends an episode with too many LLM calls")
+    """What a call beyond max_steps does: judge cuts the episode and judges its last answer, fail fails the episode."""
     expected_steps: PositiveInt = key(
         1,
         verl="used by `astuner check` only; a step trains all samples",

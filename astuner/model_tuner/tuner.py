@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from astuner.clock import timestamp
-from astuner.errors import AgentMadness, CallLimitError, ContextLengthError
+from astuner.errors import AgentMadness, CallLimitError, ContextLengthError, EpisodeStopped
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
 from astuner.model_tuner.degenerate_output import find_degenerate_output
@@ -98,6 +99,7 @@ class ModelTuner:
         """
         self.model_name = "astuner"
         self.degenerate_output: str | None = None
+        self.call_limit_error: CallLimitError | None = None
         self._engine = engine
         self._codec = codec
         self._settings = settings
@@ -106,6 +108,7 @@ class ModelTuner:
         self._targets = targets or Targets()
         self._history = History(codec)
         self._calls_started = 0
+        self._calls_refused = 0
         self._open_calls: dict[OpenCall, None] = {}
 
     @property
@@ -172,9 +175,10 @@ class ModelTuner:
                 a model that does not answer.
             ContextLengthError: the prompt is longer than configured, or leaves no room for an answer.
             CallLimitError: the episode made too many calls.
+            EpisodeStopped: the workflow has caught `CallLimitError` several times.
             AgentMadness: the output is degenerate and the configuration ends the episode.
         """
-        self._check_call_limit()
+        await self._check_call_limit()
         offered_tools = None if self._settings.disable_tools else tools
         trained = self._targets.trains(target_tag)
         call_fields: dict[str, Any] = {
@@ -255,13 +259,22 @@ class ModelTuner:
             end_time=timestamp(),
         )
 
-    def _check_call_limit(self) -> None:
-        if self._calls_started >= self._settings.max_calls:
-            raise CallLimitError(
+    async def _check_call_limit(self) -> None:
+        if self._calls_started < self._settings.max_calls:
+            self._calls_started += 1
+            return
+        if self.call_limit_error is None:
+            self.call_limit_error = CallLimitError(
                 f"the episode started LLM call {self._calls_started + 1}, but rollout.multi_turn.max_steps is "
                 f"{self._settings.max_calls}; raise it, or limit the agent's own loop"
             )
-        self._calls_started += 1
+        self._calls_refused += 1
+        if self._calls_refused <= _MAX_CALL_LIMIT_ERRORS:
+            raise self.call_limit_error
+        if self._calls_refused > 2 * _MAX_CALL_LIMIT_ERRORS:
+            # The workflow catches everything. Waiting lets the episode's deadline end it without using the processor.
+            await asyncio.Event().wait()
+        raise EpisodeStopped(str(self.call_limit_error))
 
     def _sampling(self, prompt: Prompt, max_tokens: int | None) -> SamplingParams:
         settings = self._settings
@@ -352,6 +365,9 @@ def as_message(parsed: ParsedAnswer) -> dict[str, Any]:
 
 
 _warned: set[str] = set()
+
+# How often a workflow may catch the error of the call limit, for example once in each of its agents.
+_MAX_CALL_LIMIT_ERRORS = 3
 
 
 def _warn_ignored(tool_choice: str | None, ignored: Mapping[str, Any]) -> None:

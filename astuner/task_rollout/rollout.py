@@ -11,6 +11,7 @@ from loguru import logger
 
 from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack
+from astuner.errors import CallLimitError
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.task_rollout.active_episodes import ActiveEpisodes
@@ -197,7 +198,16 @@ def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: StuckJ
 
 
 def report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
-    """Log a warning if episodes failed or were dropped, with the reasons."""
+    """Log how many episodes were cut, and a warning if episodes failed or were dropped, with the reasons."""
+    cut = sum(episode.status == "ok" and episode.error_kind == CallLimitError.kind for episode in episodes)
+    if cut:
+        logger.info(
+            "{} step {}: {} of {} episodes were cut at rollout.multi_turn.max_steps and judged with what they had",
+            request.split,
+            request.step,
+            cut,
+            len(episodes),
+        )
     unusable = [episode for episode in episodes if episode.status != "ok"]
     if not unusable:
         return

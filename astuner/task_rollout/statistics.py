@@ -112,6 +112,7 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "episodes/total": len(episodes),
         "episodes/ok": sum(episode.status == "ok" for episode in episodes),
         "episodes/failed": sum(episode.status == "failed" for episode in episodes),
+        "episodes/cut": sum(episode.status == "ok" and episode.error_kind is not None for episode in episodes),
         "episodes/dropped": sum(episode.status == "dropped" for episode in episodes),
         "episodes/calls": _mean([len(episode.calls) for episode in episodes]),
         "episodes/samples": _mean([len(episode.samples) for episode in episodes]),

@@ -10,12 +10,13 @@ from bdb import BdbQuit
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from astuner.clock import timestamp
 from astuner.context_tracker import MergeMode, build_samples, limit_samples
 from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.deadlines import deadline
-from astuner.errors import AgentMadness, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
+from astuner.errors import AgentMadness, CallLimitError, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
@@ -42,6 +43,8 @@ class TaskRunner:
         merge: how calls become samples.
         targets: the agents of the workflow that are trained.
         madness_reward: the reward of an episode with degenerate model output.
+        on_max_steps: what happens at a call beyond the limit: `judge` cuts the episode, which is judged with its last
+            answer; `fail` fails it.
         judge_inline: run the judge in the episode's thread, where breakpoints work as in the workflow.
     """
 
@@ -55,6 +58,7 @@ class TaskRunner:
     merge: MergeMode = "leaf"
     targets: Targets = field(default_factory=Targets)
     madness_reward: float = -1.0
+    on_max_steps: Literal["judge", "fail"] = "judge"
     judge_inline: bool = False
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
@@ -91,6 +95,8 @@ class TaskRunner:
             episode = replace(
                 episode,
                 status="ok",
+                error_kind=None if tuner.call_limit_error is None else CallLimitError.kind,
+                error=None if tuner.call_limit_error is None else f"cut: {tuner.call_limit_error}",
                 reward=mean_reward(output.reward),
                 agent_rewards=output.reward if isinstance(output.reward, Mapping) else {},
                 is_success=output.is_success,
@@ -105,6 +111,18 @@ class TaskRunner:
             output = await self._execute(workflow_task, tuner)
         except AgentMadness:
             output = WorkflowOutput()
+        except CallLimitError as error:
+            if self.on_max_steps == "fail":
+                raise
+            if self.judge is None and tuner.degenerate_output is None:
+                raise CallLimitError(
+                    f"{error}. The episode was cut and has no reward: set task_judge.judge_protocol, or catch "
+                    "astuner.errors.CallLimitError in the workflow and return a WorkflowOutput with a reward"
+                ) from error
+            output = WorkflowOutput(metadata={"final_answer": _last_answer(tuner.calls)})
+        else:
+            if tuner.call_limit_error is not None and self.on_max_steps == "fail":
+                raise tuner.call_limit_error
         if tuner.degenerate_output is not None:
             return replace(
                 output,
@@ -153,6 +171,8 @@ class TaskRunner:
         except BaseException as error:
             if isinstance(error, BdbQuit):  # quitting the debugger ends the run
                 raise KeyboardInterrupt from error
+            if tuner.call_limit_error is not None:
+                raise tuner.call_limit_error from error
             if timeout is not None and timeout.expired():
                 raise EpisodeTimeout(late()) from error
             if isinstance(error, EpisodeError):
@@ -199,6 +219,11 @@ def _checked_output(output: object) -> WorkflowOutput:
         raise WorkflowError(f"execute must return a WorkflowOutput, got {type(output).__name__}: {str(output)[:200]!r}")
     numbers = {name: checked_reward(value, f"log_metrics[{name!r}]") for name, value in output.log_metrics.items()}
     return replace(output, log_metrics=numbers)
+
+
+def _last_answer(calls: Sequence[LlmCall]) -> str:
+    """Return the text of the last answer of an episode that was cut."""
+    return str(calls[-1].messages[-1].get("content") or "") if calls and calls[-1].messages else ""
 
 
 def innermost_user_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
+from astuner.errors import CallLimitError, EpisodeStopped
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.schema import Episode, Task
@@ -80,6 +82,57 @@ class SwallowsErrors(Talk):
             return await super().execute(workflow_task, model_tuner)
         except Exception:
             return WorkflowOutput(reward=1.0)
+
+
+class Loops(Talk):
+    """Calls the model until it is stopped."""
+
+    async def turn(self, model_tuner: ModelTuner) -> None:
+        await model_tuner.chat([{"role": "user", "content": "again"}])
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        while True:
+            await self.turn(model_tuner)
+
+
+class LoopsInTasks(Loops):
+    async def turn(self, model_tuner: ModelTuner) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(super().turn(model_tuner))
+
+
+class LoopsAndRaisesItsOwn(Loops):
+    async def turn(self, model_tuner: ModelTuner) -> None:
+        try:
+            await super().turn(model_tuner)
+        except Exception as error:
+            raise RuntimeError("the agent gave up") from error
+
+
+class LoopsOverErrors(Loops):
+    async def turn(self, model_tuner: ModelTuner) -> None:
+        with contextlib.suppress(Exception):
+            await super().turn(model_tuner)
+
+
+class LoopsOverEverything(Loops):
+    async def turn(self, model_tuner: ModelTuner) -> None:
+        with contextlib.suppress(KeyboardInterrupt, Exception, EpisodeStopped):
+            await super().turn(model_tuner)
+
+
+class ReturnsWhatItHas(Loops):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        try:
+            return await super().execute(workflow_task, model_tuner)
+        except CallLimitError:
+            return WorkflowOutput(reward=0.25, metadata={"turns": len(model_tuner.calls)})
+
+
+class FinalAnswerJudge(BaseJudge):
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        return float(workflow_output.metadata == {"final_answer": "three"}), False
 
 
 def run(tokenizer: Any, workflow: type[Workflow], answer: str = "three<|im_end|>", **changes: Any) -> Episode:
@@ -153,3 +206,46 @@ def test_degenerate_output_has_its_own_reward(tokenizer: Any, workflow: type[Wor
     assert (episode.status, episode.reward, episode.is_success) == ("ok", -2.0, False)
     assert "repeats itself" in episode.metadata["madness"]
     assert episode.samples
+
+
+LOOPING = [Loops, LoopsInTasks, LoopsAndRaisesItsOwn, LoopsOverErrors, LoopsOverEverything]
+
+
+@pytest.mark.parametrize("workflow", LOOPING)
+def test_an_episode_past_max_steps_is_cut_and_judged(tokenizer: Any, workflow: type[Workflow]):
+    judge = FinalAnswerJudge(TaskJudgeConfig())
+    episode = run(tokenizer, workflow, judge=judge, settings={"max_calls": 3}, episode_timeout=1.0)
+    assert (episode.status, episode.error_kind, episode.reward, episode.is_success) == ("ok", "max_steps", 1.0, False)
+    assert "cut: the episode started LLM call 4, but rollout.multi_turn.max_steps is 3" in (episode.error or "")
+    assert len(episode.calls) == 3
+    assert sum(sum(sample.train_counts) for sample in episode.samples) == sum(
+        len(call.completion_ids) for call in episode.calls
+    )
+
+
+@pytest.mark.parametrize("workflow", [*LOOPING, ReturnsWhatItHas])
+def test_an_episode_past_max_steps_fails_if_that_is_configured(tokenizer: Any, workflow: type[Workflow]):
+    settings = {"max_calls": 2}
+    episode = run(tokenizer, workflow, settings=settings, on_max_steps="fail", episode_timeout=1.0)
+    assert (episode.status, episode.error_kind, episode.reward, len(episode.calls)) == ("failed", "max_steps", None, 2)
+
+
+def test_a_cut_episode_without_a_judge_says_what_to_do(tokenizer: Any):
+    episode = run(tokenizer, Loops, judge=None, settings={"max_calls": 2})
+    assert (episode.status, episode.error_kind) == ("failed", "max_steps")
+    assert "set task_judge.judge_protocol, or catch astuner.errors.CallLimitError" in (episode.error or "")
+
+
+def test_a_workflow_may_return_its_own_output_when_it_is_cut(tokenizer: Any):
+    episode = run(tokenizer, ReturnsWhatItHas, judge=None, settings={"max_calls": 2})
+    assert (episode.status, episode.error_kind, episode.reward) == ("ok", "max_steps", 0.25)
+    assert episode.metadata == {"turns": 2}
+    # A judge that needs more than the last answer fails as for any other output.
+    episode = run(tokenizer, Loops, settings={"max_calls": 2})
+    assert (episode.status, episode.error_kind) == ("failed", "judge")
+    assert "KeyError: 'said'" in (episode.error or "")
+
+
+def test_an_episode_within_the_limit_is_not_marked(tokenizer: Any):
+    episode = run(tokenizer, Talk, settings={"max_calls": 1})
+    assert (episode.status, episode.error_kind, episode.error) == ("ok", None, None)

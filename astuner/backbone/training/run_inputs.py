@@ -64,6 +64,7 @@ class RunInputs:
             targets=_targets(config),
             merge="none" if config.update.pack == "none" else "leaf",
             madness_reward=config.rollout.agent_madness_reward,
+            on_max_steps=config.rollout.multi_turn.on_max_steps,
             judge_inline=runs_inline(config),
         )
         is_debug = config.backbone == "debug"
