@@ -126,11 +126,13 @@ def _load(
     conf: Path, overrides: tuple[str, ...], backbone: str | None, exp_dir: str, services: tuple[str, ...]
 ) -> Launcher:
     """Load the configuration; re-execute the command in the backbone's environment if necessary."""
-    from astuner.config.loading import load_config
+    from astuner.config.backbone_choice import check_gpus
+    from astuner.config.loading import load_config, resolve_names
     from astuner.environments.reexec import enter_environment
 
     loaded = load_config(conf, overrides, backbone)
-    enter_environment(loaded.config.astuner.backbone)
+    check_gpus(resolve_names(loaded.config, loaded.path).astuner, services)
+    enter_environment(loaded.backbone)
     from astuner.launcher.launch import Launcher
 
     return Launcher.from_loaded(loaded, exp_dir, services)
@@ -180,12 +182,12 @@ def install_environment(
     An environment that is up to date is left unchanged; `astuner doctor` shows its state. Afterwards `astuner --conf
     FILE --backbone=BACKBONE` runs there automatically.
     """
+    from astuner.config.backbone_choice import installed_gpus
     from astuner.environments.env_specs import env_spec_for
-    from astuner.environments.inspection import has_nvidia_gpu
     from astuner.environments.install import InstallRequest, install
     from astuner.environments.source import running_source
 
-    spec = env_spec_for(backbone, device or ("cuda" if has_nvidia_gpu() else "cpu"), vllm=vllm)
+    spec = env_spec_for(backbone, device or ("cuda" if installed_gpus() else "cpu"), vllm=vllm)
     if device is None:
         click.echo(f"detected device: {spec.device} (to choose, pass --cpu or --cuda)")
     if not spec.tested:

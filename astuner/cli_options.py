@@ -12,7 +12,9 @@ from astuner.debugging.breakpoints import enable_tags
 CONF = click.option(
     "--conf", required=True, type=click.Path(path_type=Path), metavar="FILE", help="YAML file with the configuration."
 )
-BACKBONE = click.option("--backbone", metavar="NAME", help="Override astuner.backbone: debug, local, verl or trinity.")
+BACKBONE = click.option(
+    "--backbone", metavar="NAME", help="Override astuner.backbone: auto, debug, local, verl or trinity."
+)
 EXP_DIR = click.option(
     "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Folder of the run records."
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from astuner.clock import timestamp
+from astuner.config.backbone_choice import check_gpus, choose_backbone
 from astuner.config.loading import check_config, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
 from astuner.config.to_yaml import to_yaml
@@ -55,7 +56,7 @@ class AstunerJob:
         algorithm: str = "grpo",
         model: str | Path = "",
         *,
-        backbone: str = "local",
+        backbone: str = "auto",
         project_name: str = "astuner",
         experiment_name: str = "job",
         **settings: Any,
@@ -63,10 +64,10 @@ class AstunerJob:
         """Create a job.
 
         Args:
-            n_gpu: GPUs per machine, for backbones that use a cluster.
+            n_gpu: GPUs per machine; with two or more, `auto` is trinity.
             algorithm: value of `trainer_common.algorithm.adv_estimator`.
             model: local folder or Hugging Face name.
-            backbone: debug, local, trinity or verl.
+            backbone: auto, debug, local, trinity or verl; auto is trinity with two or more GPUs, and local otherwise.
             project_name: name of the project.
             experiment_name: name of the run and of its record.
             settings: other keys, with dots written as double underscores: `trainer_common__optim__lr=1e-5`.
@@ -177,20 +178,25 @@ class AstunerJob:
             services: names of the services to start before the run and stop after it, as `--with-NAME` does.
 
         Raises:
+            ConfigError: the machine has fewer GPUs than `n_gpu`.
             InstallError: the backbone needs another environment.
             AstunerError: any other error of the configuration or the run.
         """
         from astuner.environments.reexec import require_environment
 
-        require_environment(self._config.astuner.backbone)
+        choice = choose_backbone(self._config)
+        config = resolve_names(self._config, self._path, exp_dir)
+        check_gpus(config.astuner, services)
+        require_environment(choice)
         from astuner.launcher.launch import Launcher
         from astuner.launcher.services import Services
 
         notices = dict.fromkeys((*self._notices, *check_config(self._config)))
-        config = resolve_names(self._config, self._path, exp_dir)
         config_dir = self._path.absolute().parent
         created = Services.from_names(services, config, config_dir, Path(exp_dir))
-        summary = Launcher(config, config_dir, timestamp(), tuple(notices), created).train()
+        summary = Launcher(
+            config, config_dir, timestamp(), tuple(notices), created, backbone_reason=choice.reason
+        ).train()
         assert summary.model is not None
         return TunedModel(Path(summary.model), summary, Path(config.astuner.experiment_dir))
 

@@ -9,6 +9,8 @@ os.environ["TINKER_TELEMETRY"] = "0"  # a client that outlives its server compla
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tiny models gain nothing from a second thread, and slow down if other processes compute at the same time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `backbone: auto` is local in the tests, also on a machine with several GPUs.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
 # A command would re-execute itself in the developer's environment of the backbone, and end the tests.
 os.environ["ASTUNER_ENVIRONMENTS"] = os.devnull
 
@@ -16,7 +18,7 @@ import importlib.util
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for item in items:
                 if item.get_closest_marker(marker) is not None:
                     item.add_marker(skip)
+
+
+@pytest.fixture
+def install_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Return a function that puts an `nvidia-smi` on the PATH that lists a number of GPUs."""
+
+    def install(number: int) -> None:
+        tool = tmp_path / "driver" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        lines = [f"GPU {index}: NVIDIA H100 (UUID: GPU-{index})" for index in range(number)]
+        tool.write_text("\n".join(["#!/bin/sh", "cat <<END", *lines, "END"]) + "\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return install
 
 
 @pytest.fixture(autouse=True)

@@ -69,6 +69,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
     run = config.astuner
     yield from _missing(run)
     yield from _wrong_for_algorithm(config)
+    yield from _devices(run)
     if run.trainer_common.algorithm.adv_estimator != "sft":  # sft does no rollouts
         yield from _lengths(run)
         yield from _batches(run)
@@ -112,6 +113,18 @@ def _wrong_for_algorithm(config: RunConfig) -> Iterator[Problem]:
                 dotted(path),
                 "astuner.trainer_common.algorithm.adv_estimator",
             )
+
+
+def _devices(run: AstunerConfig) -> Iterator[Problem]:
+    common = run.trainer_common
+    gpus = (common.n_gpus_per_node or 1) * common.nnodes
+    if run.backbone == "local" and gpus > 1:
+        yield _problem(
+            f"astuner.trainer_common.n_gpus_per_node (n_gpu of AstunerJob) × nnodes is {gpus}, and --backbone=local "
+            "trains on one device; remove both keys, or use --backbone=trinity or --backbone=verl",
+            "astuner.trainer_common.n_gpus_per_node" if common.nnodes == 1 else "astuner.trainer_common.nnodes",
+            "astuner.trainer_common.n_gpus_per_node",
+        )
 
 
 def _lengths(run: AstunerConfig) -> Iterator[Problem]:

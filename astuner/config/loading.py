@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from astuner.config.aliases import WITHOUT_EFFECT, canonical_values
+from astuner.config.backbone_choice import BackboneChoice, choose_backbone, with_backbone
 from astuner.config.checks import (
     ignored_keys,
     inconsistencies,
@@ -30,13 +31,15 @@ class LoadedConfig:
     """A checked configuration with its notices.
 
     Attributes:
-        config: every value; names such as `read_yaml_name` are not resolved (see `resolve_names`).
+        config: every value; `backbone: auto` and names such as `read_yaml_name` are not resolved (see `resolve_names`).
+        backbone: the backbone that runs it.
         path: the YAML file.
         notices: one line each, without duplicates: aliases, keys without effect, keys of another backbone.
         origins: where the user set each key (`file:line`, `command line`), for checks of the backbone.
     """
 
     config: RunConfig
+    backbone: BackboneChoice
     path: Path
     notices: tuple[str, ...]
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
@@ -68,14 +71,16 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
     config, invalid = validate(composed.tree, origins)
     problems = [*composed.problems, *invalid]
     broken = broken_keys(problems)
+    choice = choose_backbone(config)
+    resolved = with_backbone(config, choice.name)
     # Contradictions between keys cannot be judged while one of the keys is invalid.
-    conflicts = [problem for problem in inconsistencies(config) if broken.isdisjoint(problem.keys)]
-    for problem in (*unsupported_values(config), *conflicts):
+    conflicts = [problem for problem in inconsistencies(resolved) if broken.isdisjoint(problem.keys)]
+    for problem in (*unsupported_values(resolved), *conflicts):
         where = next((origins[key] for key in problem.keys if key in origins), shown(path))
         problems.append(Problem(problem.text, where, problem.keys))
     raise_problems(problems)
-    notices = (*composed.notices, *renamed, *without_effect, *_notices(config))
-    return LoadedConfig(config, path, tuple(dict.fromkeys(notices)), origins)
+    notices = (*composed.notices, *renamed, *without_effect, *_notices(resolved))
+    return LoadedConfig(config, choice, path, tuple(dict.fromkeys(notices)), origins)
 
 
 def check_config(config: RunConfig) -> tuple[str, ...]:
@@ -84,6 +89,7 @@ def check_config(config: RunConfig) -> tuple[str, ...]:
     Raises:
         ConfigError: a value is missing, contradicts another value, or is not supported by the backbone.
     """
+    config = with_backbone(config, choose_backbone(config).name)
     raise_problems([*unsupported_values(config), *inconsistencies(config)])
     return _notices(config)
 
@@ -113,7 +119,9 @@ def with_values(config: RunConfig, values: Mapping[str, object]) -> RunConfig:
 
 
 def resolve_names(config: RunConfig, path: Path, exp_dir: Path | str = "launcher_record") -> RunConfig:
-    """Return a copy of `config` with the names that depend on the YAML file and the working directory.
+    """Return a copy of `config` with what depends on the YAML file, the working directory and the machine.
+
+    These are the names of the run and its record, and the backbone that `auto` stands for.
 
     Args:
         config: as loaded.
@@ -123,7 +131,8 @@ def resolve_names(config: RunConfig, path: Path, exp_dir: Path | str = "launcher
     run = config.astuner
     name = path.stem if run.experiment_name == "read_yaml_name" else run.experiment_name
     folder = str(Path(exp_dir) / name) if run.experiment_dir == "auto" else run.experiment_dir
-    resolved = run.model_copy(update={"experiment_name": name, "experiment_dir": folder})
+    update = {"experiment_name": name, "experiment_dir": folder, "backbone": choose_backbone(config).name}
+    resolved = run.model_copy(update=update)
     return config.model_copy(update={"astuner": resolved})
 
 

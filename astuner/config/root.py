@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
@@ -49,8 +49,8 @@ class AstunerConfig(Section):
         resume="any",
     )
     """Folder of the run record; auto is {exp-dir}/{experiment_name}."""
-    backbone: BackboneName = key("local", trainers="selects this backbone", resume="same")
-    """debug, local, trinity or verl; --backbone overrides it."""
+    backbone: Literal["auto"] | BackboneName = key("auto", trainers="selects this backbone", resume="same")
+    """debug, local, trinity, verl, or auto: trinity with two or more GPUs, else local. --backbone overrides it."""
     model: ModelConfig = ModelConfig()
     """The model to train."""
     data: DataConfig = key(DataConfig(), resume="same")

@@ -13,6 +13,8 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
+from astuner.config.backbone_choice import choose_backbone, installed_gpus
+from astuner.config.root import RunConfig
 from astuner.environments.env_dir import FOLDER_VARIABLE, EnvDir, InstallManifest, environments_folder
 from astuner.environments.env_specs import (
     BACKBONES,
@@ -22,7 +24,7 @@ from astuner.environments.env_specs import (
     env_spec_named,
     env_specs_of,
 )
-from astuner.environments.inspection import Inspection, has_nvidia_gpu, inspect, unmet
+from astuner.environments.inspection import Inspection, inspect, unmet
 from astuner.environments.reexec import missing_packages
 from astuner.environments.source import astuner_requirements, running_source
 from astuner.errors import InstallError
@@ -73,6 +75,7 @@ class EnvReport:
         python: the environment's Python version.
         versions: versions of the most important packages, by name.
         findings: problems and notes.
+        auto: the backbone that `auto` stands for on this machine, and why; only in the report about the machine.
     """
 
     backbone: str
@@ -81,11 +84,12 @@ class EnvReport:
     python: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    auto: str | None = None
 
 
 def examine() -> list[EnvReport]:
     """Return one report per backbone and one for the machine. Nothing is changed, and no network is needed."""
-    gpu = has_nvidia_gpu()
+    gpu = installed_gpus() > 0
     current = inspect(sys.executable, [f"{name}?" for name in TORCH_EXTENSIONS], isolated=False)
     reports = [_report(name, current, _current_findings(current, gpu=gpu)) for name in ("debug", "local")]
     for name in BACKBONES:
@@ -95,7 +99,7 @@ def examine() -> list[EnvReport]:
             reports.append(_report(name, current, _common_findings(current)))
     machine = tuple(_machine_findings())
     state: Literal["broken", "ready"] = "broken" if any(finding.broken for finding in machine) else "ready"
-    return [*reports, EnvReport("machine", state, findings=machine)]
+    return [*reports, EnvReport("machine", state, findings=machine, auto=str(choose_backbone(RunConfig())))]
 
 
 def print_reports(console: Console, reports: Sequence[EnvReport]) -> None:
@@ -104,6 +108,8 @@ def print_reports(console: Console, reports: Sequence[EnvReport]) -> None:
         python = f", Python {report.python}" if report.python else ""
         line = f"{report.backbone:<8} [{_STYLES[report.state]}]{report.state}[/]  {escape(report.folder or '')}{python}"
         console.print(line.rstrip(), soft_wrap=True)
+        if report.auto:
+            console.print(f"         backbone of a run without n_gpus_per_node: {report.auto}", soft_wrap=True)
         if report.versions:
             versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
             console.print(f"         {escape(versions)}", style="dim", soft_wrap=True)

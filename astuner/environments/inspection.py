@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -140,16 +139,3 @@ def inspect(python: Path | str, imports: Iterable[str] = (), *, isolated: bool =
     for key in ("installed", "requires"):
         result[key] = {canonicalize_name(name): value for name, value in result[key].items()}
     return Inspection(**result)
-
-
-def has_nvidia_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU with a working driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is not None:
-        try:
-            gpus = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return gpus.returncode == 0 and "GPU" in gpus.stdout
-    devices = Path("/proc/driver/nvidia/gpus")
-    return devices.is_dir() and any(devices.iterdir())

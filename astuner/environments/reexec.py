@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from astuner.config.backbone_choice import BackboneChoice
 from astuner.environments.env_dir import EnvDir
 from astuner.environments.env_specs import env_spec_named, env_specs_of
 from astuner.environments.inspection import unmet, version_here
@@ -23,8 +24,8 @@ def missing_packages(backbone: str) -> list[str]:
     return min((unmet(spec.runtime_requirements, version_here) for spec in env_specs_of(backbone)), key=len, default=[])
 
 
-def enter_environment(backbone: str) -> None:
-    """Re-execute the command in the backbone's environment.
+def enter_environment(choice: BackboneChoice) -> None:
+    """Re-execute the command in the environment of the chosen backbone.
 
     Command line, working directory, environment variables and process id stay the same. If this environment already
     has all that the backbone needs, the function returns without re-executing.
@@ -32,15 +33,15 @@ def enter_environment(backbone: str) -> None:
     Raises:
         InstallError: the environment is not installed, is broken, or has another astuner.
     """
-    missing = missing_packages(backbone)
+    missing = missing_packages(choice.name)
     if not missing:
         return
-    env_dir = EnvDir.of(backbone)
-    _check_usable(env_dir, missing)
+    env_dir = EnvDir.of(choice.name)
+    _check_usable(env_dir, missing, choice)
     env_dir.lock_for_run()
     if os.environ.get(_ENTERED) == str(env_dir.folder):
         raise InstallError(
-            f"the environment of {backbone} in {env_dir.folder} lacks {', '.join(missing)}; "
+            f"the environment of {choice.name} in {env_dir.folder} lacks {', '.join(missing)}; "
             f"run: {env_dir.install_command(fresh=True)}"
         )
     # As after activation, for programs that are started by name, such as ray.
@@ -53,24 +54,24 @@ def enter_environment(backbone: str) -> None:
     os.execv(env_dir.python, [str(env_dir.python), "-P", "-m", "astuner", *sys.argv[1:]])
 
 
-def require_environment(backbone: str) -> None:
-    """Check that the backbone can run in this environment, for callers that cannot re-execute.
+def require_environment(choice: BackboneChoice) -> None:
+    """Check that the chosen backbone can run in this environment, for callers that cannot re-execute.
 
     Raises:
         InstallError: packages of the backbone are missing.
     """
-    missing = missing_packages(backbone)
+    missing = missing_packages(choice.name)
     if missing:
-        env_dir = EnvDir.of(backbone)
+        env_dir = EnvDir.of(choice.name)
         install = "" if env_dir.manifest() else f"run `{env_dir.install_command()}`, then "
         raise InstallError(
-            f"backbone {backbone!r} needs {', '.join(missing)}. A Python program cannot switch to another environment: "
-            f"{install}run your program with {env_dir.python}, or save the job with dump_job_as_yaml and run "
-            "`astuner --conf FILE`, which switches automatically"
+            f"backbone {choice.name!r} needs {', '.join(missing)}. A Python program cannot switch to another "
+            f"environment: {install}run your program with {env_dir.python}, or save the job with dump_job_as_yaml and "
+            f"run `astuner --conf FILE`, which switches automatically{_alternative(choice)}"
         )
 
 
-def _check_usable(env_dir: EnvDir, missing: list[str]) -> None:
+def _check_usable(env_dir: EnvDir, missing: list[str], choice: BackboneChoice) -> None:
     """Check that the environment is complete and has the running astuner; warn if its lock file is outdated.
 
     Raises:
@@ -82,8 +83,8 @@ def _check_usable(env_dir: EnvDir, missing: list[str]) -> None:
             env_dir.lock_for_run()  # raises
         state = "whose installation was interrupted" if env_dir.is_incomplete() else "which is not installed"
         raise InstallError(
-            f"backbone {env_dir.backbone!r} runs in a separate environment, {state}; run: {env_dir.install_command()}\n"
-            f"  (the current environment, {sys.prefix}, lacks {', '.join(missing)})"
+            f"backbone {env_dir.backbone!r} runs in a separate environment, {state}; run: {env_dir.install_command()}"
+            f"{_alternative(choice)}\n  (the current environment, {sys.prefix}, lacks {', '.join(missing)})"
         )
     if not env_dir.python.exists():
         raise InstallError(
@@ -107,3 +108,10 @@ def _check_usable(env_dir: EnvDir, missing: list[str]) -> None:
             f"to update it, run: {env_dir.install_command()}",
             err=True,
         )
+
+
+def _alternative(choice: BackboneChoice) -> str:
+    """Return why the backbone was chosen and how to choose another one; "" if the configuration names it."""
+    return (
+        f"\n  (backbone auto is {choice.name}, because {choice.reason}; {choice.alternative})" if choice.reason else ""
+    )

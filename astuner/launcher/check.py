@@ -49,7 +49,7 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
         backbone.preflight(
             PreflightContext(launcher.config, run_inputs, folder, launcher.origins, launcher.services.ray)
         )
-        _print_inputs(console, config, run_inputs)
+        _print_inputs(console, launcher, run_inputs)
         _print_size(console, config, run_inputs)
         _print_memory(console, config, backbone.estimate(config, run_inputs.model_path))
         if dry_run:
@@ -61,9 +61,11 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
         console.print("[green]OK[/]: this configuration can run")
 
 
-def _print_inputs(console: Console, config: AstunerConfig, run_inputs: RunInputs) -> None:
-    tasks = run_inputs.tasks
-    console.print(f"backbone   {config.backbone}, {config.trainer_common.algorithm.adv_estimator}")
+def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -> None:
+    config, tasks = launcher.config.astuner, run_inputs.tasks
+    auto = f" (auto: {launcher.backbone_reason})" if launcher.backbone_reason else ""
+    algorithm = config.trainer_common.algorithm.adv_estimator
+    console.print(f"backbone   {config.backbone}{auto}, {algorithm}", soft_wrap=True)
     console.print(
         f"model      {escape(run_inputs.model_path)} (vocabulary of {len(run_inputs.tokenizer)}, "
         f"renderer {run_inputs.codec.renderer_name})",

@@ -76,6 +76,7 @@ class Launcher:
         notices: warnings about the configuration.
         services: services that run during the run.
         origins: where the user set each key, for the messages of backbones.
+        backbone_reason: why `backbone: auto` stands for the backbone; "" if the configuration names it.
     """
 
     config: RunConfig
@@ -84,6 +85,7 @@ class Launcher:
     notices: tuple[str, ...] = ()
     services: Services = field(default_factory=Services)
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
+    backbone_reason: str = ""
 
     @staticmethod
     def from_loaded(loaded: LoadedConfig, exp_dir: str = DEFAULT_EXP_DIR, services: Sequence[str] = ()) -> Launcher:
@@ -97,13 +99,20 @@ class Launcher:
         config_dir = loaded.path.absolute().parent
         created = Services.from_names(services, config, config_dir, Path(exp_dir))
         age = max(time.time() - psutil.Process().create_time(), 0.0)
-        return Launcher(config, config_dir, timestamp() - age, loaded.notices, created, loaded.origins)
+        return Launcher(
+            config, config_dir, timestamp() - age, loaded.notices, created, loaded.origins, loaded.backbone.reason
+        )
 
     def log_notices(self) -> None:
         """Log the notices to the console."""
         log_to_console(make_console())
+        self._log_backbone(logger.info)
         for notice in self.notices:
             logger.warning("{}", notice)
+
+    def _log_backbone(self, log: Callable[..., None]) -> None:
+        if self.backbone_reason:
+            log("backbone auto is {}: {}", self.config.astuner.backbone, self.backbone_reason)
 
     def train(self) -> RunSummary:
         """Train the model with the configured backbone, and return the summary of the run."""
@@ -264,6 +273,7 @@ class Launcher:
     def _log_notices_to_file(self, run_inputs: RunInputs) -> None:
         """Log to run.log what went to the console before the record was open."""
         to_file = logger.bind(**FILE_ONLY)
+        self._log_backbone(to_file.info)
         for notice in self.notices:
             to_file.warning("{}", notice)
         if run_inputs.tasks.skipped_rows:

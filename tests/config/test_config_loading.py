@@ -220,9 +220,10 @@ def test_names_that_were_given_stay(write: Write, minimal: str) -> None:
 
 
 def test_a_configuration_made_in_python_is_checked_alike() -> None:
-    run = {"model": {"path": "m"}, "rollout": {"agentscope_workflow": "a->B"}, "trainer_common": {"nnodes": 2}}
+    run = {"model": {"path": "m"}, "rollout": {"agentscope_workflow": "a->B"}}
+    run["trainer_common"] = {"ray_address": "auto"}
     assert check_config(RunConfig.model_validate({"astuner": run})) == (
-        "not used by local: astuner.trainer_common.nnodes",
+        "not used by local: astuner.trainer_common.ray_address",
     )
     with pytest.raises(ConfigError, match="the model to train is missing"):
         check_config(RunConfig())

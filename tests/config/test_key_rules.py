@@ -110,9 +110,9 @@ def test_the_error_has_the_place_where_the_key_was_set(write: Write, minimal: st
 
 
 def test_one_notice_lists_all_ignored_keys(write: Write, minimal: str) -> None:
-    text = minimal + "  trainer_common: {nnodes: 2, n_gpus_per_node: 8}\nverl: {a: 1}\n"
+    text = minimal + "  trainer_common: {n_gpus_per_node: 1, ray_address: auto}\nverl: {a: 1}\n"
     loaded = load_config(write(text), ["astuner.rollout.tensor_model_parallel_size=2"])
     assert loaded.notices == (
-        "not used by local: astuner.rollout.tensor_model_parallel_size, astuner.trainer_common.nnodes, "
-        "astuner.trainer_common.n_gpus_per_node, verl",
+        "not used by local: astuner.rollout.tensor_model_parallel_size, astuner.trainer_common.n_gpus_per_node, "
+        "astuner.trainer_common.ray_address, verl",
     )

@@ -100,7 +100,13 @@ def test_a_lock_file_that_changed(request_for: RequestFor, tmp_path: Path, monke
     assert report("verl").state == "ready"
 
 
-def test_builds_of_pytorch(request_for: RequestFor, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_builds_of_pytorch(
+    request_for: RequestFor,
+    index: Index,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    install_gpus: Callable[[int], None],
+):
     index.add("torch", "2.13.0", {"torch/__init__.py": "", "torch/version.py": "cuda = None\n"})
     spec = use_spec(small_spec(tmp_path, "torch==2.13.0"), monkeypatch)
     install(request_for(spec=spec), print)
@@ -110,7 +116,7 @@ def test_builds_of_pytorch(request_for: RequestFor, index: Index, tmp_path: Path
     assert fix.startswith("astuner install verl --cpu --fresh")
     assert broken
     (packages() / "torch" / "version.py").write_text("cuda = None\n")
-    monkeypatch.setattr(doctor, "has_nvidia_gpu", lambda: True)
+    install_gpus(1)
     assert (
         "the environment is for the CPU, but this machine has a GPU",
         "astuner install verl --cuda",
@@ -154,6 +160,12 @@ def test_the_machine(spec: EnvSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "x" * 60)
     assert ("export RAY_TMPDIR=/tmp", False) in [(fix, broken) for _, fix, broken in problems("machine")]
     assert report("machine").state == "ready"
+
+
+def test_the_machine_says_which_backbone_auto_is(install_gpus: Callable[[int], None]):
+    assert report("machine").auto == "local (auto: this machine has no GPU)"
+    install_gpus(4)
+    assert report("machine").auto == "trinity (auto: this machine has 4 GPUs)"
 
 
 @pytest.mark.parametrize("spec", ENV_SPECS, ids=lambda spec: spec.name)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from astuner.config.backbone_choice import BackboneChoice
 from astuner.environments import reexec, source
 from astuner.environments.env_dir import EnvDir
 from astuner.environments.env_specs import EnvSpec
@@ -112,7 +113,7 @@ def test_an_environment_that_meets_the_requirements_is_used(
     index.add("backend", "1.0", {})
     monkeypatch.syspath_prepend(str(next(index.folder.glob("backend-1.0*"))))  # a wheel can be imported from
     assert missing_packages("verl") == []
-    enter_environment("verl")
+    enter_environment(BackboneChoice("verl"))
 
 
 @pytest.fixture
@@ -131,16 +132,16 @@ def test_a_missing_environment_is_reported_with_its_command(small_verl: EnvSpec,
     with pytest.raises(
         InstallError, match=r"environment, which is not installed; run: astuner install verl\n.*lacks back"
     ):
-        enter_environment("verl")
+        enter_environment(BackboneChoice("verl"))
     EnvDir.of("verl").mark_incomplete()
     with pytest.raises(
         InstallError, match="environment, whose installation was interrupted; run: astuner install verl"
     ):
-        enter_environment("verl")
+        enter_environment(BackboneChoice("verl"))
     with EnvDir.of("verl").locked_for_install(), pytest.raises(InstallError, match="is being installed; wait"):
-        enter_environment("verl")
-    enter_environment("debug")
-    enter_environment("local")
+        enter_environment(BackboneChoice("verl"))
+    enter_environment(BackboneChoice("debug"))
+    enter_environment(BackboneChoice("local"))
 
 
 def test_broken_environments_are_not_entered(
@@ -150,16 +151,16 @@ def test_broken_environments_are_not_entered(
     folder = EnvDir.of("verl").folder
     monkeypatch.setenv("ASTUNER_ENTERED_ENVIRONMENT", str(folder))
     with pytest.raises(InstallError, match=r"lacks backend==1\.0 .*; run: astuner install verl --cpu --fresh"):
-        enter_environment("verl")
+        enter_environment(BackboneChoice("verl"))
     monkeypatch.setattr(reexec, "running_source", lambda: Source("/another", True, "0.0.1"))
     with pytest.raises(InstallError, match=r"has astuner 0\.0\.1 from astuner==0\.0\.1, but this is .* from /another"):
-        enter_environment("verl")
+        enter_environment(BackboneChoice("verl"))
     monkeypatch.setenv("PYTHONPATH", "/another")  # which the environment's interpreter inherits
     with pytest.raises(InstallError, match="lacks backend"):
-        enter_environment("verl")
+        enter_environment(BackboneChoice("verl"))
     (folder / "bin" / "python").unlink()
     with pytest.raises(InstallError, match=r"has lost its interpreter .*; run: astuner install verl --cpu --fresh"):
-        enter_environment("verl")
+        enter_environment(BackboneChoice("verl"))
 
 
 def test_a_job_in_python_cannot_switch_environments(small_verl: EnvSpec, request_for: RequestFor):

@@ -1,0 +1,129 @@
+"""The backbone that `astuner.backbone: auto` stands for on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from astuner.config.checks import unsupported_values
+from astuner.config.keys import dotted, value_at
+from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.section import BackboneName
+from astuner.errors import ConfigError
+
+MIN_GPUS_OF_TRINITY = 2
+"""Engines and trainer need at least one GPU each."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackboneChoice:
+    """The backbone of a run.
+
+    Attributes:
+        name: the configured backbone, or the one that `auto` stands for.
+        reason: why `auto` stands for it; "" if the configuration names the backbone.
+        alternative: how to train in the environment of the core instead; "" if the choice is not `auto`.
+    """
+
+    name: BackboneName
+    reason: str = ""
+    alternative: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} (auto: {self.reason})" if self.reason else self.name
+
+
+def choose_backbone(config: RunConfig) -> BackboneChoice:
+    """Return the backbone of a run; for `auto`, trinity if it has two or more GPUs and supports the run, else local."""
+    run = config.astuner
+    if run.backbone != "auto":
+        return BackboneChoice(run.backbone)
+    gpus, reason = _gpus_of_run(run)
+    if gpus < MIN_GPUS_OF_TRINITY:
+        return BackboneChoice("local", reason)
+    on_local = {problem.keys for problem in unsupported_values(with_backbone(config, "local"))}
+    for problem in unsupported_values(with_backbone(config, "trinity")):
+        if problem.keys not in on_local:
+            key = problem.keys[0]
+            return BackboneChoice("local", f"trinity does not support {dotted(key)}: {value_at(config, key)}")
+    asked = run.trainer_common.n_gpus_per_node is not None or run.trainer_common.nnodes > 1
+    change = " astuner.trainer_common.n_gpus_per_node=1 astuner.trainer_common.nnodes=1" if asked else ""
+    return BackboneChoice("trinity", reason, f"to train on one device without it, use --backbone=local{change}")
+
+
+def with_backbone(config: RunConfig, backbone: BackboneName) -> RunConfig:
+    """Return a copy of `config` with another backbone."""
+    return config.model_copy(update={"astuner": config.astuner.model_copy(update={"backbone": backbone})})
+
+
+def check_gpus(run: AstunerConfig, services: Collection[str] = ()) -> None:
+    """Check that this machine has the GPUs that a trinity run asks for, unless the run joins a cluster.
+
+    The backbones check everything else about GPUs. This check needs no package of Trinity's, so that nobody installs
+    its environment for a run that is impossible.
+
+    Args:
+        run: the configuration, with the backbone chosen.
+        services: names of the services that are started with the run.
+
+    Raises:
+        ConfigError: the machine has fewer GPUs.
+    """
+    asked, here = run.trainer_common.n_gpus_per_node or 1, visible_gpus()
+    joins_cluster = run.trainer_common.ray_address is not None or "ray-cluster" in services
+    if run.backbone != "trinity" or joins_cluster or asked <= max(here, 1):
+        return
+    use = f"write {here} or less" if here >= MIN_GPUS_OF_TRINITY else "use --backbone=local and remove the key"
+    raise ConfigError(
+        f"astuner.trainer_common.n_gpus_per_node (n_gpu of AstunerJob) is {asked}, and this machine has "
+        f"{_counted(here)}; {use}, or set astuner.trainer_common.ray_address to join a Ray cluster that has them"
+    )
+
+
+def visible_gpus() -> int:
+    """Return the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES shows to this process; PyTorch is not imported."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return installed_gpus()
+    # As CUDA does: the list ends at the first entry that is not a device.
+    names = [name.strip() for name in shown.split(",")]
+    valid = 0
+    for name in names:
+        if not name or name.startswith("-"):
+            break
+        valid += 1
+    return min(valid, installed_gpus())
+
+
+def installed_gpus() -> int:
+    """Return the number of NVIDIA GPUs of this machine with a working driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        try:
+            listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+        return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+    devices = Path("/proc/driver/nvidia/gpus")
+    return len(list(devices.iterdir())) if devices.is_dir() else 0
+
+
+def _gpus_of_run(run: AstunerConfig) -> tuple[int, str]:
+    """Return the number of GPUs that a run asks for, or that it would find; and a sentence about them."""
+    common = run.trainer_common
+    if common.n_gpus_per_node is not None or common.nnodes > 1:
+        per_node = common.n_gpus_per_node or max(visible_gpus(), 1)
+        asked = per_node * common.nnodes
+        return asked, f"n_gpus_per_node × nnodes asks for {_counted(asked)}"
+    if common.device == "cpu":
+        return 0, "trainer_common.device is cpu"
+    here = visible_gpus()
+    return here, f"this machine has {_counted(here)}"
+
+
+def _counted(gpus: int) -> str:
+    return "no GPU" if gpus == 0 else "1 GPU" if gpus == 1 else f"{gpus} GPUs"
