@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
+from astuner.llm_engine.context_length import context_length
 from astuner.model_tuner import load_tokenizer
 from astuner.tinker_server.errors import TinkerRequestError
 
@@ -42,8 +43,7 @@ class BaseLanguageModel:
         self.dtype = compute_dtype(dtype, self.device)
         self.tokenizer = load_tokenizer(folder)
         self._model = load_causal_lm(folder, self.dtype).to(self.device).eval().requires_grad_(False)
-        text_config = self._model.config.get_text_config()
-        self.max_length = int(getattr(text_config, "max_position_embeddings", None) or _DEFAULT_MAX_LENGTH)
+        self.max_length = context_length(self._model.config) or _DEFAULT_MAX_LENGTH
         self.vocab_size = int(self._model.get_input_embeddings().weight.shape[0])
         self.architecture = str(self._model.config.model_type)
         eos = self._model.generation_config.eos_token_id

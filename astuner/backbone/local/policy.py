@@ -21,6 +21,7 @@ from astuner.config.rollout import ModelConfig
 from astuner.context_tracker import Packing
 from astuner.errors import BackboneError
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
+from astuner.llm_engine.context_length import context_length
 from astuner.model_tuner import ChatCodec
 
 
@@ -61,7 +62,7 @@ class Policy:
     @property
     def max_length(self) -> int:
         """Maximum sequence length of the model in tokens."""
-        return int(getattr(self.model.config, "max_position_embeddings", None) or 1_000_000)
+        return context_length(self.model.config) or 1_000_000
 
     @cached_property
     def pack_costs(self) -> PackCosts | None:

@@ -16,6 +16,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
+from astuner.llm_engine.context_length import check_context_length
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import load_class, load_function, raised_at
@@ -123,6 +124,7 @@ def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None =
     supervised = config.trainer_common.algorithm.adv_estimator == "sft"
     tasks = read_tasks(config.task_reader, base_dir=config_dir, search=search, transcripts=supervised)
     path = model_path(model, "--model", search) if model else model_path(config.model.path, "model.path", search)
+    check_context_length(path, config.rollout.max_model_len)
     tokenizer = load_tokenizer(path)
     codec = ChatCodec(tokenizer, config.model.renderer)
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search)

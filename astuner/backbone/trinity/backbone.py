@@ -28,6 +28,7 @@ from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, Tr
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.llm_engine.causal_lm import choose_device
+from astuner.llm_engine.context_length import context_length
 from astuner.localhost import ADDRESS
 from astuner.ray_cluster.connection import check_ray_reachable
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
@@ -228,7 +229,6 @@ def _run_facts(
     config, tasks = preflight_context.config.astuner, preflight_context.run_inputs.tasks
     common = config.trainer_common
     model = _resolved_model_path(preflight_context.run_inputs.model_path)
-    positions = getattr(AutoConfig.from_pretrained(model).get_text_config(), "max_position_embeddings", None)
     max_model_len = config.rollout.max_model_len
     order = TaskOrder.from_config(config, tasks.training)
     return TrinityRunFacts(
@@ -238,7 +238,7 @@ def _run_facts(
         checkpoint_root_dir=preflight_context.folder.absolute() / _STATE_DIR,
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
-        max_model_len=min(max_model_len, positions) if isinstance(positions, int) else max_model_len,
+        max_model_len=min(max_model_len, context_length(AutoConfig.from_pretrained(model)) or max_model_len),
         tinker_base_url=training_backend.tinker_url,
         takes_policy=training_backend.takes_policy,
         runners=runner_count(config),

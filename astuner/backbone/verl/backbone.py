@@ -22,6 +22,7 @@ from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
+from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
 from astuner.ray_cluster.connection import check_ray_reachable
 from astuner.ray_cluster.head import is_own_ray
@@ -157,7 +158,6 @@ def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
         raise BackboneError(f"rollout.name is vllm, but vLLM is not installed; run: {command}{alternative}")
     if engine == "vllm" and device.type == "cpu":
         check_head_size(path, text_config)
-    positions = getattr(text_config, "max_position_embeddings", None)
     order = TaskOrder.from_config(config, inputs.tasks.training)
     return VerlRunFacts(
         device="cuda" if device.type == "cuda" else "cpu",
@@ -167,7 +167,7 @@ def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
         checkpoint_folder=preflight_context.folder / "checkpoints",
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
         n_val=len(inputs.tasks.validation),
-        max_positions=positions if isinstance(positions, int) else None,
+        max_positions=context_length(text_config),
         ray=preflight_context.ray,
         origins=preflight_context.origins,
     )

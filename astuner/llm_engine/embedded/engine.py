@@ -21,6 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from astuner.errors import ContextLengthError, ModelError
+from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.embedded import fast_forward
 from astuner.llm_engine.embedded.fallback_forward import UncachedFallback, fallback_forward
 from astuner.llm_engine.embedded.fast_forward import FastForward
@@ -309,11 +310,11 @@ def _settle(answer: asyncio.Future[Completion], result: Completion | ModelError)
 
 
 def _model_limit(model: PreTrainedModel, max_model_len: int) -> int:
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(positions, int) or positions >= max_model_len:
+    limit = context_length(model.config)
+    if limit is None or limit >= max_model_len:
         return max_model_len
-    logger.info("max_model_len={} exceeds the model's {} positions; using {}", max_model_len, positions, positions)
-    return positions
+    logger.info("max_model_len={} exceeds the model's {} positions; using {}", max_model_len, limit, limit)
+    return limit
 
 
 def _check_params(params: SamplingParams) -> None:

@@ -16,6 +16,7 @@ from loguru import logger
 from astuner.config.rollout import RolloutConfig
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError, ModelError
+from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.installation import Device, InstalledVllm
 from astuner.llm_engine.vllm_server.on_cpu import cache_bytes, check_head_size, cpu_environment
 
@@ -128,8 +129,8 @@ def settings_for(config: AstunerConfig, model_path: str, installed: InstalledVll
     if device == "cpu":
         check_head_size(model_path, model_config)
     length = config.rollout.max_model_len
-    positions = getattr(model_config, "max_position_embeddings", None)
-    if isinstance(positions, int) and positions < length:
+    positions = context_length(model_config)
+    if positions is not None and positions < length:
         logger.info("max_model_len={} exceeds the model's {} positions; using {}", length, positions, positions)
         length = positions
     dtype = config.model.dtype

@@ -1,0 +1,64 @@
+"""The context length of a model: up to which length each token's logits depend on the tokens before it only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from astuner.errors import ModelError
+
+
+def context_length(model_config: Any) -> int | None:
+    """Return the maximum number of tokens of a sequence, or None if the model's configuration states none.
+
+    It is the number of positions, or, for longrope (Ding et al. 2024, arXiv:2402.13753), the length from which other
+    rotary frequencies apply to all tokens of a sequence. The logits of a token beyond that length depend on the
+    computation: transformers selects the frequencies by the longest sequence of a batch and discards cached keys, vLLM
+    by the longest sequence that it may serve. A sampler and a trainer therefore agree only up to that length.
+
+    Args:
+        model_config: a configuration of transformers.
+    """
+    text_config = model_config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", None)
+    lengths = [positions] if isinstance(positions, int) else []
+    return min([*lengths, *_longrope_lengths(text_config)], default=None)
+
+
+def check_context_length(path: str, max_model_len: int) -> None:
+    """Check that the sequences of a run are not longer than the length at which longrope changes its frequencies.
+
+    Args:
+        path: a model's folder or Hugging Face name. A configuration that cannot be read is reported with the weights.
+        max_model_len: `rollout.max_model_len`.
+
+    Raises:
+        ModelError: they may be longer.
+    """
+    from transformers import AutoConfig
+
+    try:
+        text_config = AutoConfig.from_pretrained(path).get_text_config()
+    # For a damaged file, transformers raises errors of many types.
+    except Exception:
+        return
+    longest = min(max_model_len, getattr(text_config, "max_position_embeddings", None) or max_model_len)
+    limit = min(_longrope_lengths(text_config), default=longest)
+    if limit < longest:
+        raise ModelError(
+            f"model.path {path!r} uses longrope, which changes the rotary frequencies of all tokens of a sequence that "
+            f"has more than {limit} tokens, so sampling and training would not agree, and rollout.max_model_len is "
+            f"{max_model_len}; set rollout.max_model_len: {limit}, or use a model with another position encoding"
+        )
+
+
+def _longrope_lengths(text_config: Any) -> Iterator[int]:
+    """Yield the lengths from which longrope uses its long factors; a model can have several, by type of layer."""
+    parameters = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
+    candidates = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
+    for rope in candidates:
+        if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
+            own = getattr(text_config, "original_max_position_embeddings", None)
+            length = rope.get("original_max_position_embeddings", own)
+            if isinstance(length, int):
+                yield length
