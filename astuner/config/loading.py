@@ -20,6 +20,8 @@ from astuner.config.keys import KeyPath, parts
 from astuner.config.nested_dict import set_at
 from astuner.config.problems import Problem, broken_keys, outermost_unknown, raise_problems, unknown_key
 from astuner.config.root import RunConfig
+from astuner.config.trainer_aliases import take_aliases
+from astuner.config.trainer_mapping import trainer_mapping
 from astuner.config.validation import validate
 from astuner.config.yaml_file import shown
 
@@ -62,6 +64,11 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
     if backbone is not None:
         set_at(composed.tree, _BACKBONE, backbone)
         origins[_BACKBONE] = "--backbone"
+    aliases: list[str] = []
+    clashes: list[Problem] = []
+    trainer = choose_backbone(validate(composed.tree, origins)[0]).name
+    if trainer in ("verl", "trinity"):
+        aliases, clashes = take_aliases(composed.tree, origins, trainer_mapping(trainer))
     renamed = [_at_origin(origins, key, text) for key, text in canonical_values(composed.tree)]
     without_effect = [
         _at_origin(origins, parts(key), f"{key} is accepted for older files and has no effect")
@@ -69,7 +76,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
         if parts(key) in origins
     ]
     config, invalid = validate(composed.tree, origins)
-    problems = [*composed.problems, *invalid]
+    problems = [*composed.problems, *clashes, *invalid]
     broken = broken_keys(problems)
     choice = choose_backbone(config)
     resolved = with_backbone(config, choice.name)
@@ -79,7 +86,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
         where = next((origins[key] for key in problem.keys if key in origins), shown(path))
         problems.append(Problem(problem.text, where, problem.keys))
     raise_problems(problems)
-    notices = (*composed.notices, *renamed, *without_effect, *_notices(resolved))
+    notices = (*composed.notices, *aliases, *renamed, *without_effect, *_notices(resolved))
     return LoadedConfig(config, choice, path, tuple(dict.fromkeys(notices)), origins)
 
 

@@ -207,6 +207,7 @@ def trainer_parts(mapping: TrainerMapping, title: str) -> Parts:
         "handled": partial(_handled, mapping),
         "unsupported": partial(_unsupported_by, mapping),
         "machine": partial(_machine, mapping, title),
+        "same": partial(_same, mapping, title),
         "reserved": partial(_reserved, mapping, title),
     }
 
@@ -267,8 +268,24 @@ def _machine(mapping: TrainerMapping, title: str) -> str:
     return table((f"{title}'s key", "value", "when"), rows())
 
 
+def _same(mapping: TrainerMapping, title: str) -> str:
+    def rows() -> Iterator[tuple[str, ...]]:
+        for name, same in mapping.aliases.items():
+            value = "the value"
+            if same.other:
+                operation = f"the value / `{same.other}`" if same.factor else f"`{same.other}` / the value"
+                value = operation.replace("`astuner.", "`")
+            elif same.values:
+                different = ", ".join(f"`{_inline(ours)}` for `{theirs}`" for theirs, ours in same.values.items())
+                value = f"the value; {different}"
+            yield f"`{name}`", " and ".join(map(_short, same.keys)), value
+
+    return table((f"{title}'s key", "read as", "with"), rows())
+
+
 def _reserved(mapping: TrainerMapping, title: str) -> str:
-    rows = [(f"`{name}`", f"`{json.dumps(fixed.value)}`", fixed.why) for name, fixed in mapping.fixed.items()]
+    fixed_only = {name: fixed for name, fixed in mapping.fixed.items() if name not in mapping.aliases}
+    rows = [(f"`{name}`", f"`{json.dumps(fixed.value)}`", fixed.why) for name, fixed in fixed_only.items()]
     rows += [(f"`{name}`", _rule_doc(mapping, rule), "set for each run") for name, rule in mapping.facts.items()]
     rows += [(f"`{name}`", "", why) for name, why in mapping.reserved.items()]
     return table((f"{title}'s key or section", "value", "why"), rows)

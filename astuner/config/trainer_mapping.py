@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
-from astuner.config.keys import KeyPath, schema, value_at
+from astuner.config.keys import KeyPath, parts, schema, value_at
 from astuner.config.root import RunConfig
 from astuner.config.section import TrainerKey, TrainerUse
 from astuner.config.yaml_file import SHIPPED_FOLDER, read_yaml
@@ -28,6 +28,28 @@ class FixedSetting:
 
     value: object
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SameThing:
+    """Keys of astuner that name the same thing as a key of the trainer.
+
+    Attributes:
+        keys: the keys of astuner.
+        factor: a key of astuner; the trainer's value is that of `keys` times its value.
+        quotient: a key of astuner; the trainer's value is its value divided by that of `keys`.
+        values: the trainer's value to that of `keys`, where they differ.
+    """
+
+    keys: tuple[KeyPath, ...]
+    factor: str = ""
+    quotient: str = ""
+    values: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def other(self) -> str:
+        """The other key of astuner in a product or quotient; empty for neither."""
+        return self.factor or self.quotient
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +78,8 @@ class TrainerMapping:
         fixed: trainer key to its fixed value.
         reserved: trainer key or section that users cannot set, to the reason.
         machine: settings by kind of machine.
+        same: trainer key to the keys of astuner that name the same thing, besides those whose value is copied to it;
+            None for a copy that names something else.
     """
 
     trainer: TrainerName
@@ -64,6 +88,18 @@ class TrainerMapping:
     fixed: Mapping[str, FixedSetting]
     reserved: Mapping[str, str]
     machine: Mapping[str, MachineSettings]
+    same: Mapping[str, SameThing | None]
+
+    @property
+    def aliases(self) -> dict[str, SameThing]:
+        """Trainer key, without `+`, to the keys of astuner that name the same thing."""
+        copied = {
+            key.bare_name: SameThing((path,))
+            for path, keys in self.trainer_keys.items()
+            for key in keys
+            if key.rule is None
+        }
+        return {name: same for name, same in {**copied, **self.same}.items() if same is not None}
 
     @property
     def trainer_keys(self) -> dict[KeyPath, tuple[TrainerKey, ...]]:
@@ -106,6 +142,13 @@ class TrainerMapping:
         return values
 
 
+def _same_thing(entry: str | dict[str, Any]) -> SameThing:
+    """Return an entry of `aliases` in fixed_settings.yaml: names of keys, or a mapping that has them under `keys`."""
+    options = {"keys": entry} if isinstance(entry, str) else dict(entry)
+    names = options.pop("keys").split()
+    return SameThing(tuple(parts(name) for name in names), **options)
+
+
 @cache
 def trainer_mapping(trainer: TrainerName) -> TrainerMapping:
     """Return the mapping of `verl` or `trinity`."""
@@ -121,4 +164,5 @@ def trainer_mapping(trainer: TrainerName) -> TrainerMapping:
             name: MachineSettings(group["when"], group.get("values", {}), group.get("rules", {}))
             for name, group in tree["machine"].items()
         },
+        same={name: entry and _same_thing(entry) for name, entry in tree["aliases"].items()},
     )

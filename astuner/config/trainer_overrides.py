@@ -63,18 +63,24 @@ def leaves(section: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, objec
 
 
 def override_problems(
-    overrides: list[TrainerOverride], mapping: TrainerMapping, packaged: DictConfig, origins: Mapping[KeyPath, str]
+    overrides: list[TrainerOverride],
+    mapping: TrainerMapping,
+    values: Mapping[str, object],
+    packaged: DictConfig,
+    origins: Mapping[KeyPath, str],
 ) -> Iterator[Problem]:
-    """Yield a problem for each key that the trainer does not have or that astuner sets.
+    """Yield a problem for each key that the trainer does not have or that astuner sets to another value.
 
     Args:
         overrides: the values of the section.
         mapping: the keys that astuner sets.
+        values: the values that it sets them to, of `TrainerMapping.values`.
         packaged: the trainer's configuration; `+` adds keys unless it was created from classes.
         origins: where the user set each key.
     """
+    bare = {name.removeprefix("+"): value for name, value in values.items()}
     for override in overrides:
-        text = _reserved(override.path, mapping) or _unknown(override, mapping.trainer, packaged)
+        text = _reserved(override, mapping, bare) or _unknown(override, mapping.trainer, packaged)
         text = text or _not_a_section(override, mapping.trainer, packaged)
         if text:
             yield override_problem(override, mapping, text, origins)
@@ -87,14 +93,20 @@ def override_problem(
     return Problem(text, origin_of(origins, override.written), keys=((mapping.trainer,),))
 
 
-def _reserved(path: KeyPath, mapping: TrainerMapping) -> str:
+def _reserved(override: TrainerOverride, mapping: TrainerMapping, values: Mapping[str, object]) -> str:
+    path = override.path
     key, name = dotted(path), dotted((mapping.trainer, *path))
+    is_set = bool(mapping.setters(key)) or key in mapping.fixed or key in mapping.facts
+    if is_set and key in values and values[key] == override.value:
+        return ""
     setters = [dotted(setter) for setter in mapping.setters(key)]
     if setters:
         names = " and ".join(filter(None, (", ".join(setters[:-1]), setters[-1])))
-        return f"{name} is set by {names}; change it there"
+        verb = "sets" if len(setters) == 1 else "set"
+        return f"{name} is {override.value!r}, and {names} {verb} it to {values.get(key)!r}; change it there"
     if key in mapping.fixed:
-        return f"{name} has to be {mapping.fixed[key].value!r}: {mapping.fixed[key].why}; remove it"
+        fixed = mapping.fixed[key]
+        return f"{name} is {override.value!r}, and has to be {fixed.value!r}: {fixed.why}; remove it"
     if key in mapping.facts:
         return f"{name} is set by astuner for each run; remove it"
     for reserved, why in mapping.reserved.items():

@@ -107,7 +107,9 @@ def test_a_trainers_page_has_every_key(trainer: TrainerName) -> None:
         name = f"`{'.'.join(path).removeprefix('astuner.')}`"
         assert (name in rest) if isinstance(use, str) else (name in mapped), name
         assert isinstance(use, str) or all(f"`{key.bare_name}`" in mapped for key in use)
-    assert all(f"`{name}`" in reserved for name in (*mapping.fixed, *mapping.facts, *mapping.reserved))
+    assert all(f"`{name}`" in parts["same"]() for name in mapping.aliases)
+    others = {*mapping.fixed, *mapping.facts, *mapping.reserved} - mapping.aliases.keys()
+    assert all(f"`{name}`" in reserved for name in others)
     machine = parts["machine"]()
     names = [name for group in mapping.machine.values() for name in (*group.values, *group.rules)]
     assert all(f"`{name.removeprefix('+')}`" in machine for name in names)

@@ -133,7 +133,7 @@ def test_every_setting_has_a_reason(trainer: TrainerName) -> None:
     assert all(group.when for group in mapping.machine.values())
     assert all(use.strip() for use in mapping.uses.values() if isinstance(use, str))
     tree = read_yaml(SHIPPED_FOLDER / trainer / "fixed_settings.yaml").tree
-    assert tree.keys() == {"facts", "fixed", "reserved", "machine"}
+    assert tree.keys() == {"facts", "fixed", "reserved", "aliases", "machine"}
 
 
 def test_a_declaration_is_kept_with_the_field(trainer: TrainerName) -> None:

@@ -74,11 +74,12 @@ def compose_trinity_config(config: RunConfig, facts: TrinityRunFacts) -> dict[st
     """
     packaged, mapping = packaged_config(), trainer_mapping("trinity")
     overrides = list(_split_shared_mappings(trainer_overrides(config.trinity, "trinity", packaged)))
-    problems = override_problems(overrides, mapping, packaged, facts.origins)
+    values = mapping.values(config, facts, ("always", "tinker" if facts.uses_tinker else "gpus"))
+    problems = override_problems(overrides, mapping, values, packaged, facts.origins)
     raise_problems([*problems, *machine_problems(config, facts)])
     raise_problems(list(_invalid_values(overrides, packaged, facts)))
     composed: dict[str, Any] = {}
-    for name, value in mapping.values(config, facts, ("always", "tinker" if facts.uses_tinker else "gpus")).items():
+    for name, value in values.items():
         _set(composed, parts(name), value)
     for override in overrides:
         _set(composed, override.path, override.value)

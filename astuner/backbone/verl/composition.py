@@ -37,10 +37,11 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
     """
     composed, mapping = packaged_config(), trainer_mapping("verl")
     overrides = trainer_overrides(config.verl, "verl", composed)
-    problems = override_problems(overrides, mapping, composed, facts.origins)
+    values = mapping.values(config, facts, _machine(config.astuner, facts))
+    problems = override_problems(overrides, mapping, values, composed, facts.origins)
     raise_problems([*problems, *_machine_problems(config, facts)])
     with open_dict(composed):
-        for name, value in mapping.values(config, facts, _machine(config.astuner, facts)).items():
+        for name, value in values.items():
             OmegaConf.update(composed, name.removeprefix("+"), value, merge=False, force_add=True)
         for override in overrides:
             OmegaConf.update(composed, dotted(override.path), override.value, merge=False, force_add=True)

@@ -251,20 +251,20 @@ def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Wr
         ),
         (
             "  synchronizer: {sync_style: fixed}\n",
-            r"^run\.yaml:10: trinity\.synchronizer\.sync_style is set by astuner\.asynchrony\.sync_style; change it ",
+            r"^run\.yaml:10: astuner\.asynchrony\.sync_style is 'fixed', which --backbone=trinity does not support: ",
         ),
         (
-            "  trainer:\n    total_steps: 5\n",
-            r"^run\.yaml:11: trinity\.trainer\.total_steps is set by astuner\.trainer_common\.total_epochs, "
-            r"astuner\.trainer_common\.total_training_steps and astuner\.trainer_common\.mini_batch_num; change it ",
+            "  trainer:\n    trainer_type: verl\n",
+            r"^run\.yaml:11: trinity\.trainer\.trainer_type is 'verl', and astuner\.trainer_common\.device sets it to "
+            r"'tinker'; change it there$",
         ),
         (
             "  explorer.max_inflight_batches: 2\n",
-            r"is set by astuner\.asynchrony\.sync_interval and astuner\.asynchrony\.max_staleness; change it there$",
+            r"is 2, and astuner\.asynchrony\.sync_interval and astuner\.asynchrony\.max_staleness set it to 1; ",
         ),
         (
-            "  model.max_response_tokens: 2\n",
-            r"by astuner\.rollout\.max_response_length_in_one_turn and astuner\.rollout\.max_model_len; change it ",
+            "  model.max_response_tokens: 0\n",
+            r"^run\.yaml:10: astuner\.rollout\.max_response_length_in_one_turn is 0; expected a number greater than 0$",
         ),
         ("  mode: bench\n", r"^run\.yaml:10: trinity\.mode is set by astuner for each run; remove it$"),
         ("  algorithm.advantage_fn: grpo\n", r"^run\.yaml:10: .* has to be 'astuner\.backbone\.\S+': every episode"),
@@ -273,8 +273,8 @@ def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Wr
             r"^run\.yaml:12: trinity\.buffer\.explorer_input\.taskset\S* .*astuner\.task_reader reads the tasks; ",
         ),
         (
-            "  explorer.rollout_model.extra_engine_args: {max_num_seqs: 4}\n",
-            r"^run\.yaml:10: trinity\.\S+\.max_num_seqs is set by astuner\.rollout\.max_num_seqs; change it there$",
+            "  explorer.rollout_model.extra_engine_args: {max_num_seqs: none}\n",
+            r"^run\.yaml:10: astuner\.rollout\.max_num_seqs is 'none'; expected a whole number$",
         ),
         ("  data_processor: {x: 1}\n", r"^run\.yaml:10: trinity\.data_processor\S* cannot be set: "),
         (
@@ -388,3 +388,11 @@ def test_two_selections_of_modules_are_an_error(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"target_modules is 'q_proj', and trinity\.model\.tinker\.train_attn would "):
         composed_from(path, "astuner.model.lora.rank=8", "astuner.model.lora.target_modules=q_proj")
     composed_from(path, "astuner.model.lora.rank=8")
+
+
+def test_a_key_that_agrees_with_what_astuner_sets_is_taken(write: Write) -> None:
+    lines = ["mode: both", "trainer.trainer_type: tinker", "algorithm.bypass_old_logprobs: true"]
+    lines += ["explorer.max_inflight_batches: 1", "trainer.save_interval: 40"]
+    composed = composed_from(write("".join(f"  {line}\n" for line in lines)), "astuner.trainer_common.mini_batch_num=2")
+    assert (composed["mode"], composed["trainer"]["trainer_type"]) == ("both", "tinker")
+    assert composed["trainer"]["save_interval"] == 40

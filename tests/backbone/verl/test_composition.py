@@ -267,14 +267,13 @@ def test_values_of_a_cpu_can_be_changed(write: Write) -> None:
             r"'verl\.actor_rollout_ref\.nccl_timeout'\?",
         ),
         (
-            "  trainer: {test_freq: 2}\n",
-            r"^run\.yaml:10: verl\.trainer\.test_freq is set by astuner\.trainer_common\.test_freq; change it there$",
+            "  trainer: {test_freq: 0}\n",
+            r"^run\.yaml:10: astuner\.trainer_common\.test_freq is 0; expected a number greater than 0$",
         ),
         (
-            "  actor_rollout_ref:\n    actor:\n      clip_ratio_low: 0.1\n",
-            r"^run\.yaml:12: verl\.actor_rollout_ref\.actor\.clip_ratio_low is set by "
-            r"astuner\.trainer_common\.algorithm\.adv_estimator and "
-            r"astuner\.trainer_common\.algorithm\.clip_ratio_low; change it there$",
+            "  actor_rollout_ref:\n    actor:\n      policy_loss: {loss_mode: gspo}\n",
+            r"^run\.yaml:12: verl\.actor_rollout_ref\.actor\.policy_loss\.loss_mode is 'gspo', and "
+            r"astuner\.trainer_common\.algorithm\.adv_estimator sets it to 'vanilla'; change it there$",
         ),
         (
             "  +data.custom_cls.path: x\n",
@@ -287,20 +286,20 @@ def test_values_of_a_cpu_can_be_changed(write: Write) -> None:
         ),
         (
             "  trainer.v1.trainer_mode: separate_async\n",
-            r"^run\.yaml:10: verl\.\S+ has to be 'sync': astuner's trainer extends ",
+            r"^run\.yaml:10: verl\.\S+ is 'separate_async', and has to be 'sync': astuner's trainer extends ",
         ),
         (
-            "  trainer.device: cpu\n",
-            r"^run\.yaml:10: verl\.trainer\.device is set by astuner\.trainer_common\.device; change it there$",
+            "  trainer.device: npu\n",
+            r"^run\.yaml:10: astuner\.trainer_common\.device is 'npu'; expected ",
         ),
         (
-            "  trainer: {total_training_steps: 3}\n",
-            r"^run\.yaml:10: verl\.trainer\.total_training_steps is set by astuner\.trainer_common\.total_epochs and "
-            r"astuner\.trainer_common\.total_training_steps; change it there$",
+            "  trainer: {default_local_dir: elsewhere}\n",
+            r"^run\.yaml:10: verl\.trainer\.default_local_dir is 'elsewhere', and astuner\.experiment_dir sets it to ",
         ),
         (
             "  actor_rollout_ref.rollout.logprobs_mode: raw_logprobs\n",
-            r"is set by astuner\.rollout\.temperature, astuner\.rollout\.top_p and astuner\.rollout\.top_k; change it",
+            r"is 'raw_logprobs', and \S+\.temperature, astuner\.rollout\.top_p and astuner\.rollout\.top_k "
+            r"set it to 'processed_logprobs'; change it there$",
         ),
         ("  model_engine: megatron\n", r"^run\.yaml:10: verl\.model_engine cannot be set: .* FSDP"),
         (

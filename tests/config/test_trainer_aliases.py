@@ -1,0 +1,177 @@
+"""Keys of the `verl:` and `trinity:` sections that name the same thing as a key of astuner."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.config.keys import dotted, schema, value_at
+from astuner.config.loading import load_config
+from astuner.config.trainer_mapping import SameThing, TrainerName, trainer_mapping
+from astuner.errors import ConfigError
+
+Write = Callable[..., Path]
+TRAINERS: tuple[TrainerName, ...] = ("trinity", "verl")
+CASES = [(trainer, name, same) for trainer in TRAINERS for name, same in trainer_mapping(trainer).aliases.items()]
+# Two values each that all backbones support; for other types, see `own_values`.
+VALUES: dict[str, tuple[Any, Any]] = {
+    "astuner.asynchrony.max_staleness": (2, 3),
+    "astuner.asynchrony.over_rollout": (0.25, 0.5),
+    "astuner.asynchrony.sync_interval": (2, 1),
+    "astuner.asynchrony.sync_style": ("trainer_driven", "explorer_driven"),
+    "astuner.model.dtype": ("bfloat16", "float32"),
+    "astuner.rollout.max_model_len": (9000, 8000),
+    "astuner.rollout.name": ("vllm", "auto"),
+    "astuner.rollout.top_k": (20, 40),
+    "astuner.trainer_common.algorithm.adv_estimator": ("reinforce++", "grpo"),
+    "astuner.trainer_common.algorithm.kl_penalty": ("k2", "k1"),
+    "astuner.trainer_common.algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
+    "astuner.trainer_common.algorithm.norm_adv_by_std": (False, True),
+    "astuner.trainer_common.algorithm.use_kl_in_reward": (True, False),
+    "astuner.trainer_common.device": ("cpu", "auto"),
+    "astuner.trainer_common.kl_loss_type": ("k2", "k1"),
+    "astuner.trainer_common.logger": (["wandb"], ["tensorboard"]),
+    "astuner.trainer_common.optim.betas": ([0.8, 0.9], [0.7, 0.8]),
+    "astuner.trainer_common.optim.lr_scheduler": ("cosine", "constant"),
+    "astuner.trainer_common.ray_address": ("auto", "10.0.0.1:6379"),
+}
+NEEDS = {
+    "astuner.asynchrony.sync_interval": ["astuner.asynchrony.max_staleness=3"],
+    "astuner.trainer_common.algorithm.kl_penalty": ["astuner.trainer_common.algorithm.use_kl_in_reward=true"],
+    "astuner.trainer_common.mini_batch_num": ["astuner.data.train_batch_size=12"],
+}
+FACTOR = 3
+
+
+def own_values(key: str) -> tuple[Any, Any]:
+    if key in VALUES:
+        return VALUES[key]
+    default = schema().keys[tuple(key.split("."))].default
+    if isinstance(default, bool):
+        return not default, default
+    if isinstance(default, int) or key.endswith(("n_gpus_per_node", "total_training_steps")):
+        return 6, 4
+    if isinstance(default, float) or default is None:
+        return 0.25, 0.5
+    return "one", "two"
+
+
+def written(same: SameThing, own: Any) -> Any:
+    """The trainer's value that means the same as a value of astuner's key."""
+    if same.quotient:
+        return 12 // own
+    if same.factor:
+        return own * FACTOR
+    return next((theirs for theirs, ours in same.values.items() if ours == own), own)
+
+
+def overrides_for(trainer: str, key: str, same: SameThing) -> list[str]:
+    factor = [f"{same.factor}={FACTOR}"] if same.factor else []
+    return [f"astuner.backbone={trainer}", *NEEDS.get(key, []), *factor]
+
+
+@pytest.mark.parametrize(("trainer", "name", "same"), CASES, ids=[f"{trainer}.{name}" for trainer, name, _ in CASES])
+def test_every_key_of_the_same_meaning_is_taken(
+    write: Write, minimal: str, trainer: str, name: str, same: SameThing
+) -> None:
+    key = dotted(same.keys[0])
+    if key == "astuner.rollout.gamma":
+        pytest.skip("has only one supported value")
+    first, second = own_values(key)
+    base = minimal if key != "astuner.model.path" else minimal.replace("path: some/model", "renderer: auto")
+    text = f"{base}{trainer}:\n  {name}: {json.dumps(written(same, first))}\n"
+    loaded = load_config(write(text), overrides_for(trainer, key, same))
+    value = value_at(loaded.config, same.keys[0])
+    assert (list(value) if isinstance(value, tuple) else value) == first
+    assert getattr(loaded.config, trainer) == {}
+    assert any(f"{trainer}.{name} is read as {key}; write {key}" in notice for notice in loaded.notices)
+    both = [*overrides_for(trainer, key, same), f"{key}={json.dumps(first)}"]
+    assert value_at(load_config(write(text), both).config, same.keys[0]) == value
+    with pytest.raises(ConfigError) as raised:
+        load_config(write(text), [*overrides_for(trainer, key, same), f"{key}={json.dumps(second)}"])
+    clash = f"{trainer}.{name} is {written(same, first)!r}, and {key}, which is the same thing, is {second!r} (command"
+    assert clash in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "  trainer:\n    max_token_len_per_gpu: 13000\n",
+        "  trainer.max_token_len_per_gpu: 13000\n",
+        "  trainer: {+max_token_len_per_gpu: 13000}\n",
+    ],
+)
+def test_an_alias_may_be_nested_or_dotted(write: Write, minimal: str, section: str) -> None:
+    loaded = load_config(write(f"{minimal}trinity:\n{section}"), backbone="trinity")
+    assert loaded.config.astuner.trainer_common.max_tokens_per_micro_batch == 13000
+    assert loaded.config.trinity == {}
+    (notice,) = [notice for notice in loaded.notices if "max_token_len_per_gpu" in notice]
+    assert notice.endswith(
+        "trinity.trainer.max_token_len_per_gpu is read as astuner.trainer_common.max_tokens_per_micro_batch; write "
+        "astuner.trainer_common.max_tokens_per_micro_batch"
+    )
+    assert "run.yaml:" in notice
+
+
+def test_an_alias_on_the_command_line_and_its_neighbours(write: Write, minimal: str) -> None:
+    text = minimal + "trinity:\n  explorer.rollout_model.extra_engine_args: {max_num_seqs: 9, swap_space: 4}\n"
+    loaded = load_config(write(text), ["trinity.model.max_response_tokens=77"], backbone="trinity")
+    assert loaded.config.astuner.rollout.max_num_seqs == 9
+    assert loaded.config.astuner.rollout.max_response_length_in_one_turn == 77
+    assert loaded.config.trinity == {"explorer.rollout_model.extra_engine_args": {"swap_space": 4}}
+
+
+def test_an_alias_of_another_backbone_is_not_read(write: Write, minimal: str) -> None:
+    loaded = load_config(write(minimal + "verl:\n  trainer.test_freq: 3\n"), backbone="trinity")
+    assert loaded.config.astuner.trainer_common.test_freq == 20
+    assert "not used by trinity: verl" in loaded.notices
+
+
+def test_an_invalid_value_is_reported_at_the_alias(write: Write, minimal: str) -> None:
+    path = write(minimal + "trinity:\n  trainer.max_token_len_per_gpu: many\n")
+    with pytest.raises(
+        ConfigError, match=r"run\.yaml:6: astuner\.trainer_common\.max_tokens_per_micro_batch is 'many'"
+    ):
+        load_config(path, backbone="trinity")
+
+
+def test_two_aliases_must_not_contradict_each_other(write: Write, minimal: str) -> None:
+    path = write(minimal + "trinity:\n  trainer.grad_clip: 1.0\n  algorithm.optimizer.clip_grad: 2.0\n")
+    with pytest.raises(
+        ConfigError, match=r"clip_grad is 2\.0, and astuner\.trainer_common\.optim\.grad_clip, .* is 1\.0"
+    ):
+        load_config(path, backbone="trinity")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "line", "message"),
+    [
+        (
+            "trinity",
+            "trainer.save_interval: 7",
+            r"trinity\.trainer\.save_interval is 7; expected a multiple of \S+\.mini_batch_num \(2\); change it, or ",
+        ),
+        (
+            "verl",
+            "actor_rollout_ref.actor.ppo_mini_batch_size: 7",
+            r"ppo_mini_batch_size is 7; expected a divisor of \S+\.train_batch_size \(32\); change it, or set ",
+        ),
+    ],
+)
+def test_products_and_quotients_must_be_whole(
+    write: Write, minimal: str, backbone: str, line: str, message: str
+) -> None:
+    path = write(f"{minimal}{backbone}:\n  {line}\n")
+    overrides = ["astuner.trainer_common.mini_batch_num=2"] if backbone == "trinity" else []
+    with pytest.raises(ConfigError, match=message):
+        load_config(path, overrides, backbone=backbone)
+
+
+def test_null_says_nothing(write: Write, minimal: str) -> None:
+    loaded = load_config(write(minimal + "trinity:\n  cluster.gpu_per_node: null\n"), backbone="trinity")
+    assert loaded.config.astuner.trainer_common.n_gpus_per_node is None
+    assert loaded.config.trinity == {}
