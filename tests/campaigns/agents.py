@@ -1,0 +1,19 @@
+"""The agent of the campaigns, whose runs are serial and therefore reproducible."""
+
+from __future__ import annotations
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class TwoTurns(Workflow):
+    """Two turns; the reward is the share of letters in what the model says."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        said = ""
+        for _ in range(2):
+            text = (await model_tuner.chat(messages)).parsed.content
+            said += text
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+        share = sum(char.isalpha() for char in said) / max(len(said), 1)
+        return WorkflowOutput(reward=share, is_success=share > 0.5)
