@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from loguru import logger
 from rich.progress import track
 
 from astuner.errors import RecordError
@@ -42,7 +43,7 @@ def explain(
         RecordError: If there is no such run, episode or step, or the record cannot be read.
     """
     folder = find_run(run, exp_dir)
-    entries = read_index(folder)
+    entries = read_index(folder, lambda error: logger.warning("skipped: {}", error))
     explanation: RunExplanation | EpisodeExplanation
     if episode is not None:
         entry = find_episode(episode, entries)

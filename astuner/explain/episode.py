@@ -93,6 +93,7 @@ class EpisodeExplanation:
         certificate_note: Why the certificate is None, or less than 1 by intent.
         withheld: Why token ids and samples are not in the record; None if they are.
         fixes: What to try, by cause of fork.
+        lacks_advantage: Whether it is a training episode with a reward but without an advantage.
     """
 
     run: str
@@ -120,6 +121,7 @@ class EpisodeExplanation:
     certificate_note: str | None
     withheld: str | None
     fixes: Mapping[str, str]
+    lacks_advantage: bool = False
 
 
 def explain_episode(run: str, entry: EpisodeEntry, recorded: RecordedEpisode) -> EpisodeExplanation:
@@ -142,6 +144,7 @@ def explain_episode(run: str, entry: EpisodeEntry, recorded: RecordedEpisode) ->
         agent_rewards=episode.agent_rewards,
         is_success=episode.is_success,
         advantage=entry.advantage,
+        lacks_advantage=entry.lacks_advantage,
         seconds=entry.seconds,
         error_kind=episode.error_kind,
         error=episode.error,

@@ -88,6 +88,7 @@ class RunExplanation:
         certificate: None if it was not requested.
         forked: The ten episodes with the most forks, later steps first among equals.
         fixes: What to try, by cause of fork.
+        without_advantage: Number of training episodes with a reward but without an advantage.
     """
 
     run: str
@@ -97,6 +98,7 @@ class RunExplanation:
     certificate: CertificateSummary | None
     forked: tuple[ForkedEpisode, ...]
     fixes: Mapping[str, str]
+    without_advantage: int = 0
 
 
 def explain_run(folder: Path, split: Split, entries: Iterable[EpisodeEntry], *, certify: bool) -> RunExplanation:
@@ -114,7 +116,9 @@ def explain_run(folder: Path, split: Split, entries: Iterable[EpisodeEntry], *, 
     by_step: dict[int, list[Totals]] = {}
     forked: list[ForkedEpisode] = []
     checked = _Certificates()
+    without_advantage = 0
     for entry in entries:
+        without_advantage += entry.lacks_advantage
         forks = entry.forks
         is_certified = certify and entry.status == "ok"
         # The index of older versions has no forks.
@@ -138,6 +142,7 @@ def explain_run(folder: Path, split: Split, entries: Iterable[EpisodeEntry], *, 
         certificate=checked.summary() if certify else None,
         forked=tuple(forked[:_MAX_EPISODES_LISTED]),
         fixes=fixes_for(total.forks),
+        without_advantage=without_advantage,
     )
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from astuner.explain.episode import EpisodeExplanation, ForkExplanation
 from astuner.explain.run import CertificateSummary, RunExplanation, Totals, add_totals
+from astuner.run_record import NO_ADVANTAGE
 
 _MAX_ROWS = 20
 _MAX_FORKED_EPISODES = 5
@@ -28,6 +29,8 @@ def print_run(console: Console, run: RunExplanation) -> None:
     lines = _headings_left()
     reward = "" if total.reward is None else f"; mean reward {total.reward:.3f}"
     lines.add_row("episodes", f"{total.ok:,} ok, {total.failed:,} failed, {total.dropped:,} dropped{reward}")
+    if run.without_advantage:
+        lines.add_row("", f"[yellow]{run.without_advantage:,} of them {NO_ADVANTAGE}[/]")
     dropped = f" ({total.dropped_samples:,} more dropped)" if total.dropped_samples else ""
     lines.add_row("calls", f"{_count(total.calls, 'call')} → {_count(total.samples, 'sample')}{dropped}")
     tokens = _tokens_text(total.tokens_raw, total.tokens_distinct, total.tokens_trained, total.saving)
@@ -54,6 +57,8 @@ def print_run(console: Console, run: RunExplanation) -> None:
 def print_episode(console: Console, episode: EpisodeExplanation) -> None:
     """Print how the calls of an episode became training samples, as text."""
     _print_head(console, episode)
+    if episode.lacks_advantage:
+        console.print(f"[yellow]{NO_ADVANTAGE}[/]", soft_wrap=True)
     if episode.calls:
         console.print()
         console.print(_calls_table(episode))

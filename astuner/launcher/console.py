@@ -181,7 +181,8 @@ def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
         for name, entry in (rows if summary.steps else {"this model": validation.after}).items():
             table.add_row(name, *_validation_cells(entry))
         console.print(table)
-    rewards = [row.metrics["reward/mean"] for row in read_metrics(folder) if row.metrics.get("reward/mean") is not None]
+    metrics = read_metrics(folder, lambda error: logger.debug("skipped: {}", error))
+    rewards = [row.metrics["reward/mean"] for row in metrics if row.metrics.get("reward/mean") is not None]
     if rewards:
         console.print("reward per step: " + " ".join(f"{reward:.2f}" for reward in rewards), soft_wrap=True)
     if summary.steps:

@@ -1,7 +1,7 @@
 """The files of a run in `launcher_record/{experiment}/`: their writer and their readers."""
 
 from astuner.run_record.episode_file import RecordedEpisode, common_prefix_len, read_episode, read_recorded_episode
-from astuner.run_record.episodes import EpisodeEntry, read_index
+from astuner.run_record.episodes import NO_ADVANTAGE, EpisodeEntry, read_index
 from astuner.run_record.files import ReadPosition, read_new_lines
 from astuner.run_record.folder import FolderLock, is_being_written, is_record
 from astuner.run_record.loggers import LoggerName, check_loggers
@@ -30,6 +30,7 @@ from astuner.run_record.updates import (
 from astuner.schema import Split
 
 __all__ = [
+    "NO_ADVANTAGE",
     "EpisodeEntry",
     "EpisodesSummary",
     "FolderLock",

@@ -44,6 +44,9 @@ _MAX_TASK_NAME = 80
 _MAX_ERROR = 500
 _MAX_QUERY = 200
 
+NO_ADVANTAGE = "without an advantage: the update of the step has not ended or has failed, or the run does not train"
+"""Why training episodes with a reward have no advantage, to follow their number."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEntry:
@@ -88,6 +91,11 @@ class EpisodeEntry:
     finish_reasons: tuple[str, ...] | None = None
     error: str | None = None
     query: str | None = None
+
+    @property
+    def lacks_advantage(self) -> bool:
+        """Whether it is a training episode with a reward but without an advantage; see `NO_ADVANTAGE`."""
+        return self.split == "train" and self.status == "ok" and self.advantage is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loguru import logger
+
+from astuner.errors import RecordError
 from astuner.run_record.files import write_atomically
 from astuner.run_record.metrics import MetricsRow, read_metrics
 
@@ -69,7 +72,10 @@ def plot_run(folder: Path) -> list[Path]:
     Raises:
         RecordError: If the metrics cannot be read, or a file cannot be written.
     """
-    series = _series_by_name(read_metrics(folder))
+    damaged: list[RecordError] = []
+    series = _series_by_name(read_metrics(folder, damaged.append))
+    if damaged:
+        logger.warning("the plots lack {} damaged lines; the first: {}", len(damaged), damaged[0])
     written = []
     for name, panels in (("reward.png", _REWARD_PANELS), ("loss.png", _LOSS_PANELS)):
         present = [panel for panel in panels if panel.line in series or panel.points in series]

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 # Increased with each change of the schema.
-_VERSION = 6
+_VERSION = 7
 _SCHEMA = """
 create table if not exists episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text, query text,
@@ -28,6 +28,7 @@ create index if not exists episodes_error on episodes (error_kind) where error_k
 create table if not exists labels (id integer primary key, kind text, value text, unique (kind, value));
 create table if not exists episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
 create index if not exists labels_of_episode on episode_labels (episode);
+create table if not exists pending (episode integer primary key);
 create table if not exists metrics (id integer primary key, step integer, time real, name text, value real);
 create table if not exists positions (file text primary key, start integer, tail text, bad integer, generation text);
 """

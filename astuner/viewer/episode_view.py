@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import RecordError
-from astuner.run_record import RecordedEpisode, call_advantages, read_recorded_episode
+from astuner.run_record import NO_ADVANTAGE, RecordedEpisode, call_advantages, read_recorded_episode
 from astuner.schema import Episode, LlmCall
 from astuner.viewer.token_kinds import sampled_runs, template_runs, trained_runs
 from astuner.viewer.token_texts import TokenTexts
@@ -49,12 +49,14 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
     vocabulary = texts.of(number for segment in trie.segments for number in segment.ids) if texts else {}
     messages, messages_of_call = _unique_messages(episode.calls)
     advantages = advantages_of_calls(recorded)
+    lacks_advantage = labels.split == "train" and episode.status == "ok" and labels.advantage is None
     return {
         "episode": _facts(episode),
         "step": labels.step,
         "split": labels.split,
         "advantage": labels.advantage,
         "has_updates": bool(recorded.updates),
+        "note": NO_ADVANTAGE if lacks_advantage else None,
         "agents": [
             {**agent, "reward": episode.agent_rewards.get(agent["agent"])}
             for agent in by_agent(episode.calls, advantages)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError
-from astuner.run_record import EpisodeEntry, RecordedEpisode, by_token, find_episode, find_run, read_index
+from astuner.run_record import NO_ADVANTAGE, EpisodeEntry, RecordedEpisode, by_token, find_episode, find_run, read_index
 from astuner.run_record.files import OnDamaged, dump_json
 from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer.episode_view import episode_view, read_episode_at
@@ -48,7 +48,8 @@ def export_run(
             self-contained page.
         out: The file; by default a file in the working directory that is named after the run or the episode.
         episode: Id of an episode, or an unambiguous prefix; required for `html`.
-        report: Receives a message for each damaged line of the index and each damaged episode, which are skipped.
+        report: Receives a message for each damaged line of the index and each damaged episode, which are skipped, and
+            one if episodes have no advantage.
 
     Raises:
         RecordError: If there is no such run or episode, the file exists or cannot be written, or all episodes are
@@ -63,6 +64,8 @@ def export_run(
         report(f"skipped: {error}")
 
     entries = read_index(folder, skip)
+    if without_advantage := sum(entry.lacks_advantage for entry in entries):
+        report(f"{without_advantage} training episodes are {NO_ADVANTAGE}")
     if episode is not None:
         entries = [find_episode(episode, entries)]
     elif to == "html":

@@ -18,6 +18,7 @@ from astuner.viewer.database import open_database
 
 _MAX_TEXT = 200
 _EPISODES = "episodes/index.jsonl"
+_PENDING = "episodes/pending.jsonl"
 _COLUMNS = (
     "id", "path", "key", "step", "split", "task_key", "task", "query", "episode", "repeat_index", "status", "reward",
     "is_success",
@@ -32,6 +33,8 @@ _REALS = ("reward", "advantage", "seconds")
 # SQLite fails if a sum exceeds 64 bits. Sums over a million episodes do not.
 _MAX_COUNT = 2**40
 _MAX_REAL = 1e300
+# Damaged lines are skipped; the page shows their number.
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 class RunIndex:
@@ -55,7 +58,10 @@ class RunIndex:
         with self._lock:
             db = self._connection = self._connection or open_database(self.folder, self._cache)
             try:
+                # Read first, as its lines move to the index.
+                pending = read_new_lines(self.folder / _PENDING, ReadPosition())[:2]
                 self._update(db, _EPISODES, _EpisodeRows)
+                self._update_pending(db, *pending)
                 self._update(db, "metrics.jsonl", _MetricRows)
                 yield db
             finally:
@@ -65,9 +71,9 @@ class RunIndex:
 
     def steps(self, db: sqlite3.Connection) -> list[dict[str, Any]]:
         """Return `queries.steps`, cached until episodes are added, because pages poll an active run."""
-        position = db.execute("select start, tail from positions where file = ?", (_EPISODES,)).fetchone()
-        version = tuple(position) if position else None
-        if version is None or self._steps[0] != version:
+        files = (_EPISODES, _PENDING)
+        version = list(map(tuple, db.execute("select start, tail from positions where file in (?, ?)", files)))
+        if not version or self._steps[0] != version:
             self._steps = (version, queries.steps(db))
         return self._steps[1]
 
@@ -99,8 +105,7 @@ class RunIndex:
                 for line in lines:
                     try:
                         rows.add(json.loads(line))
-                    # Damaged lines are skipped; the page shows their number.
-                    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+                    except _DAMAGED:
                         bad += 1
                 rows.write()
             if new != position or restarted:
@@ -111,6 +116,29 @@ class RunIndex:
             db.execute("commit")
         except BaseException:
             # An error of the disk has already ended the transaction.
+            if db.in_transaction:
+                db.execute("rollback")
+            raise
+
+    def _update_pending(self, db: sqlite3.Connection, lines: list[bytes], position: ReadPosition) -> None:
+        """Make the pending episodes those of `lines`, except for episodes that the index has by now."""
+        db.execute("begin immediate")
+        try:
+            row = db.execute("select tail from positions where file = ?", (_PENDING,)).fetchone()
+            if (row["tail"] if row else "") != position.tail:
+                db.execute("delete from episodes where id in (select episode from pending)")
+                db.execute("delete from pending")
+                rows, bad = _EpisodeRows(db), 0
+                for line in lines:
+                    try:
+                        rows.add(json.loads(line), replaces=False)
+                    except _DAMAGED:
+                        bad += 1
+                db.executemany("insert into pending values (?)", [(number,) for number in rows.write()])
+                content = (_PENDING, position.offset, position.tail, bad, "")
+                db.execute("insert or replace into positions values (?, ?, ?, ?, ?)", content)
+            db.execute("commit")
+        except BaseException:
             if db.in_transaction:
                 db.execute("rollback")
             raise
@@ -148,8 +176,16 @@ class _EpisodeRows:
         )
         self._last: int = db.execute(highest).fetchone()[0]
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """Add a line of the record's episode index. `write` writes the added lines to the database."""
+    def add(self, row: Mapping[str, Any], *, replaces: bool = True) -> None:
+        """Add a line of the record's episode index. `write` writes the added lines to the database.
+
+        Args:
+            row: The line.
+            replaces: Whether it replaces an earlier line of the same episode; otherwise that line remains.
+        """
+        known = "select 1 from episodes where path = ?"
+        if not replaces and self._db.execute(known, (_utf8(str(row["path"])),)).fetchone():
+            return
         forks: Mapping[str, int] = row.get("forks") or {}
         labels = {("fork", shorten(cause)) for cause in forks}
         for kind, field in (("agent", "agents"), ("tag", "tags"), ("finish", "finish_reasons")):
@@ -161,8 +197,8 @@ class _EpisodeRows:
             number = self._label_ids.setdefault(label, len(self._label_ids) + 1)
             self._labels.append((number, self._last))
 
-    def write(self) -> None:
-        """Write the added lines to the database."""
+    def write(self) -> list[int]:
+        """Write the added lines to the database, and return their ids."""
         names = [(number, *label) for label, number in self._label_ids.items()]
         self._db.executemany("insert or ignore into labels (id, kind, value) values (?, ?, ?)", names)
         placeholders = ", ".join("?" * len(_COLUMNS))
@@ -171,6 +207,7 @@ class _EpisodeRows:
             f"insert or replace into episodes ({', '.join(_COLUMNS)}) values ({placeholders})", self._rows
         )
         self._db.executemany("insert or ignore into episode_labels values (?, ?)", sorted(self._labels))
+        return [row[0] for row in self._rows]
 
 
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:

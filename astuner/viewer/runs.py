@@ -16,7 +16,8 @@ from astuner.viewer import queries
 from astuner.viewer.index import RunIndex
 
 # Files whose changes make a row of the list of runs outdated.
-_LISTED_FILES = ("environment.json", "config.yaml", "summary.json", "metrics.jsonl", "episodes/index.jsonl")
+_LISTED_FILES = ("environment.json", "config.yaml", "summary.json", "metrics.jsonl", "episodes/index.jsonl",
+                 "episodes/pending.jsonl")  # fmt: skip
 # Each open index needs three file descriptors, of which a process has few hundred.
 _MAX_OPEN_INDEXES = 32
 

@@ -215,7 +215,7 @@ def _episode_files(record: Path) -> list[Row]:
 
 
 def _checkpoints(record: Path) -> list[Row]:
-    return [("checkpoint", int(path.name[5:]), path.name) for path in (record / "checkpoints").iterdir()]
+    return [("checkpoint", 0, path.name) for path in (record / "checkpoints").iterdir()]
 
 
 def _tensorboard(record: Path) -> list[Row]:

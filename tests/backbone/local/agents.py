@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
@@ -76,4 +77,23 @@ class KilledAtStep(Letters):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         if workflow_task.episode_id.startswith(f"train-{int(os.environ.get('KILL_AT', '0')):06d}-"):
             os.kill(os.getpid(), int(os.environ.get("KILL_WITH", str(int(signal.SIGKILL)))))
+        return await super().execute(workflow_task, model_tuner)
+
+
+class ExtremeRewards(Letters):
+    """From the second step on, rewards are as large as they can be."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        if workflow_task.episode_id.startswith("train-000001"):
+            return output
+        return WorkflowOutput(reward=1e308 if workflow_task.repeat_index else -1e308)
+
+
+class RemovesTheRecord(Letters):
+    """Removes the record during the second step."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        if workflow_task.episode_id.startswith("train-000002"):
+            shutil.rmtree(os.environ["RECORD_TO_REMOVE"], ignore_errors=True)
         return await super().execute(workflow_task, model_tuner)

@@ -81,9 +81,10 @@ function advantages(timeline) {
   return h("p", { class: "soft" }, "advantage ", trained.map((row) => (named ? `${brief(row.agent || "–", 30)} ` : "") + between(row)).join(" · "));
 }
 
-function problems({ episode, withheld }) {
+function problems({ episode, withheld, note }) {
   return h("div", {}, episode.error ? h("div", { class: "card error" }, textBox(episode.error)) : null,
-    withheld ? h("p", { class: "card note" }, `Not in the record: ${brief(withheld, 200)}`) : null);
+    withheld ? h("p", { class: "card note" }, `Not in the record: ${brief(withheld, 200)}`) : null,
+    note ? h("p", { class: "card note" }, `This episode is ${note}.`) : null);
 }
 
 function hints(view) {

@@ -1,0 +1,209 @@
+"""Whole runs that fail, are killed, are resumed with changed keys, or see the clock set back: nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner import AstunerJob
+from astuner.errors import BackboneError, RecordError
+from astuner.explain.command import explain
+from astuner.run_record import read_index, read_metrics, read_summary
+from astuner.viewer.export import export_run
+from tests.campaigns.serial_run import Runs, compare, write_job
+
+MakeJob = Callable[..., AstunerJob]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "reinforce++"])
+def test_a_step_whose_rewards_are_extreme_is_recorded_and_explained(
+    make_job: MakeJob, tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: str
+):
+    job = make_job("ExtremeRewards", algorithm=algorithm, rollout__num_repeat=2)
+    with pytest.raises(
+        BackboneError, match=r"rewards of 4 episodes are extreme: train-000002-.*reward -?1e\+308"
+    ) as info:
+        job.tune(tmp_path / "records")
+    assert "Scale or clip the rewards" in str(info.value)
+    assert "optim.lr" not in str(info.value)
+    record = tmp_path / "records/run"
+    entries = [entry for entry in read_index(record) if entry.step == 2]
+    assert len(entries) == 4
+    assert sorted(entry.reward for entry in entries if entry.reward)[::3] == [-1e308, 1e308]
+    assert all(entry.lacks_advantage for entry in entries)
+    explain("run", None, tmp_path / "records")
+    assert "4 of them without an advantage: the update of the step" in " ".join(capsys.readouterr().out.split())
+    explain("run", entries[0].episode_id, tmp_path / "records")
+    assert "without an advantage" in " ".join(capsys.readouterr().out.split())
+    for kind in ("jsonl", "parquet"):
+        told: list[str] = []
+        export_run("run", tmp_path / "records", kind, tmp_path / f"out.{kind}", None, told.append)  # type: ignore[arg-type]
+        assert told[0].startswith("4 training episodes are without an advantage")
+
+
+def test_a_learning_rate_that_overflows_is_explained_by_no_reward(make_job: MakeJob, tmp_path: Path):
+    job = make_job(trainer_common__optim__lr=1e20, trainer_common__total_training_steps=5)
+    with pytest.raises(BackboneError) as info:
+        job.tune(tmp_path / "records")
+    assert "Scale or clip" not in str(info.value)
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_a_clock_that_is_set_changes_no_duration(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+):
+    real, calls = time.time, iter(range(10**9))
+    monkeypatch.setattr("time.time", lambda: real() + jump * next(calls))
+    tuned = make_job(trainer_common__val_before_train=True).tune(tmp_path / "records")
+    assert 0 < tuned.metrics.seconds < 600
+    assert 0 < read_summary(tuned.record).seconds < 600
+    for entry in read_index(tuned.record):
+        assert 0 <= entry.seconds < 600
+    for row in read_metrics(tuned.record):
+        for name, value in row.metrics.items():
+            assert not name.startswith("time/") or (value is not None and 0 <= value < 600), name
+
+
+def test_a_deleted_record_ends_the_run_at_its_next_write(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RECORD_TO_REMOVE", str(tmp_path / "records/run"))
+    job = make_job("RemovesTheRecord", trainer_common__total_training_steps=50)
+    with pytest.raises(RecordError, match=r"run/.*\.jsonl was deleted, moved or replaced while the run was writing"):
+        job.tune(tmp_path / "records")
+    assert not (tmp_path / "records/run").exists()
+
+
+@pytest.fixture(scope="module")
+def serial(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Runs, Path]:
+    """Runs of one configuration, and the record of an uninterrupted one."""
+    folder = tmp_path_factory.mktemp("serial")
+    runs = Runs(write_job(folder, model_folder))
+    runs.complete(folder / "whole")
+    return runs, folder / "whole/run"
+
+
+def metrics_of(record: Path) -> str:
+    try:
+        return (record / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+# Moments at which a run is killed, as conditions on its record.
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "in an update": lambda record: (
+        (record / "episodes/pending.jsonl").exists() and (record / "checkpoints/step_000002").exists()
+    ),
+    "in the second checkpoint": lambda record: (record / "checkpoints/.partial_step_000004").exists(),
+    "in the final validation": lambda record: (
+        (record / "checkpoints/step_000004").exists() and (record / "episodes/val/step_000004").exists()
+    ),
+    "after the final validation": lambda record: '{"step":4,' in metrics_of(record).rpartition('"val/')[0][-99999:],
+    "with the model": lambda record: (record / "model").exists() or (record / "plots").exists(),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_killed_several_times_has_every_row_once(serial: tuple[Runs, Path], tmp_path: Path, moment: str):
+    runs, whole = serial
+    record = tmp_path / "run"
+    kills = [runs.kill_when(tmp_path, lambda _changes, _seconds: MOMENTS[moment](record)) for _ in range(2)]
+    assert kills[0]
+    runs.complete(tmp_path)
+    comparison = compare(whole, record)
+    assert comparison.is_equal, comparison
+
+
+def kill_after_first_checkpoint(runs: Runs, folder: Path, *words: str) -> None:
+    checkpoint = folder / "run/checkpoints/step_000002"
+    assert runs.kill_when(folder, lambda _changes, _seconds: checkpoint.exists(), *words)
+
+
+def test_a_killed_run_goes_on_elsewhere_with_other_free_keys(serial: tuple[Runs, Path], tmp_path: Path):
+    runs, whole = serial
+    killed, moved = tmp_path / "killed", tmp_path / "moved"
+    kill_after_first_checkpoint(runs, killed)
+    for name in ("step_best", "step_000002.bak", "step_000009"):
+        shutil.copytree(killed / "run/checkpoints/step_000002", killed / "run/checkpoints" / name)
+    killed.rename(moved)
+    runs.complete(
+        moved, "--exp-dir=.", "astuner.trainer_common.logger=[tensorboard]", "astuner.trainer_common.save_freq=1",
+        "astuner.trainer_common.max_checkpoints_to_keep=9", "astuner.deadlines.update=1000",
+    )  # fmt: skip
+    assert not (moved / "run.1").exists()
+    assert "resuming from the checkpoint of step 2" in (moved / "output.log").read_text()
+    comparison = compare(whole, moved / "run")
+    assert {name for _, _, name in comparison.extra} == {"step_000002", "step_000003", "step_best", "step_000009",
+                                                        "step_000002.bak"}  # fmt: skip
+    assert [comparison.lost, comparison.doubled, comparison.different, comparison.leftovers] == [[]] * 4
+
+
+def test_a_finished_run_goes_on_with_more_steps(serial: tuple[Runs, Path], model_folder: Path, tmp_path: Path):
+    runs, whole = serial
+    runs.complete(tmp_path, "astuner.trainer_common.total_training_steps=2")
+    runs.complete(tmp_path)
+    assert not (tmp_path / "run.1").exists()
+    comparison = compare(whole, tmp_path / "run")
+    assert comparison.is_equal, comparison
+    assert read_summary(tmp_path / "run").steps == 4
+
+
+def test_another_configuration_is_named_key_by_key(serial: tuple[Runs, Path], tmp_path: Path):
+    runs, _ = serial
+    kill_after_first_checkpoint(runs, tmp_path)
+    runs.complete(tmp_path, "astuner.trainer_common.optim.lr=0.5", "astuner.trainer_common.total_training_steps=1")
+    output = (tmp_path / "output.log").read_text()
+    assert "astuner.trainer_common.optim.lr: 0.01 → 0.5" in output
+    assert "astuner.trainer_common.total_training_steps: 4 → 1 (it may only become larger)" in output
+    assert "restore these values" in output
+    assert (tmp_path / "run.1/checkpoints/step_000002").exists()
+    assert read_summary(tmp_path / "run").steps == 1
+
+
+def damage(record: Path, line: bytes) -> None:
+    for name in ("metrics.jsonl", "episodes/index.jsonl"):
+        lines = (record / name).read_bytes().splitlines(keepends=True)
+        (record / name).write_bytes(b"".join([lines[0], line + b"\n", *lines[1:]]))
+
+
+@pytest.mark.parametrize("line", [b"{}", b'{"step":"x"}', b"\xff"])
+def test_damaged_rows_do_not_keep_a_run_from_resuming(serial: tuple[Runs, Path], tmp_path: Path, line: bytes):
+    runs, whole = serial
+    kill_after_first_checkpoint(runs, tmp_path)
+    damage(tmp_path / "run", line)
+    runs.complete(tmp_path)
+    comparison = compare(whole, tmp_path / "run")
+    assert set(comparison.leftovers) == {"metrics.jsonl.damaged", "episodes/index.jsonl.damaged"}
+    comparison.leftovers.clear()
+    assert comparison.is_equal, comparison
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[]"])
+def test_a_damaged_configuration_is_no_configuration(serial: tuple[Runs, Path], tmp_path: Path, content: bytes):
+    runs, _ = serial
+    kill_after_first_checkpoint(runs, tmp_path)
+    (tmp_path / "run/config.yaml").write_bytes(content)
+    runs.complete(tmp_path, "astuner.trainer_common.total_training_steps=1")
+    assert "config.yaml is missing or damaged" in (tmp_path / "output.log").read_text()
+    assert (tmp_path / "run.1/checkpoints/step_000002").exists()
+
+
+def test_the_summary_says_when_the_record_of_an_older_version_is_resumed(serial: tuple[Runs, Path], tmp_path: Path):
+    runs, whole = serial
+    kill_after_first_checkpoint(runs, tmp_path)
+    (tmp_path / "run/checkpoints/step_000002/complete.json").unlink()
+    config = tmp_path / "run/config.yaml"
+    config.write_text(config.read_text().replace("    save_freq: 2\n", ""))
+    runs.complete(tmp_path)
+    assert not (tmp_path / "run.1").exists()
+    summary: dict[str, Any] = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["steps"] == 4
+    comparison = compare(whole, tmp_path / "run")
+    assert [comparison.lost, comparison.doubled, comparison.different, comparison.extra] == [[]] * 4
