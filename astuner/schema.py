@@ -334,6 +334,7 @@ class Episode:
         error_kind, error: the error of a `failed` or `dropped` episode; `max_steps` for an `ok` one that was cut.
         metadata: the metadata of the workflow.
         log_metrics: the metrics of the workflow.
+        ended_processes: the processes that the episode had left running and astuner has ended: command line and id.
         start_time, end_time: seconds since the epoch.
     """
 
@@ -351,6 +352,7 @@ class Episode:
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_metrics: Mapping[str, float] = field(default_factory=dict)
+    ended_processes: tuple[str, ...] = ()
     start_time: float = 0.0
     end_time: float = 0.0
 

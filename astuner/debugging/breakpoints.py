@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bdb
+import contextvars
 import importlib.util
 import os
 import sys
@@ -149,10 +150,12 @@ def _wait_for_debugger(port: int) -> None:
         import debugpy
         from loguru import logger
 
+        # The debugger's own process must outlive the episode that stops first.
+        no_episode = contextvars.Context()
         try:
-            host, bound_port = debugpy.listen(("127.0.0.1", port))
+            host, bound_port = no_episode.run(debugpy.listen, ("127.0.0.1", port))
         except RuntimeError:  # Another process holds the port.
-            host, bound_port = debugpy.listen(("127.0.0.1", 0))
+            host, bound_port = no_episode.run(debugpy.listen, ("127.0.0.1", 0))
         logger.warning(
             "process {} waits at a breakpoint for a debugger: attach one to {}:{} (in VS Code with `Attach to a run` "
             "of the launch.json that `astuner init` writes)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextvars
 import json
 import os
 import subprocess
@@ -75,7 +76,8 @@ class MathVerifyProcess:
 
     def _request(self, request: bytes) -> str | None:
         """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if the server exited."""
-        process = self._servers.get(os.getpid()) or self._start()
+        # Started outside of the episode that needs it first, whose processes end with it.
+        process = self._servers.get(os.getpid()) or contextvars.Context().run(self._start)
         assert process.stdin is not None
         assert process.stdout is not None
         current = None

@@ -13,6 +13,8 @@ from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack
 from astuner.errors import CallLimitError
 from astuner.model_tuner import CallSettings, ModelTuner
+from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
+from astuner.processes.process_hooks import install_hooks
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.task_rollout.active_episodes import ActiveEpisodes
 from astuner.task_rollout.pool import EpisodePool, InlinePool, Job, StuckJob
@@ -70,6 +72,7 @@ class TaskRollout:
 
     def __post_init__(self) -> None:
         # The runner applies the timeouts of workflow and judge; the pool handles only episodes that block their thread.
+        install_hooks()
         deadline = self.runner.episode_timeout + self.runner.judge_timeout
         self._pool = InlinePool() if self.in_main_thread else EpisodePool(self.workers, deadline)
 
@@ -110,25 +113,30 @@ class TaskRollout:
         return [episode for episode_attempts in attempts for episode in episode_attempts]
 
     def close(self) -> None:
-        """End the worker threads."""
+        """End the worker threads, and the processes of episodes that an interrupt has left running."""
+        end_all_episodes()
         self._pool.close()
 
     def _run_once(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
         tuners = [self.runner.tuner(task, settings) for task in tasks]
+        processes = [EpisodeProcesses(task.episode_id) for task in tasks]
 
-        def job(task: WorkflowTask, tuner: ModelTuner) -> Job[Episode]:
+        def job(task: WorkflowTask, tuner: ModelTuner, children: EpisodeProcesses) -> Job[Episode]:
             async def run() -> Episode:
                 with self.running.track(task.episode_id, tuner):
-                    return await self.runner.run(task, tuner)
+                    with children.owned():
+                        episode = await self.runner.run(task, tuner)
+                    return replace(episode, ended_processes=children.ended)
 
             return run
 
-        for index, result in self._pool.run(list(map(job, tasks, tuners))):
+        for index, result in self._pool.run(list(map(job, tasks, tuners, processes))):
             if isinstance(result, StuckJob):
                 task, tuner = tasks[index], tuners[index]
+                processes[index].end()
                 stack = format_stack(result.stack)
                 logger.debug("{}, {}, blocked its thread at\n{}", task.episode_id, describe_calls(tuner), stack)
-                yield index, _stuck_episode(task, tuner.calls, result)
+                yield index, replace(_stuck_episode(task, tuner.calls, result), ended_processes=processes[index].ended)
             else:
                 yield index, result
 

@@ -117,6 +117,7 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "episodes/calls": _mean([len(episode.calls) for episode in episodes]),
         "episodes/samples": _mean([len(episode.samples) for episode in episodes]),
         "episodes/dropped_samples": sum(episode.dropped_samples for episode in episodes),
+        "episodes/ended_processes": sum(len(episode.ended_processes) for episode in episodes),
         "calls/total": sum(len(episode.calls) for episode in episodes),
         "samples/total": sum(len(episode.samples) for episode in episodes),
         "tokens/raw": tokens.raw,

@@ -1,0 +1,107 @@
+"""No process of an episode outlives its run, however the run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from astuner.run_record import read_episode, read_index
+from tests.launcher.conftest import Command
+from tests.launcher.liveness import lives, wait_for
+
+AGENT = """
+import asyncio, os, sys, time
+from pathlib import Path
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class LeavesProcesses(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat([{"role": "user", "content": "hi"}])
+        name = workflow_task.episode_id
+
+        def start(kind, *prefix, **options):
+            code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+            code += f"open(f'{os.getcwd()}/{name}-{kind}-{{os.getpid()}}.pid', 'w').close(); time.sleep(600)"
+            return asyncio.create_subprocess_exec(*prefix, sys.executable, "-c", code, **options)
+
+        await start("child")
+        await start("daemon", "setsid", "--fork")
+        await start("bare", "env", "-i", "setsid", "--fork")
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                open(f"{name}-fork-{os.getpid()}.pid", "w").close()
+                time.sleep(600)
+            os._exit(0)
+        while len(list(Path().glob(f"{name}-*.pid"))) < 4:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(600 if workflow_task.repeat_index == 0 else 1)
+        return WorkflowOutput(reward=float(workflow_task.repeat_index))
+"""
+RUN = ("--conf", "run.yaml", "astuner.rollout.agentscope_workflow='leaves->LeavesProcesses'")
+
+
+@pytest.fixture(autouse=True)
+def _agent(folder: Path) -> None:
+    (folder / "leaves.py").write_text(AGENT)
+
+
+def started() -> list[int]:
+    return [int(path.stem.rpartition("-")[2]) for path in Path().glob("*.pid")]
+
+
+def _are_old(files: Iterable[Path]) -> bool:
+    """Return whether there are files, and the last one was written two seconds ago."""
+    times = [file.stat().st_mtime for file in files]
+    return len(times) >= 4 and time.time() - max(times) > 2
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Yield a run in a separate process, once each of its episodes has started its four processes."""
+    with Path("out.txt").open("wb") as out:
+        run = subprocess.Popen([sys.executable, "-m", "astuner", *RUN, *arguments], stdout=out, stderr=out)
+    try:
+        wait_for(lambda: _are_old(Path().glob("*-0-*.pid")) or run.poll() is not None)
+        assert run.poll() is None, Path("out.txt").read_text()
+        assert any(map(lives, started()))
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+        for pid in filter(lives, started()):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("backbone", ["local", "debug"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_no_process_outlives_an_interrupted_run(backbone: str, number: signal.Signals) -> None:
+    with running(f"--backbone={backbone}") as run:
+        run.send_signal(number)
+        run.wait(60)
+        wait_for(lambda: not any(map(lives, started())), 30)
+
+
+def test_a_finished_run_names_what_it_ended(astuner: Command) -> None:
+    ended = astuner(*RUN, "--backbone=debug", "astuner.rollout.episode_timeout=8")
+    assert ended.code == 0, ended.out
+    assert not any(map(lives, started()))
+    record = Path("launcher_record/run-debug")
+    entries = read_index(record)
+    assert {entry.status for entry in entries} == {"ok", "failed"}
+    log = (record / "run.log").read_text()
+    ended_by = {entry.episode_id: read_episode(record / entry.path).ended_processes for entry in entries}
+    for episode_id, processes in ended_by.items():
+        assert len(processes) >= 3  # a daemon without environment may count for an episode that ran at the same time
+        assert f"episode {episode_id} left " in log
+    assert sum(map(len, ended_by.values())) == 4 * len(entries)
+    assert "processes running, which were ended: " in ended.out
