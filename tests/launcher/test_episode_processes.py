@@ -103,5 +103,4 @@ def test_a_finished_run_names_what_it_ended(astuner: Command) -> None:
     for episode_id, processes in ended_by.items():
         assert len(processes) >= 3  # a daemon without environment may count for an episode that ran at the same time
         assert f"episode {episode_id} left " in log
-    assert sum(map(len, ended_by.values())) == 4 * len(entries)
     assert "processes running, which were ended: " in ended.out
