@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 import signal
@@ -25,6 +26,7 @@ from astuner.cli_options import (
 )
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
+from astuner.redaction import learn_secret_settings, redact
 
 if TYPE_CHECKING:
     from astuner.launcher.launch import Launcher
@@ -370,10 +372,13 @@ def main() -> None:
 
 
 def _run(received: Sequence[int]) -> int:
+    learn_secret_settings(sys.argv[1:])
     try:
         result: Any = astuner.main(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(redact(shown.getvalue()), nl=False, err=True)
         return error.exit_code
     except click.Abort as abort:  # raised by click for Ctrl-C and at the end of input
         return _print_error(abort.__cause__ or abort)

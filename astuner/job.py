@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from loguru import logger
+
 from astuner.clock import timestamp
 from astuner.config.backbone_choice import check_gpus, choose_backbone
 from astuner.config.loading import check_config, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
-from astuner.config.to_yaml import to_yaml
+from astuner.config.to_yaml import secret_keys, to_yaml
 from astuner.errors import ConfigError
 from astuner.plugin import load_class
 from astuner.run_record import RunSummary
@@ -158,10 +160,20 @@ class AstunerJob:
         return self.configure(values)
 
     def dump_job_as_yaml(self, path: str | Path) -> Path:
-        """Write the configuration as a YAML file for `astuner --conf` and `load_job_from_yaml`."""
+        """Write the configuration as a YAML file for `astuner --conf` and `load_job_from_yaml`.
+
+        Secrets, such as API keys, are written as `[redacted]`, with a warning that names their keys.
+        """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(to_yaml(self._config))
+        target.write_text(to_yaml(self._config, redacted=True))
+        if names := secret_keys(self._config):
+            logger.warning(
+                "{} has [redacted] in place of the secrets in {}; keep secrets in environment variables, or give them "
+                "on the command line",
+                target,
+                ", ".join(names),
+            )
         return target
 
     def load_job_from_yaml(self, path: str | Path) -> Self:

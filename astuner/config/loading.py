@@ -24,6 +24,7 @@ from astuner.config.trainer_aliases import take_aliases
 from astuner.config.trainer_mapping import trainer_mapping
 from astuner.config.validation import validate
 from astuner.config.yaml_file import shown
+from astuner.redaction import learn_secret_settings
 
 _BACKBONE = parts("astuner.backbone")
 
@@ -59,6 +60,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
     Raises:
         ConfigError: a file, key or value is invalid. The message has a line for each problem, with its place.
     """
+    learn_secret_settings(overrides)
     composed = compose_files(path, overrides)
     origins = dict(composed.origins)
     if backbone is not None:
@@ -115,6 +117,7 @@ def with_values(config: RunConfig, values: Mapping[str, object]) -> RunConfig:
     Raises:
         ConfigError: a key is unknown or a value is invalid.
     """
+    learn_secret_settings(values)
     paths = {parts(key): value for key, value in values.items()}
     raise_problems([unknown_key(path, "") for path in outermost_unknown(paths)])
     tree = config.model_dump()

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
+from astuner.config.keys import KeyPath, dotted
 from astuner.config.root import RunConfig
 from astuner.errors import ConfigError
+from astuner.redaction import redact_settings
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
-def to_yaml(config: RunConfig) -> str:
+def to_yaml(config: RunConfig, *, redacted: bool = False) -> str:
     """Return every key with its value as YAML, which `load_config` reads back as `config`.
+
+    Args:
+        config: the configuration.
+        redacted: whether secrets are replaced with `[redacted]`.
 
     Raises:
         ConfigError: a value is the text `???`, which means "missing" in Hydra's YAML.
     """
-    tree = _literal(config.model_dump(mode="json"))
-    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6)
+    tree = config.model_dump(mode="json")
+    return yaml.dump(
+        _literal(redact_settings(tree) if redacted else tree),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=10**6,
+    )
 
 
 class _Dumper(yaml.SafeDumper):
@@ -33,6 +46,20 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _represent_text)
+
+
+def secret_keys(config: RunConfig) -> list[str]:
+    """Return the dotted keys whose values `to_yaml` redacts."""
+
+    def differing(value: Any, shown: Any, path: KeyPath) -> Iterator[str]:
+        if isinstance(value, dict):
+            for name, item, clean in zip(value, value.values(), shown.values(), strict=True):
+                yield from differing(item, clean, (*path, str(name)))
+        elif value != shown:
+            yield dotted(path)
+
+    tree = config.model_dump(mode="json")
+    return list(differing(tree, redact_settings(tree), ()))
 
 
 def _literal(value: Any) -> Any:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from astuner.config.keys import KeyPath
 from astuner.errors import ConfigError
+from astuner.redaction import learn_secret_settings
 
 SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
 SUFFIXES = (".yaml", ".yml")
@@ -83,6 +84,7 @@ def read_yaml(path: Path) -> YamlFile:
     except RecursionError:
         raise ConfigError(f"{shown(path)}: an anchor (&…) contains itself") from None
     assert isinstance(tree, dict)
+    learn_secret_settings(tree)
     return YamlFile(path, text, {str(key): value for key, value in tree.items()}, lines)
 
 

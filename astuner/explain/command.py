@@ -14,7 +14,8 @@ from astuner.explain.episode import EpisodeExplanation, explain_episode
 from astuner.explain.run import RunExplanation, explain_run
 from astuner.explain.text import print_episode, print_run
 from astuner.launcher.console import make_console
-from astuner.run_record import Split, find_episode, find_run, read_index, read_recorded_episode, redact
+from astuner.redaction import redact
+from astuner.run_record import Split, find_episode, find_run, read_index, read_recorded_episode
 from astuner.run_record.jsonable import to_jsonable
 
 

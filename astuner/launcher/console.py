@@ -18,7 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from astuner.plugin import raised_at
-from astuner.run_record import RunSummary, ValidationSummary, read_metrics, redact, redacted_output
+from astuner.redaction import redact
+from astuner.redaction.output import redacted_output
+from astuner.run_record import RunSummary, ValidationSummary, read_metrics
 
 if TYPE_CHECKING:
     from loguru import Message

@@ -55,7 +55,8 @@ from astuner.launcher.services import Services
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.ray_cluster.environment import ON_LOOPBACK, environment_set
 from astuner.ray_cluster.head import is_own_ray
-from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers, redact
+from astuner.redaction import redact
+from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers
 from astuner.schema import Episode
 from astuner.task_rollout import ActiveEpisodes, Split
 
@@ -287,7 +288,7 @@ class Launcher:
 
     def _open_record(self, folder: Path, *, may_resume: bool) -> RunRecord:
         config = self.config.astuner
-        config_yaml = to_yaml(self.config)
+        config_yaml = to_yaml(self.config, redacted=True)
         return RunRecord.open(
             folder,
             backbone=config.backbone,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from loguru import logger
 
 from astuner.backbone.training.checkpoints import complete_checkpoints
 from astuner.config.resume import Locations, changed_keys
-from astuner.run_record import redact
+from astuner.redaction import redact_settings
 
 
 def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
@@ -40,7 +40,9 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
     directory = _read_mapping(folder / "environment.json").get("working_directory")
     here = (Path.cwd(), config_dir)
     locations = Locations((Path(directory),) if isinstance(directory, str) else here, here)
-    changes = changed_keys(earlier, yaml.safe_load(redact(config_yaml)), locations)
+    # Both are redacted by today's rules: an earlier version may have redacted less.
+    earlier = cast(dict[str, Any], redact_settings(earlier))
+    changes = changed_keys(earlier, cast(dict[str, Any], redact_settings(yaml.safe_load(config_yaml))), locations)
     if is_finished and not any(change.rule == "more" and change.allowed for change in changes):
         return False
     refused = [change for change in changes if not change.allowed]

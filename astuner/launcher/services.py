@@ -27,7 +27,7 @@ from astuner.processes.guarded_process import GuardedProcess, TempDir
 from astuner.processes.log import ProcessLog
 from astuner.ray_cluster.head import StartedRay, ray_head
 from astuner.ray_cluster.temp_dir import short_parent
-from astuner.run_record import learn_secrets, redact_argv
+from astuner.redaction import learn_secrets, redact_argv
 
 _VIEW_PORT = 8765
 _RAY_SERVICES = ("ray", "ray-cluster")

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
-from astuner.run_record import RedactingStream, redact
+from astuner.redaction import StreamRedactor, current_redactor, redact
+from astuner.redaction.output import RedactingStream
 from astuner.run_record.files import write_errors
 
 _TAIL_LINES = 20
@@ -38,15 +39,20 @@ class ProcessLog:
         return thread
 
     def _copy(self, output: IO[bytes]) -> None:
+        redactor = StreamRedactor(current_redactor)  # a private key has several lines
         with output:
             while raw := output.readline(_MAX_LINE_BYTES):
-                line = raw.decode(errors="replace").rstrip("\r\n")
-                with self._lock:
-                    self._tail.append(line)
-                    if self._stream is None:
-                        self._buffer.append(line)
-                    else:
-                        self._stream.write(line + "\n")
+                self._add(redactor.feed(raw.decode(errors="replace").rstrip("\r\n") + "\n"))
+        self._add(redactor.finish())
+
+    def _add(self, text: str) -> None:
+        with self._lock:
+            for line in text.split("\n")[:-1]:
+                self._tail.append(line)
+                if self._stream is None:
+                    self._buffer.append(line)
+                else:
+                    self._stream.write(line + "\n")
 
     def open(self, folder: Path) -> Path:
         """Write the buffered and all further lines to `services/{name}.log` in the run's folder; return the file.

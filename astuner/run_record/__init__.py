@@ -7,10 +7,8 @@ from astuner.run_record.folder import FolderLock, is_being_written, is_record
 from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
-from astuner.run_record.output import RedactingStream, redact_output, redacted_output
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
-from astuner.run_record.secrets import learn_secrets, redact, redact_argv, secret_variables
 from astuner.run_record.summary import (
     EpisodesSummary,
     RunSummary,
@@ -38,7 +36,6 @@ __all__ = [
     "MetricsRow",
     "ReadPosition",
     "RecordedEpisode",
-    "RedactingStream",
     "RunRecord",
     "RunSummary",
     "SampleUpdate",
@@ -55,7 +52,6 @@ __all__ = [
     "find_run",
     "is_being_written",
     "is_record",
-    "learn_secrets",
     "plot_run",
     "read_episode",
     "read_index",
@@ -63,11 +59,6 @@ __all__ = [
     "read_new_lines",
     "read_recorded_episode",
     "read_summary",
-    "redact",
-    "redact_argv",
-    "redact_output",
-    "redacted_output",
-    "secret_variables",
     "span_values",
     "write_summary",
 ]

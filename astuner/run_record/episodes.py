@@ -21,6 +21,7 @@ from typing import Any
 from loguru import logger
 
 from astuner.errors import RecordError
+from astuner.redaction import current_redactor
 from astuner.run_record.episode_file import EpisodeLabels, episode_to_json, read_recorded_episode, with_update
 from astuner.run_record.files import (
     JsonLines,
@@ -31,7 +32,6 @@ from astuner.run_record.files import (
     write_errors,
 )
 from astuner.run_record.jsonable import decode, encode, to_jsonable
-from astuner.run_record.secrets import current_redactor
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, EpisodeStatus, Split, TokenCounts
 

@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from astuner.errors import RecordError
+from astuner.redaction import REDACTED, holds_credential
 from astuner.schema import JSON_KEY
 
 T = TypeVar("T")
@@ -74,12 +75,20 @@ def _container_to_jsonable(
     containers.append(id(value))
     try:
         if isinstance(value, Mapping):
-            return {redact(_to_str(key)): _to_jsonable(item, redact, containers) for key, item in value.items()}
+            return {
+                redact(_to_str(key)): _item_to_jsonable(key, item, redact, containers) for key, item in value.items()
+            }
         return [_to_jsonable(item, redact, containers) for item in value]
     except Exception:  # A mapping class of the user may raise anything; the record must not fail.
         return _unprintable(value)
     finally:
         containers.pop()
+
+
+def _item_to_jsonable(key: object, item: object, redact: Redact, containers: list[int]) -> object:
+    if isinstance(item, str) and isinstance(key, str) and holds_credential(key, item):
+        return REDACTED
+    return _to_jsonable(item, redact, containers)
 
 
 def _to_str(value: object) -> str:

@@ -17,7 +17,8 @@ from astuner.backbone.training.run_inputs import load_agent_inputs
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import Breakpoints, reached_tags, set_breakpoints
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.run_record import redact, redact_output, secret_variables
+from astuner.redaction import redact, secret_variables
+from astuner.redaction.output import redact_output
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, RunningReport, report_failures

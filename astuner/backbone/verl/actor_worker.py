@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from astuner.run_record import redact_output
+from astuner.redaction.output import redact_output
 
 
 class ActorWorker(ActorRolloutRefWorker):

@@ -28,7 +28,7 @@ from astuner.backbone.training.episode_worker import (
 from astuner.backbone.verl.rollout_engine import VerlEngine
 from astuner.debugging.breakpoints import add_reached_tags, is_debugged
 from astuner.errors import AstunerError, BackboneError, first_line
-from astuner.run_record import learn_secrets
+from astuner.redaction import learn_secrets
 from astuner.schema import Episode
 from astuner.task_rollout import (
     ActiveEpisodes,

@@ -29,7 +29,7 @@ from astuner.llm_engine.vllm_server.warm_servers import (
 from astuner.localhost import is_port_taken, port_holder
 from astuner.processes.guarded_process import GuardedProcess, TempDir
 from astuner.processes.log import ProcessLog, last_lines
-from astuner.run_record import redact
+from astuner.redaction import redact
 
 _POLL_SECONDS = 0.25
 _PROGRESS_SECONDS = 10.0

@@ -17,7 +17,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from astuner.backbone.verl.rules import EMBEDDED
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.run_record import redact_output
+from astuner.redaction.output import redact_output
 from astuner.schema import SamplingParams
 
 

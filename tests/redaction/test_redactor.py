@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.run_record.secrets import Redactor, redact, redact_argv, secrets_in
+from astuner.redaction import Redactor, redact, redact_argv, secrets_in
 
 VISIBLE = st.characters(max_codepoint=0x2FF, exclude_categories=("Z", "C"), exclude_characters="[]")
 
@@ -61,6 +61,19 @@ def test_value_in_a_key_format_is_redacted_for_any_variable_name(
         "AKIAABCDEFGHIJKLMNOP",
         "AIzaSyA1234567890abcdefghijklmnopqrstu",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.abc-DEF",
+        "gsk_abcdefghijklmnop1234567890ABCDEF",
+        "xai-abcdefghijklmnop1234567890",
+        "r8_abcdefghijklmnop1234567890",
+        "SG.abcdefghijklmnopqrstuv.abcdefghijklmnopqrstuvwxyz0123456789ABCDEFG",
+        "ya29.a0AfH6SMBxyz-abc_1234567890",
+        "ASIAABCDEFGHIJKLMNOP",
+        "nvapi-abcdefghijklmnop-1234567890",
+        "sk_" + "live_abcdefghij1234567890",
+        "GOCSPX-abcdefghijklmnopqrst",
+        "hvs.abcdefghijklmnopqrstuvwx",
+        "dckr_pat_abcdefghijklmnopqrst",
+        "npm_abcdefghijklmnopqrstuvwxyz0123456789",
+        "123456789:AAabcdefghijklmnopqrstuvwxyz0123456",
     ],
 )
 def test_known_formats_are_redacted_without_a_variable(key: str) -> None:
@@ -75,8 +88,44 @@ def test_credentials_in_headers_urls_and_key_files_are_redacted() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://h/v1?api_key=abc&x=1&token=t2&sig=a%2Fb#f", "https://h/v1?api_key=#&x=1&token=#&sig=##f"),
+        ("GET /v1?X-Amz-Signature=0ab&X-Amz-Date=1", "GET /v1?X-Amz-Signature=#&X-Amz-Date=1"),
+        ("http://TOKEN1@host/x and git+https://x9@host", "http://#@host/x and git+https://#@host"),
+        ("redis://:pa55@host:1/0", "redis://#@host:1/0"),
+        ("Authorization: Basic dXNlcjpwYXNz", "Authorization: Basic #"),
+        ('{"Authorization": "Bearer Abcdefgh1"}', '{"Authorization": "Bearer #"}'),
+        ("authorization: abcdefg1234", "authorization: #"),
+        ("Cookie: sid=abc; theme=dark\nnext", "Cookie: #\nnext"),
+        ("run --api-key=hunter2 x", "run --api-key=# x"),
+        ("run --api-key hunter2x9 x", "run --api-key # x"),
+        ('{"api_key": "abcdefg1"}', '{"api_key": "#"}'),
+        (r"{\"db_password\": \"abcdefg1\"}", r"{\"db_password\": \"#\"}"),
+        ("OpenAI(api_key='abcdefg1')", "OpenAI(api_key='#')"),
+        ("PGPASS=abcdefg1 psql", "PGPASS=# psql"),
+        ("x;AccountKey=abc/def==;EndpointSuffix=y", "x;AccountKey=#;EndpointSuffix=y"),
+        ("https://hooks.slack.com/services/T0/B0/xyz ok", "https://hooks.slack.com/# ok"),
+        ("https://discord.com/api/webhooks/123/a-b_c ok", "https://discord.com/api/webhooks/# ok"),
+    ],
+)
+def test_credentials_are_recognised_by_their_place(text: str, shown: str) -> None:
+    assert redact(text) == shown.replace("#f", "HASH").replace("#", "[redacted]").replace("HASH", "#f")
+
+
+@pytest.mark.parametrize(
     "text",
     [
+        "client = OpenAI(api_key=os.environ['OPENAI_API_KEY'])",
+        "password: required",
+        "pass --api-key to the command",
+        "the token= sign, key: value, sort(key=lambda x1: x1)",
+        "tokens_raw: 123456789, max_tokens=16384000, pass_n: 4, author=Ada2Lovelace",
+        "https://host/path?page=2&sort_by=name&max_tokens=5",
+        "https://example.com/user@example.com",
+        "git@github.com:a/b and ssh://git@github.com/a/b",
+        "Authorization: required",
+        "Basic authentication",
         "risk-averse people",
         "a task-oriented agent",
         "sk-learn-is-a-library-without-digits",
