@@ -376,9 +376,8 @@ def _run(received: Sequence[int]) -> int:
     try:
         result: Any = astuner.main(standalone_mode=False)
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        click.echo(redact(shown.getvalue()), nl=False, err=True)
+        error.show(text := io.StringIO())
+        click.echo(redact(text.getvalue()), nl=False, err=True)
         return error.exit_code
     except click.Abort as abort:  # raised by click for Ctrl-C and at the end of input
         return _print_error(abort.__cause__ or abort)

@@ -10,6 +10,8 @@ from astuner.config.keys import dotted, is_changed, parts, schema, value_at
 from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig
 
+_MAX_EPISODES = 1_000_000
+
 
 def unsupported_values(config: RunConfig) -> Iterator[Problem]:
     """Yield the values that the configuration's backbone does not support."""
@@ -157,6 +159,14 @@ def _batches(run: AstunerConfig) -> Iterator[Problem]:
             f"astuner.data.train_batch_size ({run.data.train_batch_size}) × astuner.rollout.num_repeat "
             f"({rollout.num_repeat}) = {episodes}; lower the first or raise one of the others",
             "astuner.trainer_common.mini_batch_num",
+            "astuner.data.train_batch_size",
+            "astuner.rollout.num_repeat",
+        )
+    if episodes > _MAX_EPISODES:
+        yield _problem(
+            f"a step has astuner.data.train_batch_size ({run.data.train_batch_size:,}) × astuner.rollout.num_repeat "
+            f"({rollout.num_repeat:,}) = {episodes:,} episodes; expected at most {_MAX_EPISODES:,}, as a step's "
+            "episodes are in memory together; lower one of them",
             "astuner.data.train_batch_size",
             "astuner.rollout.num_repeat",
         )

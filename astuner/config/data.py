@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field, PositiveInt
+from typing import Literal
 
 from astuner.config.conditions import (
     FOR_SFT,
@@ -15,7 +13,18 @@ from astuner.config.conditions import (
     OTHER_JUDGE_TYPE,
     WITHOUT_JUDGE,
 )
-from astuner.config.section import TRAINING, Section, key, mirrors, sets, unsupported
+from astuner.config.section import (
+    TRAINING,
+    Count,
+    Number,
+    PositiveInt,
+    Seconds,
+    Section,
+    key,
+    mirrors,
+    sets,
+    unsupported,
+)
 
 
 class DataConfig(Section):
@@ -34,7 +43,7 @@ class DataConfig(Section):
         trinity="limits an episode, and is part of some losses' weights",
     )
     """Maximum number of tokens after the first prompt of an episode (answers, tool results, new turns)."""
-    train_batch_size: PositiveInt = key(
+    train_batch_size: Count = key(
         32,
         verl=mirrors("data.train_batch_size")
         + mirrors("actor_rollout_ref.actor.ppo_mini_batch_size", rule="mini_batch_tasks"),
@@ -139,25 +148,25 @@ class RubricsConfig(Section):
     """Score one answer at a time, or rank a group."""
     language: Literal["en", "zh"] = "en"
     """Language of prompts, tasks and answers."""
-    min_score: float = 0
+    min_score: Number = 0
     """Lowest score."""
-    max_score: float = 1
+    max_score: Number = 1
     """Highest score."""
-    success_threshold: float = 0.7
+    success_threshold: Number = 0.7
     """Lowest score that counts as success."""
     sampling_mode: Literal["all_samples", "smart"] = "all_samples"
     """Samples that the rubrics are learned from."""
-    generate_number: PositiveInt = 1
+    generate_number: Count = 1
     """Rubrics proposed per sample."""
     max_epochs: PositiveInt = 2
     """Rounds of proposing and revising."""
-    max_retries: PositiveInt = 3
+    max_retries: Count = 3
     """Attempts per request."""
     aggregation_mode: Literal["keep_all", "categorize", "merge_similar"] = "keep_all"
     """How proposed rubrics are combined."""
     grader_name: str = "auto_grader"
     """Name of the grader in logs."""
-    num_reference_samples: PositiveInt = 20
+    num_reference_samples: Count = 20
     """Number of reference samples to learn from."""
     query_field: str = "main_query"
     """Field with the question."""
@@ -186,7 +195,7 @@ class TaskJudgeConfig(Section):
     """customized_protocol: the class of judge_protocol; rubrics_auto_grader: an LLM with learned rubrics."""
     judge_protocol: str | None = key(None, resume="path")
     """`package.module->Class`, a BaseJudge; null if the workflow returns rewards itself."""
-    timeout: Annotated[float, Field(gt=0)] = key(60.0, no_effect=(WITHOUT_JUDGE,))
+    timeout: Seconds = key(60.0, no_effect=(WITHOUT_JUDGE,))
     """Time limit of the judge for one episode, in seconds."""
     alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", no_effect=(NO_JUDGE_MODEL,))
     """The helper model that a judge may ask."""

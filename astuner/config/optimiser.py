@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
+from pydantic import Field
 
 from astuner.config.conditions import CONSTANT_LR
-from astuner.config.section import RAY, Section, key, mirrors, sets, unsupported
+from astuner.config.section import RAY, NonNegativeInt, Section, key, mirrors, sets, unsupported
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 _LR_SCHEDULE = "astuner sets the learning rate of every step; verl's own schedule stays constant"
@@ -16,7 +16,7 @@ _LR_SCHEDULE = "astuner sets the learning rate of every step; verl's own schedul
 class OptimConfig(Section):
     """`trainer_common.optim`: AdamW."""
 
-    lr: PositiveFloat = key(
+    lr: Annotated[float, Field(gt=0, le=1)] = key(
         1e-6, verl=mirrors("actor_rollout_ref.actor.optim.lr"), trinity=sets("algorithm.optimizer.lr")
     )
     """Learning rate."""
@@ -24,13 +24,13 @@ class OptimConfig(Section):
         (0.9, 0.999), verl=sets("actor_rollout_ref.actor.optim.betas"), trinity=sets("algorithm.optimizer.betas")
     )
     """AdamW's decay rates."""
-    weight_decay: NonNegativeFloat = key(
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = key(
         0.0,
         verl=sets("actor_rollout_ref.actor.optim.weight_decay"),
         trinity=sets("algorithm.optimizer.weight_decay"),
     )
     """AdamW's decoupled weight decay."""
-    grad_clip: PositiveFloat = key(
+    grad_clip: Annotated[float, Field(gt=0, le=1e9)] = key(
         1.0,
         verl=sets("actor_rollout_ref.actor.optim.clip_grad"),
         trinity=sets("algorithm.optimizer.clip_grad", "trainer.grad_clip"),

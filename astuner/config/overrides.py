@@ -14,10 +14,11 @@ from astuner.config.aliases import bare_key, canonical_key, key_notice
 from astuner.config.keys import KeyPath, dotted, parts, schema
 from astuner.config.nested_dict import paths_in
 from astuner.config.problems import Problem, outermost_unknown, unknown_key, wrong_containers
-from astuner.config.yaml_file import reason_of
+from astuner.config.yaml_file import MAX_DIGITS, reason_of, too_long
 
 COMMAND_LINE = "command line"
 _SEARCH_PATH = "hydra.searchpath"
+_LONG_NUMBER = re.compile(rf"\d{{{MAX_DIGITS},}}")
 _PLUGIN_VALUE = re.compile(r"^([^=]+=)([\w./~-]+->\w+)$")
 
 
@@ -55,6 +56,9 @@ def parse_overrides(overrides: Sequence[str]) -> CommandLine:
     for line in overrides:
         # Hydra's grammar requires quotes around `>`, and a shell removes quotes.
         quoted = _PLUGIN_VALUE.sub(r"\1'\2'", line)
+        if digits := _LONG_NUMBER.search(line):
+            result.reject(f"{line.partition('=')[0]} {too_long(digits[0])}")
+            continue
         try:
             override = parser.parse_override(quoted)
         except HydraException as error:

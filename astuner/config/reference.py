@@ -48,6 +48,8 @@ _KINDS = {
     "object": "mapping",
     "string": "text",
 }
+# Bounds of this size are the same for all keys of a type, and would only lengthen the tables.
+_SMALLEST_GENERAL_BOUND = 100_000
 _BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 
@@ -157,7 +159,11 @@ def _values(allowed: Mapping[str, Any]) -> str:
         return "list: " + "; ".join(_values(item) for item in allowed["prefixItems"])
     if allowed["type"] == "array":
         return f"list of {_values(allowed['items'])}"
-    bounds = " and ".join(f"{sign} {allowed[name]:g}" for name, sign in _BOUNDS.items() if name in allowed)
+    bounds = " and ".join(
+        f"{sign} {allowed[name]:g}"
+        for name, sign in _BOUNDS.items()
+        if name in allowed and abs(allowed[name]) < _SMALLEST_GENERAL_BOUND
+    )
     return f"{_KINDS[allowed['type']]} {bounds}".strip()
 
 

@@ -1,23 +1,37 @@
-"""Sections on the model and the episodes: `model`, `rollout`, `context_tracker`, `debug`."""
+"""Sections on the episodes: `rollout`, `context_tracker`, `debug`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field
 
 from astuner.config.conditions import (
-    EXCEPT_FOR_SFT,
     FOR_SFT,
     GREEDY_VALIDATION,
     SAMPLED_ELSEWHERE,
     TINKER_SERVER,
     WITHOUT_BASE_URL,
-    WITHOUT_LORA,
     WITHOUT_MADNESS_CHECKS,
     WITHOUT_OWN_VLLM,
 )
-from astuner.config.section import ALL, RAY, TRAINING, Section, from_run, key, mirrors, sets, unsupported
+from astuner.config.section import (
+    ALL,
+    INT_MAX,
+    RAY,
+    TRAINING,
+    Count,
+    Number,
+    PositiveInt,
+    Seconds,
+    Section,
+    Seed,
+    from_run,
+    key,
+    mirrors,
+    sets,
+    unsupported,
+)
 
 Probability = Annotated[float, Field(gt=0, le=1)]
 
@@ -28,78 +42,21 @@ def _all_or_some(top_k: int) -> int:
     return top_k
 
 
-TopK = Annotated[int, Field(ge=-1), AfterValidator(_all_or_some)]
+def _greedy_or_finite(temperature: float) -> float:
+    # The logits are divided by it: below, they overflow.
+    if 0 < temperature < 0.001:
+        raise ValueError("expected 0 (greedy) or a number of at least 0.001")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=100), AfterValidator(_greedy_or_finite)]
+TopK = Annotated[int, Field(ge=-1, le=INT_MAX), AfterValidator(_all_or_some)]
 
 
 def _address(url: str | None) -> str | None:
     if url is not None and not url.startswith(("http://", "https://")):
         raise ValueError("expected an address such as http://127.0.0.1:8000/v1")
     return url
-
-
-class LoraConfig(Section):
-    """`model.lora`: train low-rank adapters instead of all weights."""
-
-    rank: Annotated[int, Field(ge=0)] = key(
-        0, verl=sets("actor_rollout_ref.model.lora_rank"), trinity=sets("model.tinker.rank")
-    )
-    """Rank of the adapters; 0 trains all weights."""
-    alpha: PositiveInt = key(
-        32,
-        no_effect=(WITHOUT_LORA,),
-        verl=sets("actor_rollout_ref.model.lora_alpha"),
-        trinity="sent to astuner's Tinker server; another Tinker service has 32",
-    )
-    """Scale: the adapters' output is multiplied by alpha / rank."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.0, no_effect=(WITHOUT_LORA, EXCEPT_FOR_SFT), trainers="none while a model learns from its own samples"
-    )
-    """Dropout on the adapters' input."""
-    target_modules: str | list[str] = key(
-        "all-linear",
-        no_effect=(WITHOUT_LORA,),
-        verl=sets("actor_rollout_ref.model.target_modules"),
-        trinity="sent to astuner's Tinker server; another Tinker service supports only all-linear",
-    )
-    """Names of the modules that get adapters, or all-linear."""
-
-
-class ModelConfig(Section):
-    """`model`: the model to train."""
-
-    path: str = key(
-        "",
-        verl=from_run("actor_rollout_ref.model.path", rule="model_path"),
-        trinity=from_run("model.model_path", rule="model_path"),
-        resume="path",
-    )
-    """A local folder, a Hugging Face name, or `package.module->function` that creates it and returns its path."""
-    renderer: str | dict[str, Any] = key("auto", trainers="astuner turns messages into token ids", resume="same")
-    """Turns messages into token ids: auto, a name (qwen3, llama-3, default, …), or a mapping with name and options."""
-    dtype: Literal["auto", "float32", "bfloat16"] = key(
-        "auto",
-        no_effect=(SAMPLED_ELSEWHERE,),
-        verl=sets(
-            "+actor_rollout_ref.actor.fsdp_config.mixed_precision",
-            "+actor_rollout_ref.ref.fsdp_config.mixed_precision",
-            rule="mixed_precision",
-        )
-        + sets("actor_rollout_ref.rollout.dtype", rule="rollout_dtype"),
-        trinity=sets("explorer.rollout_model.dtype", rule="sampler_dtype"),
-        resume="same",
-    )
-    """Data type of the weights; auto is bfloat16 on CUDA and float32 on a CPU."""
-    gradient_checkpointing: bool = key(
-        False,
-        used_by=TRAINING,
-        no_effect=(TINKER_SERVER,),
-        verl=sets("actor_rollout_ref.model.enable_gradient_checkpointing"),
-        trinity=sets("trainer.trainer_config.model.enable_gradient_checkpointing"),
-        resume="any",
-    )
-    """Recompute activations in the backward pass, to save memory at the cost of time."""
-    lora: LoraConfig = key(LoraConfig(), used_by=TRAINING, resume="same")
-    """Low-rank adapters."""
 
 
 class MultiTurnConfig(Section):
@@ -123,7 +80,7 @@ class MultiTurnConfig(Section):
 class ValKwargs(Section):
     """`rollout.val_kwargs`: sampling in validation."""
 
-    temperature: NonNegativeFloat = key(
+    temperature: Temperature = key(
         0.0,
         no_effect=(GREEDY_VALIDATION,),
         verl=mirrors("actor_rollout_ref.rollout.val_kwargs.temperature")
@@ -142,7 +99,7 @@ class ValKwargs(Section):
         + mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
     )
     """False decodes greedily, whatever the temperature."""
-    num_repeat: PositiveInt = key(1, verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"))
+    num_repeat: Count = key(1, verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"))
     """Validation episodes per task; trainer_common.val_pass_n applies if it is larger. Greedy validation has one."""
 
 
@@ -181,7 +138,7 @@ class RolloutConfig(Section):
     """Models behind the agents that are not trained, by tag, each with model, base_url and api_key_env."""
     agentscope_disable_toolcalls: bool = key(False, trainers="shows the model no tools", resume="same")
     """Show the model no tools, whatever the workflow registers."""
-    max_env_worker: PositiveInt = key(
+    max_env_worker: Count = key(
         128,
         used_by=TRAINING,
         verl="divided among the episode workers of all nodes",
@@ -189,9 +146,9 @@ class RolloutConfig(Section):
         resume="any",
     )
     """Episodes that run at the same time."""
-    episode_timeout: Annotated[float, Field(gt=0)] = key(600.0, trainers="ends a slow episode", resume="same")
+    episode_timeout: Seconds = key(600.0, trainers="ends a slow episode", resume="same")
     """Time limit of one episode without its judge, in seconds; a slower episode fails and is counted."""
-    max_retries: Annotated[int, Field(ge=0)] = key(0, trainers="runs a failed episode again", resume="same")
+    max_retries: Annotated[int, Field(ge=0, le=1000)] = key(0, trainers="runs a failed episode again", resume="same")
     """How often a failed episode is run again; each attempt is recorded and counted."""
     gamma: Probability = key(
         1.0,
@@ -207,7 +164,7 @@ class RolloutConfig(Section):
         True, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="ends the episode", resume="same"
     )
     """End the episode at the first such sign."""
-    agent_madness_reward: float = key(
+    agent_madness_reward: Number = key(
         -1.0, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="becomes the reward", resume="same"
     )
     """The reward of an episode with degenerate output."""
@@ -231,7 +188,7 @@ class RolloutConfig(Section):
     """Maximum number of tokens of one call, prompt and answer together."""
     multi_turn: MultiTurnConfig = key(MultiTurnConfig(), resume="same")
     """Limits of an episode."""
-    tensor_model_parallel_size: PositiveInt = key(
+    tensor_model_parallel_size: Count = key(
         1,
         used_by=RAY,
         no_effect=(TINKER_SERVER,),
@@ -240,7 +197,7 @@ class RolloutConfig(Section):
         resume="any",
     )
     """GPUs per inference engine."""
-    n_vllm_engine: PositiveInt = key(
+    n_vllm_engine: Count = key(
         2,
         used_by=("trinity",),
         no_effect=(TINKER_SERVER,),
@@ -249,7 +206,7 @@ class RolloutConfig(Section):
         resume="any",
     )
     """Number of inference engines (trinity)."""
-    max_num_seqs: PositiveInt = key(
+    max_num_seqs: Count = key(
         64,
         no_effect=(TINKER_SERVER, SAMPLED_ELSEWHERE),
         verl=sets("actor_rollout_ref.rollout.max_num_seqs"),
@@ -316,14 +273,14 @@ class RolloutConfig(Section):
         resume="same",
     )
     """Whether sampling waits for the update (sync) or continues during it (async: no backbone supports it)."""
-    num_repeat: PositiveInt = key(
+    num_repeat: Count = key(
         4,
         verl=mirrors("actor_rollout_ref.rollout.n"),
         trinity=sets("algorithm.repeat_times") + sets("buffer.train_batch_size", rule="expected_samples"),
         resume="same",
     )
     """Episodes per task in training (GRPO's group size)."""
-    temperature: NonNegativeFloat = key(
+    temperature: Temperature = key(
         0.9,
         verl=sets("actor_rollout_ref.rollout.temperature", rule="logits_divisor")
         + sets("actor_rollout_ref.rollout.logprobs_mode", rule="logprobs_mode"),
@@ -367,7 +324,7 @@ class ContextTrackerConfig(Section):
 class DebugConfig(Section):
     """`debug`: settings of the debug backbone."""
 
-    debug_max_parallel: PositiveInt = 16
+    debug_max_parallel: Count = 16
     """Episodes that run at the same time; 1 runs them in the main thread, for breakpoints."""
     debug_first_n_tasks: PositiveInt = key(
         2, used_by=ALL, trainers="the number of tasks that `astuner check --dry-run` rolls out"
@@ -377,7 +334,7 @@ class DebugConfig(Section):
     """An OpenAI-compatible server to sample from (`http://127.0.0.1:8000/v1`), instead of the embedded engine."""
     api_key_env: str | None = key(None, no_effect=(WITHOUT_BASE_URL,))
     """The environment variable with that server's API key; without it, none is sent."""
-    base_url_timeout: Annotated[float, Field(gt=0)] = key(60.0, no_effect=(WITHOUT_BASE_URL,))
+    base_url_timeout: Seconds = key(60.0, no_effect=(WITHOUT_BASE_URL,))
     """Time limit for that server's first answers (its models, and one token) before the first episode, in seconds."""
     served_model: str | None = key(None, no_effect=(WITHOUT_BASE_URL,))
     """The model's name on that server; default: model.path, or the only model that it serves."""
@@ -387,9 +344,9 @@ class DebugConfig(Section):
     """Port of 127.0.0.1 to attach a debugger to when `--db` stops a training backbone."""
     debug_vllm_port: Annotated[int, Field(ge=1024, le=65535)] = key(18000, no_effect=(WITHOUT_OWN_VLLM,))
     """Port of 127.0.0.1 for the vLLM server that astuner starts if rollout.name is vllm."""
-    debug_vllm_seed: NonNegativeInt = 12345
+    debug_vllm_seed: Seed = 12345
     """Seed of the sampling."""
-    debug_tensor_parallel_size: PositiveInt = key(4, no_effect=(WITHOUT_OWN_VLLM,))
+    debug_tensor_parallel_size: Count = key(4, no_effect=(WITHOUT_OWN_VLLM,))
     """Maximum number of GPUs of the vLLM server; without effect on a CPU."""
-    debug_vllm_timeout: Annotated[float, Field(gt=0)] = key(600.0, no_effect=(WITHOUT_OWN_VLLM,))
+    debug_vllm_timeout: Seconds = key(600.0, no_effect=(WITHOUT_OWN_VLLM,))
     """Time limit for the vLLM server to become ready, in seconds."""

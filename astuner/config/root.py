@@ -8,8 +8,9 @@ from pydantic import AfterValidator
 
 from astuner.config.conditions import FOR_SFT
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
+from astuner.config.model import ModelConfig
 from astuner.config.optimiser import UpdateConfig
-from astuner.config.rollout import ContextTrackerConfig, DebugConfig, ModelConfig, RolloutConfig
+from astuner.config.rollout import ContextTrackerConfig, DebugConfig, RolloutConfig
 from astuner.config.section import TRAINING, BackboneName, Section, from_run, key, mirrors, unsupported
 from astuner.config.services import ServiceConfig, ServiceName
 from astuner.config.timing import AsynchronyConfig, DeadlinesConfig

@@ -26,6 +26,17 @@ ResumeRule = Literal["same", "path", "more", "any"]
 `any`: it may have any value.
 """
 
+INT_MAX = 2**31 - 1
+"""The largest number that every library behind the keys accepts."""
+PositiveInt = Annotated[int, Field(gt=0, le=INT_MAX)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=INT_MAX)]
+Count = Annotated[int, Field(gt=0, le=100_000)]
+"""A number of things that exist at the same time: episodes, requests, processes, GPUs."""
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Number = Annotated[float, Field(ge=-1e9, le=1e9)]
+Seconds = Annotated[float, Field(gt=0, le=1e8)]
+"""At most three years, which every timer accepts."""
+
 T = TypeVar("T")
 
 
@@ -36,12 +47,18 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _reject_bool_for_number(cls, value: object, info: ValidationInfo) -> object:
-        """Reject true and false where a number is expected: pydantic would read them as 1 and 0."""
-        if isinstance(value, bool) and info.field_name is not None:
+    def _check_kind_of_number(cls, value: object, info: ValidationInfo) -> object:
+        """Reject true and false where a number is expected, and read 1e6 as a whole number.
+
+        pydantic would read the former as 1 and 0, and reject a large number of the latter without its bounds.
+        """
+        if isinstance(value, bool | float) and info.field_name is not None:
             kinds = plain_kinds(cls.model_fields[info.field_name].annotation)
-            if bool not in kinds and (int in kinds or float in kinds):
-                raise ValueError("expected a number")
+            if isinstance(value, bool):
+                if bool not in kinds and (int in kinds or float in kinds):
+                    raise ValueError("expected a number")
+            elif value.is_integer() and int in kinds and float not in kinds:
+                return int(value)
         return value
 
 

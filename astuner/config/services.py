@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from astuner.config.section import Section
+from astuner.config.section import NonNegativeInt, Seconds, Section
 
 BUILT_IN_SERVICES = ("appworld", "logview", "ray", "ray-cluster")
 """Names of services that astuner can start; a file declares others."""
@@ -82,9 +82,9 @@ class ServiceConfig(Section):
     """The ports that it opens, which must be free at the start; that of `health` need not be repeated."""
     health: HealthConfig = HealthConfig()
     """How astuner checks that it is ready; without it, a service that runs for a second is ready."""
-    timeout: Annotated[float, Field(gt=0)] = 60.0
+    timeout: Seconds = 60.0
     """Time limit for it to become ready, in seconds."""
-    restart: bool | Annotated[int, Field(ge=0)] = False
+    restart: bool | NonNegativeInt = False
     """How often it is restarted if it ends before the run does; true is without limit."""
 
     @property

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
 from astuner.config.conditions import FOR_SFT, WITHOUT_OVER_ROLLOUT
-from astuner.config.section import TRAINING, Section, from_run, key, sets, unsupported
+from astuner.config.section import TRAINING, Count, Seconds, Section, from_run, key, sets, unsupported
 
-Seconds = Annotated[float, Field(gt=0)] | None
+Deadline = Seconds | None
 
 
 class AsynchronyConfig(Section):
@@ -33,25 +33,27 @@ class AsynchronyConfig(Section):
         ),
     )
     """Who requests new weights: explorer_driven (the sampler), trainer_driven, or fully_async (also within a step)."""
-    sync_interval: PositiveInt = key(
+    sync_interval: Count = key(
         1,
         trinity=sets("synchronizer.sync_interval")
         + sets("synchronizer.trainer_sync_interval", rule="updates_between_syncs")
         + sets("explorer.max_inflight_batches", rule="batches_in_flight"),
     )
     """Training steps between two syncs of the weights."""
-    max_staleness: NonNegativeInt = key(1, trinity=sets("explorer.max_inflight_batches", rule="batches_in_flight"))
+    max_staleness: Annotated[int, Field(ge=0, le=100_000)] = key(
+        1, trinity=sets("explorer.max_inflight_batches", rule="batches_in_flight")
+    )
     """Maximum staleness; sampling waits before it would be larger. 0 is synchronous training."""
     over_rollout: Annotated[float, Field(ge=0, lt=1)] = key(
         0.0,
         trinity=sets("explorer.over_rollout.ratio") + from_run("explorer.runner_per_model", rule="runners"),
     )
     """Fraction of a step's tasks that the step need not wait for; the slowest are dropped and counted."""
-    over_rollout_wait: PositiveFloat = key(
+    over_rollout_wait: Seconds = key(
         30.0, no_effect=(WITHOUT_OVER_ROLLOUT,), trinity=sets("explorer.over_rollout.wait_after_min")
     )
     """Seconds to wait for these tasks after the others are done."""
-    stall_timeout: PositiveFloat = key(1800.0, trinity="ends the run", resume="any")
+    stall_timeout: Seconds = key(1800.0, trinity="ends the run", resume="any")
     """Seconds without a finished episode or training step after which the run ends with an error."""
 
 
@@ -64,17 +66,17 @@ class DeadlinesConfig(Section):
     task_judge.timeout.)
     """
 
-    read_tasks: Seconds = 600.0
+    read_tasks: Deadline = 600.0
     """Reading the tasks, the workflow and the tokenizer."""
-    load_model: Seconds = 1800.0
+    load_model: Deadline = 1800.0
     """Loading the model, or the checkpoint to continue from."""
-    rollout: Seconds = key(7200.0, no_effect=(FOR_SFT,))
+    rollout: Deadline = key(7200.0, no_effect=(FOR_SFT,))
     """The episodes of one training step, or of a debug run."""
-    update: Seconds = key(7200.0, used_by=TRAINING)
+    update: Deadline = key(7200.0, used_by=TRAINING)
     """The update of the weights in one step."""
-    sync_weights: Seconds = key(900.0, used_by=TRAINING, no_effect=(FOR_SFT,))
+    sync_weights: Deadline = key(900.0, used_by=TRAINING, no_effect=(FOR_SFT,))
     """Transferring the weights to the inference engine."""
-    validation: Seconds = 14400.0
+    validation: Deadline = 14400.0
     """One validation."""
-    save_checkpoint: Seconds = key(1800.0, used_by=TRAINING)
+    save_checkpoint: Deadline = key(1800.0, used_by=TRAINING)
     """Writing a checkpoint, or the tuned model."""

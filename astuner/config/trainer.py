@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field
 
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode
 from astuner.config.conditions import (
@@ -17,7 +17,20 @@ from astuner.config.conditions import (
     WITHOUT_KL_LOSS,
 )
 from astuner.config.optimiser import FsdpConfig, OptimConfig
-from astuner.config.section import ALL, RAY, Section, from_run, key, mirrors, sets, unsupported
+from astuner.config.section import (
+    ALL,
+    RAY,
+    Count,
+    NonNegativeInt,
+    PositiveInt,
+    Section,
+    Seed,
+    from_run,
+    key,
+    mirrors,
+    sets,
+    unsupported,
+)
 
 KlType = Literal["k1", "k2", "low_var_kl"]
 
@@ -69,14 +82,14 @@ class AlgorithmConfig(Section):
         ),
     )
     """The algorithm (see docs/en/algorithms.md); sft is supervised training on transcripts."""
-    clip_ratio_low: PositiveFloat | None = key(
+    clip_ratio_low: Annotated[float, Field(gt=0, le=1e9)] | None = key(
         None,
         wrong_for=_NO_CLIPPING,
         verl=mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low"),
         trinity=_TRINITY_LOSS,
     )
     """Clip the probability ratio below 1 - this value."""
-    clip_ratio_high: PositiveFloat | None = key(
+    clip_ratio_high: Annotated[float, Field(gt=0, le=1e9)] | None = key(
         None,
         wrong_for=_NO_CLIPPING,
         verl=mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high"),
@@ -128,7 +141,7 @@ class AlgorithmConfig(Section):
         trinity="for use_kl_in_reward, which this backbone does not support",
     )
     """Estimator of the KL in the reward."""
-    kl_coef: NonNegativeFloat = key(
+    kl_coef: Annotated[float, Field(ge=0, le=1000)] = key(
         0.001,
         no_effect=(FOR_SFT, WITHOUT_KL_IN_REWARD),
         verl=mirrors("algorithm.kl_ctrl.kl_coef"),
@@ -139,7 +152,7 @@ class AlgorithmConfig(Section):
         0, wrong_for=_NOT_FOR_SFT, trainers="subtracted from the reward before advantages are computed"
     )
     """DAPO's soft penalty: up to 1 of reward is lost within this many tokens of max_response_length; 0 is off."""
-    prompt_loss_weight: NonNegativeFloat = key(
+    prompt_loss_weight: Annotated[float, Field(ge=0, le=1000)] = key(
         0.0, wrong_for=_ONLY_SFT, trainers="for sft, which this backbone does not support"
     )
     """sft: the weight of tokens that the assistant did not write (its own tokens have weight 1)."""
@@ -148,7 +161,7 @@ class AlgorithmConfig(Section):
 class TrainerCommonConfig(Section):
     """`trainer_common`: the training loop."""
 
-    seed: NonNegativeInt = key(
+    seed: Seed = key(
         42,
         verl=sets(
             "actor_rollout_ref.actor.fsdp_config.seed",
@@ -178,7 +191,7 @@ class TrainerCommonConfig(Section):
         resume="any",
     )
     """Validate before the first step."""
-    val_pass_n: PositiveInt = key(
+    val_pass_n: Count = key(
         4,
         no_effect=(FOR_SFT,),
         verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
@@ -228,7 +241,7 @@ class TrainerCommonConfig(Section):
         resume="any",
     )
     """Continue from the last checkpoint of the same experiment, if there is one."""
-    nnodes: PositiveInt = key(
+    nnodes: Count = key(
         1,
         used_by=RAY,
         no_effect=(TINKER_SERVER,),
@@ -237,7 +250,7 @@ class TrainerCommonConfig(Section):
         resume="any",
     )
     """Number of machines (verl, trinity)."""
-    n_gpus_per_node: PositiveInt | None = key(
+    n_gpus_per_node: Count | None = key(
         None,
         used_by=RAY,
         no_effect=(TINKER_SERVER,),
@@ -293,7 +306,7 @@ class TrainerCommonConfig(Section):
         resume="same",
     )
     """Add the KL to the starting model to the loss."""
-    kl_loss_coef: NonNegativeFloat = key(
+    kl_loss_coef: Annotated[float, Field(ge=0, le=1000)] = key(
         0.002,
         no_effect=(FOR_SFT, WITHOUT_KL_LOSS),
         verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss")
@@ -310,7 +323,7 @@ class TrainerCommonConfig(Section):
         resume="same",
     )
     """Estimator of the KL in the loss."""
-    ulysses_sequence_parallel_size: PositiveInt = key(
+    ulysses_sequence_parallel_size: Count = key(
         1,
         used_by=RAY,
         no_effect=(TINKER_SERVER,),

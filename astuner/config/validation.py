@@ -32,10 +32,10 @@ _EXPECTED = {
     "tuple_type": "a list",
 }
 _BOUNDS = {
-    "greater_than": "a number greater than {gt:g}",
-    "greater_than_equal": "a number of at least {ge:g}",
-    "less_than": "a number less than {lt:g}",
-    "less_than_equal": "a number of at most {le:g}",
+    "greater_than": ("a number greater than {}", "gt"),
+    "greater_than_equal": ("a number of at least {}", "ge"),
+    "less_than": ("a number less than {}", "lt"),
+    "less_than_equal": ("a number of at most {}", "le"),
 }
 
 
@@ -110,7 +110,8 @@ def _expected(details: ErrorDetails) -> str:
     if kind == "literal_error":
         return _choice(details)
     if kind in _BOUNDS:
-        return _BOUNDS[kind].format(**context)
+        text, bound = _BOUNDS[kind]
+        return text.format(f"{context[bound]:,.16g}")
     if kind == "value_error":
         return str(context["error"]).removeprefix("expected ")
     return _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ").removeprefix("Input should ")

@@ -21,6 +21,8 @@ from astuner.redaction import learn_secret_settings
 
 SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
 SUFFIXES = (".yaml", ".yml")
+MAX_DIGITS = 4000
+"""Digits of a number; Python converts at most 4,300."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ def read_yaml(path: Path) -> YamlFile:
             raise ConfigError(f"{place(path, 1)}: expected `key: value` lines, starting with `astuner:`")
         _collect_lines(yaml.SafeLoader(""), root, (), lines)
         tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
+    except _LongNumber as error:
+        raise ConfigError(f"{place(path, error.args[1])}: {error.args[0]}") from None
     except yaml.MarkedYAMLError as error:
         raise ConfigError(_syntax_error(path, error)) from error
     except yaml.YAMLError as error:
@@ -124,6 +128,15 @@ def _interpolation_error(path: Path, lines: Mapping[KeyPath, int], error: OmegaC
     return f"{where}: {error.full_key} is not a valid ${{…}} reference: {reason_of(error)}"
 
 
+def too_long(digits: str) -> str:
+    """Return the problem with a number of more than `MAX_DIGITS` digits."""
+    return f"is a number of {len(digits):,} digits; expected a shorter one"
+
+
+class _LongNumber(Exception):
+    """A number that Python does not convert: the problem, and its line."""
+
+
 def key_path(full_key: str) -> KeyPath:
     """Return OmegaConf's name of a key (`a.b[0].c`) as a path."""
     return tuple(part for part in re.split(r"[.\[\]]+", full_key) if part)
@@ -136,6 +149,8 @@ def reason_of(error: Exception) -> str:
 
 
 def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, lines: dict[KeyPath, int]) -> None:
+    if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int" and len(node.value) > MAX_DIGITS:
+        raise _LongNumber(f"{'.'.join(prefix)} {too_long(node.value)}", node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             _add_line(loader, (*prefix, str(index)), item, item, lines)

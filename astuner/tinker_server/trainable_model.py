@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from astuner.backbone.training.lora import merged_weights, with_lora
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
-from astuner.config.rollout import LoraConfig
+from astuner.config.model import LoraConfig
 from astuner.errors import ModelError
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.errors import TinkerRequestError

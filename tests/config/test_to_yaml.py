@@ -131,7 +131,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     rollout.update(use_agentscope_protocol=True, gamma=1.0, name="auto")
     rollout.update(trainable_targets=None, frozen_models={})
     run["services"] = {"env": {"command": ["a b", "${x}"], "env": {"A": "1"}, "restart": 2}}
-    rollout["num_repeat"] = max(2, rollout.get("num_repeat", 2))
+    rollout["num_repeat"] = min(max(2, rollout.get("num_repeat", 2)), 10)
     rollout["max_model_len"] = max(
         rollout.get("max_model_len", 1), rollout.get("max_response_length_in_one_turn", 4096)
     )

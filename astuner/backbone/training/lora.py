@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.config.rollout import LoraConfig
+from astuner.config.model import LoraConfig
 from astuner.errors import ModelError
 
 

@@ -14,7 +14,7 @@ import torch
 
 from astuner import AstunerJob
 from astuner.backbone.local.policy import Policy
-from astuner.config.rollout import LoraConfig, ModelConfig
+from astuner.config.model import LoraConfig, ModelConfig
 from astuner.errors import BackboneError, NoSignalError
 from astuner.model_tuner import ChatCodec, load_tokenizer
 from astuner.run_record import read_episode, read_index, read_metrics

@@ -15,8 +15,8 @@ from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
+from astuner.config.model import ModelConfig
 from astuner.config.optimiser import PackMode
-from astuner.config.rollout import ModelConfig
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
 from astuner.run_record import (

@@ -17,8 +17,8 @@ from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
 from astuner.config.algorithms import ALGORITHMS
+from astuner.config.model import ModelConfig
 from astuner.config.optimiser import PackMode
-from astuner.config.rollout import ModelConfig
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
 from astuner.schema import Episode, LlmCall, Task

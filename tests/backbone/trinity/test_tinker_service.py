@@ -20,7 +20,7 @@ from astuner.backbone.trinity.tinker_service import (
     save_merged,
     service_key,
 )
-from astuner.config.rollout import LoraConfig
+from astuner.config.model import LoraConfig
 from astuner.errors import ConfigError, ModelError
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.processes.guarded_process import GuardedProcess

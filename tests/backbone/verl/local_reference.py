@@ -10,7 +10,7 @@ import torch
 
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
-from astuner.config.rollout import ModelConfig
+from astuner.config.model import ModelConfig
 from astuner.config.root import RunConfig
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS
