@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shlex
 import signal
@@ -23,10 +22,11 @@ from astuner.cli_options import (
     SERVICES,
     ServicesCommand,
     TrainByDefaultGroup,
+    show_usage_error,
 )
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
-from astuner.redaction import learn_secret_settings, redact
+from astuner.redaction import learn_secret_settings
 
 if TYPE_CHECKING:
     from astuner.launcher.launch import Launcher
@@ -376,9 +376,7 @@ def _run(received: Sequence[int]) -> int:
     try:
         result: Any = astuner.main(standalone_mode=False)
     except click.ClickException as error:
-        error.show(text := io.StringIO())
-        click.echo(redact(text.getvalue()), nl=False, err=True)
-        return error.exit_code
+        return show_usage_error(error)
     except click.Abort as abort:  # raised by click for Ctrl-C and at the end of input
         return _print_error(abort.__cause__ or abort)
     except (Exception, KeyboardInterrupt) as error:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from difflib import get_close_matches
 from pathlib import Path
 
 import click
 
 from astuner.debugging.breakpoints import enable_tags
+from astuner.errors import shorten
+from astuner.redaction import redact
 
 CONF = click.option(
     "--conf", required=True, type=click.Path(path_type=Path), metavar="FILE", help="YAML file with the configuration."
@@ -35,6 +38,45 @@ DEBUGGER = click.option(
     "terminal, one episode at a time; in training, attach to debug.debugger_port.",
 )
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+def show_usage_error(error: click.ClickException) -> int:
+    """Print an error of the command line without secrets, with a hint on a misplaced option; return its exit code."""
+    if isinstance(error, click.NoSuchOption):
+        error.message = _unknown_option(error)
+        error.possibilities = []
+    error.show(text := io.StringIO())
+    click.echo(redact(text.getvalue()), nl=False, err=True)
+    return error.exit_code
+
+
+def _unknown_option(error: click.NoSuchOption) -> str:
+    """Return what is wrong with an option: it belongs to another command, is a key of the configuration, or a slip."""
+    name, ctx = error.option_name, error.ctx
+    assert ctx is not None
+    text = f"there is no option {shorten(name)}"
+    group = ctx.parent.command if ctx.parent else None
+    commands = group.commands.values() if isinstance(group, click.Group) else ()
+    owners = [f"`astuner {each.name}`" for each in commands if any(name in option.opts for option in each.params)]
+    if owners:
+        return f"{text} of `astuner {ctx.command.name}`; it is an option of {' and '.join(owners)}"
+    if any(each.name == "overrides" for each in ctx.command.params) and (key := _key_named(name)):
+        return f"{text}; to set a key of the configuration, write it without dashes: {key}=VALUE"
+    if error.possibilities:
+        return f"{text}; did you mean {' or '.join(map(repr, sorted(error.possibilities)))}?"
+    return f"{text}; `astuner {ctx.command.name} --help` lists the options"
+
+
+def _key_named(option: str) -> str | None:
+    """Return the key of the configuration that was written as an option (`--num-repeat`), or None."""
+    from astuner.config.keys import dotted, nearest_key, parts, schema
+
+    path = parts(option.lstrip("-").replace("-", "_"))
+    if path in schema().keys:
+        return dotted(path)
+    same_name = [key for key in schema().keys if key[-len(path) :] == path]
+    return dotted(min(same_name, key=len)) if same_name else nearest_key(path)
+
 
 _KILL_REMOVED = (
     "{} was removed, because it ended processes by name, including those of other users. A run stops the services that "
