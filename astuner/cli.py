@@ -23,6 +23,7 @@ from astuner.cli_options import (
     ServicesCommand,
     TrainByDefaultGroup,
     show_usage_error,
+    tinker_limits,
 )
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
@@ -334,9 +335,7 @@ def export(
     metavar="DIR",
     help="Folder of the saved weights, which a restarted server finds again.",
 )
-@click.option("--max-models", type=click.IntRange(1), default=4, show_default=True, help="Models in training at once.")
-@click.option("--max-engines", type=click.IntRange(1), default=3, show_default=True, help="Sampling engines in memory.")
-@click.option("--max-samplers", type=click.IntRange(1), default=8, show_default=True, help="Samplers per run on disk.")
+@tinker_limits
 def serve_tinker(
     model: str,
     port: int,
@@ -346,6 +345,7 @@ def serve_tinker(
     max_models: int,
     max_engines: int,
     max_samplers: int,
+    max_body: int,
 ) -> None:
     """Serve a model to training loops written for Tinker (tinker 0.20).
 
@@ -353,7 +353,7 @@ def serve_tinker(
     """
     from astuner.tinker_server import Limits, ServerOptions, serve
 
-    limits = Limits(max_models, max_engines, max_samplers)
+    limits = Limits(max_models, max_engines, max_samplers, max_body * 2**20)
     serve(
         ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
         lambda address, names: click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)"),

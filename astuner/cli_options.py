@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import click
 
 from astuner.debugging.breakpoints import enable_tags
-from astuner.errors import shorten
+from astuner.errors import shown
 from astuner.redaction import redact
 
 CONF = click.option(
@@ -40,6 +42,27 @@ DEBUGGER = click.option(
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
+def tinker_limits(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `serve-tinker` that limit what it holds."""
+    options = (
+        click.option(
+            "--max-models", type=click.IntRange(1), default=4, show_default=True, help="Models in training at once."
+        ),
+        click.option(
+            "--max-engines", type=click.IntRange(1), default=3, show_default=True, help="Sampling engines in memory."
+        ),
+        click.option(
+            "--max-samplers", type=click.IntRange(1), default=8, show_default=True, help="Samplers per run on disk."
+        ),
+        click.option(
+            "--max-body", type=click.IntRange(1, 65536), default=64, show_default=True, help="MiB of a request."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def show_usage_error(error: click.ClickException) -> int:
     """Print an error of the command line without secrets, with a hint on a misplaced option; return its exit code."""
     if isinstance(error, click.NoSuchOption):
@@ -54,7 +77,7 @@ def _unknown_option(error: click.NoSuchOption) -> str:
     """Return what is wrong with an option: it belongs to another command, is a key of the configuration, or a slip."""
     name, ctx = error.option_name, error.ctx
     assert ctx is not None
-    text = f"there is no option {shorten(name)}"
+    text = f"there is no option {shown(name)}"
     group = ctx.parent.command if ctx.parent else None
     commands = group.commands.values() if isinstance(group, click.Group) else ()
     owners = [f"`astuner {each.name}`" for each in commands if any(name in option.opts for option in each.params)]

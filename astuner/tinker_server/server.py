@@ -13,19 +13,18 @@ from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from loguru import logger
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astuner.backbone.training.run_inputs import model_path
 from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, POLICY_HEADER, TinkerPolicy
 from astuner.errors import AstunerError
-from astuner.localhost import ADDRESS, listen, local_hosts, rejection_reason
+from astuner.localhost import ADDRESS, listen, local_hosts
 from astuner.tinker_server import wire
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.middleware import LimitedBodies, LocalClientsOnly, error_response
 from astuner.tinker_server.rest_routes import API, add_rest_routes
 from astuner.tinker_server.service import Limits, TinkerService
 
@@ -33,6 +32,7 @@ _POLL_SECONDS = 20.0
 """Seconds for which a request waits for a result. The client times out after 45 s."""
 _SWEEP_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 3
+_MAX_HEADER_BYTES = 65536
 _WireModel = TypeVar("_WireModel", bound=wire.WireModel)
 
 
@@ -96,26 +96,12 @@ def serve(options: ServerOptions, on_ready: Callable[[str, tuple[str, ...]], Non
             log_level="warning",
             access_log=False,
             server_header=False,
+            http="h11",
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
         on_ready(f"http://{ADDRESS}:{port}", base_model.names)
         _Server(config, service).run([listener])
-
-
-class _LocalClientsOnly:
-    """Middleware that rejects requests of web pages and requests with a foreign `Host` (DNS rebinding)."""
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
-        self._app, self._hosts = app, frozenset(hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on or reject it."""
-        if scope["type"] == "http":
-            reason = rejection_reason(Request(scope).headers, self._hosts)
-            if reason is not None:
-                await _error_response(reason, 403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def create_app(service: TinkerService, hosts: Collection[str]) -> FastAPI:
@@ -134,11 +120,15 @@ def create_app(service: TinkerService, hosts: Collection[str]) -> FastAPI:
         await service.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    app.add_middleware(_LocalClientsOnly, hosts=hosts)
+    app.add_middleware(LimitedBodies, limit=service.limits.body_bytes)
+    app.add_middleware(LocalClientsOnly, hosts=hosts)
 
     @app.exception_handler(TinkerRequestError)
     def request_error(_request: Request, error: TinkerRequestError) -> Response:
-        return _error_response(str(error), error.status)
+        response = error_response(str(error), error.status)
+        if error.status == 413:
+            response.headers["Connection"] = "close"  # the rest of the body would still arrive
+        return response
 
     @app.exception_handler(ValidationError)
     def validation_error(_request: Request, error: ValidationError) -> Response:
@@ -146,14 +136,14 @@ def create_app(service: TinkerService, hosts: Collection[str]) -> FastAPI:
             f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors(include_url=False)
         ]
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
-        return _error_response(f"the request is not a valid tinker 0.20 request: {'; '.join(problems[:3])}{more}", 422)
+        return error_response(f"the request is not a valid tinker 0.20 request: {'; '.join(problems[:3])}{more}", 422)
 
     @app.exception_handler(StarletteHTTPException)
     def unknown_route(request: Request, error: StarletteHTTPException) -> Response:
         message = (
             f"this server has no {request.method} {request.url.path}; docs/en/serve_tinker.md lists what it supports"
         )
-        return _error_response(message, error.status_code)
+        return error_response(message, error.status_code)
 
     _add_client_routes(app, service)
     _add_model_routes(app, service)
@@ -168,10 +158,6 @@ async def _sweep(service: TinkerService) -> None:
             service.sweep()
         except (AstunerError, OSError, ValueError, KeyError) as error:  # e.g. a corrupt checkpoint
             logger.warning("expired sessions and checkpoints could not be removed: {}", error)
-
-
-def _error_response(message: str, status: int) -> Response:
-    return JSONResponse({"detail": message, "error": message, "category": "user"}, status)
 
 
 def _add_client_routes(app: FastAPI, service: TinkerService) -> None:

@@ -39,18 +39,20 @@ class Limits:
         models: maximum number of models in training.
         engines: maximum number of sets of weights in memory to sample from.
         snapshots: maximum number of sampler checkpoints per training run.
+        body_bytes: maximum size of a request's body.
     """
 
     models: int = 4
     engines: int = 3
     snapshots: int = 8
+    body_bytes: int = 64 * 2**20
 
 
 class TinkerService:
     """Sessions, models, samplers and checkpoints for one base model. Belongs to one event loop."""
 
     def __init__(self, base_model: BaseLanguageModel, folder: Path, limits: Limits) -> None:
-        self.base_model, self._limits = base_model, limits
+        self.base_model, self.limits = base_model, limits
         self.store = CheckpointStore(folder)
         self.sessions = Sessions()
         self.futures = Futures()
@@ -82,14 +84,14 @@ class TinkerService:
 
     def _make_room_for_model(self) -> None:
         for session in self.sessions.inactive_for(EVICTION_SECONDS):
-            if len(self.models) >= self._limits.models and session.models:
+            if len(self.models) >= self.limits.models and session.models:
                 logger.warning(
                     "session {} was inactive for {:.0f} s; its models are unloaded to make room for another client",
                     session.session_id,
                     EVICTION_SECONDS,
                 )
                 self._end_session(session)
-        if len(self.models) >= self._limits.models:
+        if len(self.models) >= self.limits.models:
             raise TinkerRequestError(
                 f"{len(self.models)} models are in training, which is the limit; end a client that is done, or "
                 "start the server with a higher --max-models"
@@ -277,11 +279,11 @@ class TinkerService:
         checkpoints = self.store.checkpoints(model.run.run_id)
         snapshots = [checkpoint for checkpoint in checkpoints if checkpoint.kind == "sampler_weights"]
         by_use = sorted(snapshots[:-1], key=lambda item: (self._last_use.get(item.path, 0), item.time))
-        for snapshot in by_use[: max(0, len(snapshots) - self._limits.snapshots)]:
+        for snapshot in by_use[: max(0, len(snapshots) - self.limits.snapshots)]:
             if not self._samplers.is_in_use(snapshot.path):
                 level = "DEBUG" if snapshot.ephemeral else "INFO"
                 message = "{} is deleted to make room for newer sampler weights (--max-samplers {})"
-                logger.log(level, message, snapshot.path, self._limits.snapshots)
+                logger.log(level, message, snapshot.path, self.limits.snapshots)
                 self._delete(snapshot)
 
     # Lifetime

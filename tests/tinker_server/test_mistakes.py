@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from typing import Any
 
 import httpx
@@ -151,3 +153,52 @@ def test_requests_of_web_pages_are_rejected(served: Served, headers: dict[str, s
 def test_telemetry_is_accepted_and_discarded(served: Served):
     answer = httpx.post(f"{served.url}/api/v1/telemetry", json={"events": [{"event": "x"}]})
     assert answer.json() == {"status": "accepted"}
+
+
+def pieces(count: int, taken: list[int]) -> Any:
+    for _ in range(count):
+        taken.append(1)
+        yield b"x" * 2**20
+
+
+@pytest.mark.parametrize("route", ["forward_backward", "asample", "create_session", "no/such/route"])
+def test_a_too_large_request_is_refused_before_it_is_read(served: Served, route: str):
+    declared: list[int] = []
+    with httpx.Client() as http:
+        url = f"{served.url}/api/v1/{route}"
+        answer = http.post(url, content=pieces(200, declared), headers={"Content-Length": str(200 * 2**20)})
+    assert answer.status_code == 413
+    assert "64 MiB" in answer.json()["error"]
+    assert "--max-body" in answer.json()["error"]
+    assert len(declared) < 50
+
+
+def test_a_request_without_a_length_is_refused_when_it_becomes_too_large(served: Served):
+    taken: list[int] = []
+    with httpx.Client() as http:
+        answer = http.post(f"{served.url}/api/v1/forward_backward", content=pieces(200, taken))
+    assert answer.status_code == 413
+    assert "--max-body" in answer.json()["error"]
+    assert len(taken) < 110
+
+
+def test_bodies_that_are_read_at_once_are_limited(served: Served):
+    """Five requests of 60 MiB, none of which is complete: the last is refused."""
+    host, port = served.url.removeprefix("http://").split(":")
+    head = f"POST /api/v1/asample HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {60 * 2**20}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
+            connection.sendall(head)
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"x" * (59 * 2**20))
+        assert b" 503 " in connection.recv(4096)
+    with httpx.Client() as http:
+        assert http.get(f"{served.url}/api/v1/healthz").status_code == 200
+
+
+def test_large_headers_are_refused(served: Served):
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection, contextlib.suppress(ConnectionError):
+        connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 2**20)
+        assert b" 400 " in connection.recv(4096)

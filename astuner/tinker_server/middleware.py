@@ -1,0 +1,95 @@
+"""Checks of every request before its route: who sent it, and how large it is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from astuner.localhost import rejection_reason
+from astuner.tinker_server.errors import TinkerRequestError
+
+_BODIES_AT_ONCE = 4
+
+
+def error_response(message: str, status: int) -> Response:
+    """Return a response that the client raises as an error."""
+    return JSONResponse({"detail": message, "error": message, "category": "user"}, status)
+
+
+class LocalClientsOnly:
+    """Middleware that rejects requests of web pages and requests with a foreign `Host` (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app, self._hosts = app, frozenset(hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on or reject it."""
+        if scope["type"] == "http":
+            reason = rejection_reason(Request(scope).headers, self._hosts)
+            if reason is not None:
+                await error_response(reason, 403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class LimitedBodies:
+    """Middleware that rejects too large request bodies without reading them, and too many at once.
+
+    A body without a `Content-Length` is rejected as soon as it is larger.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        """Wrap an application.
+
+        Args:
+            app: the application.
+            limit: maximum size of a body, in bytes. All bodies that are read at once have at most four times as many.
+        """
+        self._app, self._limit = app, limit
+        self._in_memory = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, with a body that is limited."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Request(scope).headers.get("content-length", "")
+        error = self._refusal(int(declared)) if declared.isdecimal() and len(declared) < 20 else None
+        if error is not None:
+            response = error_response(str(error), error.status)
+            # The connection is closed, because the rest of the body would still arrive.
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
+            return
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            piece = len(message.get("body", b""))
+            error = self._refusal(size + piece, piece)
+            if error is not None:
+                raise error
+            size += piece
+            self._in_memory += piece
+            return message
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._in_memory -= size
+
+    def _refusal(self, size: int, more: int = 0) -> TinkerRequestError | None:
+        """Return why a body of `size` bytes, of which `more` are new, is not read; None if it is."""
+        if size > self._limit:
+            return TinkerRequestError(
+                f"the request has more than {self._limit // 2**20:,} MiB, the limit of this server; send smaller "
+                "batches, or start the server with a larger --max-body",
+                413,
+            )
+        if self._in_memory + (more or size) > _BODIES_AT_ONCE * self._limit:
+            return TinkerRequestError("the server is reading too many large requests at once; try again", 503)
+        return None
