@@ -42,32 +42,26 @@ DEBUGGER = click.option(
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
+_TINKER_LIMITS = (
+    ("--max-models", None, 4, "Models in training at once."),
+    ("--max-engines", None, 3, "Sampling engines in memory."),
+    ("--max-samplers", None, 8, "Samplers per run on disk."),
+    ("--max-body", 65536, 64, "MiB of a request."),
+)
+
+
 def tinker_limits(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of `serve-tinker` that limit what it holds."""
-    options = (
-        click.option(
-            "--max-models", type=click.IntRange(1), default=4, show_default=True, help="Models in training at once."
-        ),
-        click.option(
-            "--max-engines", type=click.IntRange(1), default=3, show_default=True, help="Sampling engines in memory."
-        ),
-        click.option(
-            "--max-samplers", type=click.IntRange(1), default=8, show_default=True, help="Samplers per run on disk."
-        ),
-        click.option(
-            "--max-body", type=click.IntRange(1, 65536), default=64, show_default=True, help="MiB of a request."
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
+    for name, highest, default, text in reversed(_TINKER_LIMITS):
+        kind = click.IntRange(1, highest)
+        command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
     return command
 
 
 def show_usage_error(error: click.ClickException) -> int:
     """Print an error of the command line without secrets, with a hint on a misplaced option; return its exit code."""
     if isinstance(error, click.NoSuchOption):
-        error.message = _unknown_option(error)
-        error.possibilities = []
+        error = click.UsageError(_unknown_option(error), error.ctx)
     error.show(text := io.StringIO())
     click.echo(redact(text.getvalue()), nl=False, err=True)
     return error.exit_code
