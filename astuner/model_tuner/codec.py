@@ -7,12 +7,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from astuner.errors import ConfigError, ModelError, WorkflowError, first_line
+from astuner.model_tuner.template_answers import TemplateAnswers, without_empty_thinking
 from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
 from astuner.schema import LlmCall
 
@@ -83,12 +85,7 @@ class ChatCodec:
         try:
             return tuple(self._render(messages, tools, prompt=True))
         except TEMPLATE_ERRORS as error:
-            roles = ", ".join(str(message["role"]) for message in messages[-12:])
-            raise WorkflowError(
-                f"the chat template of the model rejects the messages (roles {'…, ' * (len(messages) > 12)}{roles}): "
-                f"{first_line(error)}. Send messages that the template supports (some templates have no system or tool "
-                "role, or require user and assistant messages to alternate), or set another template in model.renderer"
-            ) from error
+            raise _rejection(messages, error) from error
 
     def bridge(
         self,
@@ -200,12 +197,26 @@ class ChatCodec:
     def transcript(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Return the ids of a finished conversation, and whether the assistant wrote each of them (both of length N).
+        """Return the ids of a finished conversation, and whether the model generates each of them (both of length N).
 
-        For a template that `renderers` does not support, the assistant's header counts as written by the assistant.
+        The model generates its thinking, text and tool calls and the end token, but not the generation prompt, the
+        white space after the end token, or empty thinking that the template writes.
+
+        Raises:
+            WorkflowError: the chat template rejects the messages.
         """
         import renderers
 
+        if self.renderer_name == "default":
+            answers = TemplateAnswers(partial(self._render_turns, tools), self.stop_token_ids)
+            try:
+                ids, spans = answers.find(messages)
+            except TEMPLATE_ERRORS as error:
+                raise _rejection(messages, error) from error
+            generated = [False] * len(ids)
+            for start, end in spans:
+                generated[start:end] = [True] * (end - start)
+            return tuple(ids), tuple(without_empty_thinking(generated, ids, self.decode))
         sample = renderers.build_training_sample(
             self._renderer,
             list(messages),
@@ -213,7 +224,8 @@ class ChatCodec:
             tools=list(tools) if tools else None,
         )
         # `renderers` calls its own field `loss_mask`.
-        return tuple(sample.token_ids), tuple(map(bool, sample.loss_mask))
+        generated = without_empty_thinking(list(map(bool, sample.loss_mask)), sample.token_ids, self.decode)
+        return tuple(sample.token_ids), tuple(generated)
 
     def _bridge_by_renderer(
         self,
@@ -233,7 +245,12 @@ class ChatCodec:
         return None if rendered is None else tuple(rendered.token_ids)
 
     def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateBridge:
-        return TemplateBridge(lambda messages, prompt: self._render(messages, tools, prompt=prompt), self.decode)
+        return TemplateBridge(partial(self._render_turns, tools), self.decode)
+
+    def _render_turns(
+        self, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]], prompt: bool
+    ) -> list[int]:
+        return self._render(messages, tools, prompt=prompt)
 
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
@@ -258,8 +275,18 @@ class ChatCodec:
         if self.renderer_name != "default":
             return stop_ids
         # The tokenizer's end token ends documents; some templates end turns with another token.
-        end = self._template(None).end_token(set(self.tokenizer.all_special_ids))
+        special = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
+        end = self._template(None).end_token(special)
         return stop_ids if end is None or end in stop_ids else (end, *stop_ids)
+
+
+def _rejection(messages: Sequence[Mapping[str, Any]], error: Exception) -> WorkflowError:
+    roles = ", ".join(str(message["role"]) for message in messages[-12:])
+    return WorkflowError(
+        f"the chat template of the model rejects the messages (roles {'…, ' * (len(messages) > 12)}{roles}): "
+        f"{first_line(error)}. Send messages that the template supports (some templates have no system or tool "
+        "role, or require user and assistant messages to alternate), or set another template in model.renderer"
+    )
 
 
 def load_tokenizer(path: str) -> Any:

@@ -18,7 +18,7 @@ TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError)
 
 # Placeholders for the text of an answer and of a new message in trial renderings. They consist of letters and digits,
 # so that no template trims or escapes them.
-_SENTINEL = "Qx7vZk29LmW3"
+SENTINEL = "Qx7vZk29LmW3"
 _NEW_SENTINEL = "Jr5dTy81PcH6"
 
 
@@ -57,7 +57,7 @@ class TemplateBridge:
                 end = self._end(ids, stop_token_ids)
                 if end is None:
                     continue
-                before, _, after = self.decode(ids[:end]).partition(_SENTINEL)
+                before, _, after = self.decode(ids[:end]).partition(SENTINEL)
                 is_kept = before.startswith(prompt) and _contains_all(before[len(prompt) :], texts)
                 if is_kept and (not after.strip() or self._precedes_new_text(ids[: end + 1], trial, n_covered)):
                     return tuple(ids[end:])
@@ -69,11 +69,11 @@ class TemplateBridge:
 
     def end_token(self, special_token_ids: Collection[int]) -> int | None:
         """Return the special token with which the template ends an answer; None if it has none."""
-        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": _SENTINEL}]
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": SENTINEL}]
         try:
             ids = self.render(messages, False)
             end = self._end(ids, special_token_ids)
-            return None if end is None or self.decode(ids[:end]).partition(_SENTINEL)[2].strip() else ids[end]
+            return None if end is None or self.decode(ids[:end]).partition(SENTINEL)[2].strip() else ids[end]
         except TEMPLATE_ERRORS:
             return None
 
@@ -95,12 +95,12 @@ class TemplateBridge:
 
     def _end(self, ids: Sequence[int], ends: Collection[int]) -> int | None:
         """Return the index of the first of `ends` after the sentinel; None unless the sentinel occurs exactly once."""
-        if self.decode(ids).count(_SENTINEL) != 1:
+        if self.decode(ids).count(SENTINEL) != 1:
             return None
         start = 0
         for index, token in enumerate(ids):
             if token in ends:
-                if _SENTINEL in self.decode(ids[start:index]):
+                if SENTINEL in self.decode(ids[start:index]):
                     return index
                 start = index + 1
         return None
@@ -112,10 +112,10 @@ def _trials(answer: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[st
     Thinking is first passed as `reasoning_content`, then in the text, for templates that do not use that field.
     """
     calls = answer.get("tool_calls")
-    text = str(answer["content"]) if calls else _SENTINEL
+    text = str(answer["content"]) if calls else SENTINEL
     trial = {**answer, "content": text}
     if calls:
-        function = {**calls[-1]["function"], "arguments": json.dumps({"value": _SENTINEL})}
+        function = {**calls[-1]["function"], "arguments": json.dumps({"value": SENTINEL})}
         trial["tool_calls"] = [*calls[:-1], {**calls[-1], "function": function}]
     texts = [text.strip()] if calls else []
     reasoning = str(trial.pop("reasoning_content", "")).strip()
