@@ -198,7 +198,17 @@ def _unsupported() -> str:
     return table(("key or section", "value", "backbones", "why, and the fix"), rows)
 
 
-KEY_PARTS: Parts = {"keys": _keys, "unsupported": _unsupported, "aliases": _aliases}
+def _resume() -> str:
+    meanings = {"any": "any value", "more": "a larger value", "path": "the same file or folder at another place"}
+    rows = (
+        (f"`{dotted(path)}`", meanings[key.resume])
+        for path, key in schema().keys.items()
+        if key.resume is not None and key.resume in meanings
+    )
+    return table(("key", "may have"), rows)
+
+
+KEY_PARTS: Parts = {"keys": _keys, "resume": _resume, "unsupported": _unsupported, "aliases": _aliases}
 
 
 def trainer_parts(mapping: TrainerMapping, title: str) -> Parts:

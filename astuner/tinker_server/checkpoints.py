@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -126,9 +127,9 @@ class CheckpointStore:
             TinkerRequestError: there is no such run.
         """
         file = self.folder / quote(run_id, safe="") / "run.json"
-        if run_id.startswith(".") or not file.is_file():
+        data = {} if run_id.startswith(".") else _read_json(file)
+        if not {"base_model", "lora", "metadata", "created"} <= data.keys() or data.get("run_id", run_id) != run_id:
             raise TinkerRequestError(f"there is no training run {run_id!r} in {self.folder}", 404)
-        data = json.loads(file.read_text())
         created = datetime.fromisoformat(data["created"])
         # Earlier versions wrote no policy.
         lora, policy = LoraSettings(**data["lora"]), TinkerPolicy(**data.get("policy", {}))
@@ -140,7 +141,11 @@ class CheckpointStore:
 
     def runs(self) -> list[TrainingRun]:
         """Return all training runs, the latest first."""
-        runs = [self.run(file.parent.name) for file in self.folder.glob("[!.]*/run.json")]
+        runs = []
+        for file in self.folder.glob("[!.]*/run.json"):
+            # A copy of a run under another name is no run.
+            with contextlib.suppress(TinkerRequestError):
+                runs.append(self.run(file.parent.name))
         return sorted(runs, key=lambda run: run.created, reverse=True)
 
     def save(
@@ -177,7 +182,7 @@ class CheckpointStore:
         run_file = self.folder / run.run_id / "run.json"
         if not run_file.exists():
             data = {"base_model": run.base_model, "lora": run.lora.model_dump(), "policy": run.policy.model_dump()}
-            data |= {"metadata": dict(run.metadata), "created": run.created.isoformat()}
+            data |= {"run_id": run.run_id, "metadata": dict(run.metadata), "created": run.created.isoformat()}
             _write_json(data, run_file)
         return checkpoint
 
@@ -191,8 +196,8 @@ class CheckpointStore:
         if path.startswith(_SCHEME) and len(parts) == 3 and parts[1] in KINDS and not parts[0].startswith("."):
             run_id, kind, name = parts
             folder = self.folder / quote(run_id, safe="") / kind / quote(name, safe="")
-            if not name.startswith(".") and (folder / "checkpoint.json").is_file():
-                return _read_info(folder)
+            if not name.startswith(".") and (checkpoint := _read_info(folder)) is not None:
+                return checkpoint
         raise TinkerRequestError(
             f"there is no checkpoint {path!r} in {self.folder}; paths have the form tinker://RUN/weights/NAME or "
             "tinker://RUN/sampler_weights/NAME",
@@ -221,7 +226,8 @@ class CheckpointStore:
         run_ids = [run_id] if run_id is not None else [run.run_id for run in self.runs()]
         folders = [self.folder / quote(run, safe="") / kind for run in run_ids for kind in KINDS]
         files = [file for folder in folders for file in folder.glob("[!.]*/checkpoint.json")]
-        return sorted((_read_info(file.parent) for file in files), key=lambda checkpoint: checkpoint.time)
+        found = [checkpoint for file in files if (checkpoint := _read_info(file.parent)) is not None]
+        return sorted(found, key=lambda checkpoint: checkpoint.time)
 
     def delete(self, checkpoint: TinkerCheckpoint) -> None:
         """Delete a checkpoint."""
@@ -243,6 +249,7 @@ class CheckpointStore:
 
 def _write_info(checkpoint: TinkerCheckpoint, folder: Path) -> None:
     info = {
+        "path": checkpoint.path,
         "time": checkpoint.time.isoformat(),
         "expires": checkpoint.expires.isoformat() if checkpoint.expires else None,
         "ephemeral": checkpoint.ephemeral,
@@ -256,15 +263,31 @@ def _write_json(value: Mapping[str, Any], file: Path) -> None:
     partial.rename(file)
 
 
-def _read_info(folder: Path) -> TinkerCheckpoint:
-    info = json.loads((folder / "checkpoint.json").read_text())
+def _read_json(file: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one if there is none."""
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _read_info(folder: Path) -> TinkerCheckpoint | None:
+    """Return the checkpoint in a folder; None for a copy under another name, a link or an incomplete folder."""
+    info = _read_json(folder / "checkpoint.json")
     kind: Kind = "weights" if folder.parent.name == "weights" else "sampler_weights"
-    return TinkerCheckpoint(
-        folder.parent.parent.name,
-        kind,
-        unquote(folder.name),
-        folder,
-        datetime.fromisoformat(info["time"]),
-        datetime.fromisoformat(info["expires"]) if info["expires"] else None,
-        info["ephemeral"],
-    )
+    try:
+        checkpoint = TinkerCheckpoint(
+            unquote(folder.parent.parent.name),
+            kind,
+            unquote(folder.name),
+            folder,
+            datetime.fromisoformat(info["time"]),
+            datetime.fromisoformat(info["expires"]) if info["expires"] else None,
+            bool(info["ephemeral"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    # Earlier versions did not write the path.
+    is_own = info.get("path", checkpoint.path) == checkpoint.path and not folder.is_symlink()
+    return checkpoint if is_own and (folder / "trained.safetensors").is_file() else None

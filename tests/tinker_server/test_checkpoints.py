@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,32 @@ def test_full_disk_fails_only_that_request(served: Served, client: Any, monkeypa
             training.save_state("one").result()
     assert served.service.store.checkpoints(training.model_id) == []
     training.save_state("one").result()
+
+
+def test_copies_links_and_incomplete_folders_are_no_checkpoints(base_model: BaseLanguageModel, tmp_path: Path):
+    with serving(base_model, tmp_path) as served:
+        training = served.client().create_lora_training_client(served.model, rank=2)
+        path = training.save_state("state", ttl_seconds=3600).result().path
+        weights = tmp_path / training.model_id / "weights"
+        for name in ("state.bak", "state copy", "incomplete", "damaged", "odd"):
+            shutil.copytree(weights / "state", weights / name)
+        (weights / "link").symlink_to(weights / "state")
+        (weights / "incomplete" / "trained.safetensors").unlink()
+        (weights / "damaged" / "checkpoint.json").write_bytes(b"\xff{")
+        (weights / "odd" / "checkpoint.json").write_text('{"time": 5}')
+        shutil.copytree(tmp_path / training.model_id, tmp_path / f"{training.model_id}.bak", symlinks=True)
+        store = CheckpointStore(tmp_path)
+        assert [checkpoint.path for checkpoint in store.checkpoints()] == [path]
+        assert [run.run_id for run in store.runs()] == [training.model_id]
+        for name in ("state.bak", "link", "incomplete", "damaged", "odd"):
+            with pytest.raises(TinkerRequestError, match="there is no checkpoint"):
+                store.find(f"tinker://{training.model_id}/weights/{name}")
+        store.set_ttl(store.find(path), 1)
+        time.sleep(1.1)
+        assert store.delete_expired() == [path]
+        assert {folder.name for folder in weights.iterdir()} == {
+            "state.bak", "state copy", "incomplete", "damaged", "odd", "link",
+        }  # fmt: skip
 
 
 def test_run_id_must_not_be_a_path(tmp_path: Path):

@@ -96,8 +96,9 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
         try:
             result, row_batches = assign_mini_batches(self._config, self._updates, step, episodes)
         except BackboneError as error:
-            await coordinator().post_event.remote(WorkerFailed(BackboneError(f"step {step}: {error}")))
-            raise
+            # The launcher ends the run once it has recorded the episodes of this step.
+            await coordinator().post_event.remote(WorkerFailed(BackboneError(f"step {step}: {error}"), step))
+            return [], {}
         algorithm = resolve(self._config.trainer_common.algorithm)
         batches = [mini_batch(self._config, algorithm, rows, episodes, by_key) for rows in row_batches]
         keys = frozenset((exp.info[EPISODE], exp.info[SAMPLE]) for batch in batches for exp in batch)

@@ -81,7 +81,7 @@ class EventConsumer:
     pending: dict[int, AdvantagesReady] = field(default_factory=dict)
     metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
     digests: dict[int, Mapping[SampleKey, str]] = field(default_factory=dict)
-    _failure: Exception | None = None
+    _failure: WorkerFailed | None = None
     # Actor id to handle and pending ping.
     _runners: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     _batches: dict[tuple[Split, int], _BatchProgress] = field(default_factory=lambda: defaultdict(_BatchProgress))
@@ -114,7 +114,7 @@ class EventConsumer:
         rollout = self.config.rollout
         longest_episode = (rollout.episode_timeout + self.config.task_judge.timeout) * (rollout.max_retries + 1)
         timeout = min(longest_episode + _GRACE_SECONDS, self.config.asynchrony.stall_timeout)
-        self._wait(is_done, f"the episodes of {request.split} step {request.step}", timeout)
+        self._wait(is_done, request.step, f"the episodes of {request.split} step {request.step}", timeout)
         episodes = self._batches.pop(key).episodes
         episodes += self._lost_episodes(request, episodes)
         ordered = in_order(episodes, request)
@@ -129,17 +129,20 @@ class EventConsumer:
             BackboneError: a process of the run died, or nothing happened within `asynchrony.stall_timeout`.
         """
         timeout = self.config.asynchrony.stall_timeout
-        self._wait(
-            lambda: step in self.pending and trainer_step <= self.trainer_step, f"the update of step {step}", timeout
-        )
+
+        def is_done() -> bool:
+            return step in self.pending and trainer_step <= self.trainer_step
+
+        self._wait(is_done, step, f"the update of step {step}", timeout)
         return self.pending.pop(step)
 
-    def _wait(self, is_done: Callable[[], bool], awaited: str, timeout: float) -> None:
-        """Handle events until `is_done`. Log messages do not reset the timeout."""
+    def _wait(self, is_done: Callable[[], bool], step: int, awaited: str, timeout: float) -> None:
+        """Handle events until `is_done`, for training step `step`. Log messages do not reset the timeout."""
         last_event = time.monotonic()
         while not is_done():
-            if self._failure is not None:
-                raise self._failure
+            # The steps before a step that cannot be trained are awaited, and its own episodes are returned first.
+            if self._failure is not None and (self._failure.step is None or self._failure.step <= step):
+                raise self._failure.error
             try:
                 events: list[Event] = list(ray.get(self.coordinator.read_events.remote(_POLL_SECONDS)))
             except RayError as error:
@@ -203,8 +206,8 @@ class EventConsumer:
                 logger.log(level, "{}", text)
             case BreakpointsReached(tags):
                 add_reached_tags(tags)
-            case WorkerFailed(error):
-                self._failure = self._failure or error
+            case WorkerFailed():
+                self._failure = self._failure or event
             case _:
                 pass
 

@@ -60,13 +60,15 @@ class ShareFinished:
 
 @dataclass(frozen=True)
 class WorkerFailed:
-    """A runner has raised an error that ends the run.
+    """A process has raised an error that ends the run.
 
     Attributes:
-        error: the exception that the runner raised.
+        error: the exception.
+        step: the training step that cannot be trained; None if no step can go on.
     """
 
     error: Exception
+    step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,17 @@ def test_run_is_recorded_like_any_other(model_folder: Path, tmp_path: Path):
     assert (run.record / "model" / "model.safetensors").exists()
 
 
+def test_a_step_whose_rewards_are_extreme_is_recorded_and_explained(model_folder: Path, tmp_path: Path):
+    run = Run(trinity_job(model_folder, tmp_path, "ExtremeRewards", trainer_common__total_training_steps=4), tmp_path)
+    code, printed = run.ended()
+    assert code == 1, printed
+    assert run.leftovers() == []
+    assert "step 2: " in printed
+    assert "the rewards of 8 episodes are extreme: train-000002-" in printed
+    assert {entry.advantage is None for entry in read_index(run.record) if entry.step == 1} == {False}
+    assert [entry.lacks_advantage for entry in read_index(run.record) if entry.step == 2] == [True] * 8
+
+
 def test_temperature_and_adapters_of_the_run_reach_the_tinker_server(model_folder: Path, tmp_path: Path):
     settings: dict[str, Any] = {
         "rollout__temperature": 0.7,

@@ -32,6 +32,16 @@ class Letters(Workflow):
         return WorkflowOutput(reward=share, is_success=share > 0.5, metadata={"output": output})
 
 
+class ExtremeRewards(Letters):
+    """From the second step on, rewards are as large as they can be."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await super().execute(workflow_task, model_tuner)
+        if workflow_task.episode_id.startswith("train-000001"):
+            return output
+        return WorkflowOutput(reward=1e308 if workflow_task.repeat_index % 2 else -1e308)
+
+
 def first_time(event: str) -> bool:
     """Return True at the first call with `event`, over all processes and runs that share SHARED_FOLDER."""
     try:

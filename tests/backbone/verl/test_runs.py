@@ -18,6 +18,16 @@ from tests.backbone.verl.runs import make_job
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 
+def test_a_step_whose_rewards_are_extreme_is_recorded_and_explained(model_folder: Path, tmp_path: Path):
+    run = Run(make_job("ExtremeRewards", model_folder, tmp_path, trainer_common__total_training_steps=4), tmp_path)
+    code, printed = run.ended()
+    assert code == 1, printed
+    assert run.leftovers() == []
+    assert "the rewards of 8 episodes are extreme: train-000002-" in printed
+    assert {entry.advantage is None for entry in read_index(run.record) if entry.step == 1} == {False}
+    assert [entry.lacks_advantage for entry in read_index(run.record) if entry.step == 2] == [True] * 8
+
+
 def test_a_run_survives_failures_of_episodes_and_workers(model_folder: Path, tmp_path: Path):
     job = make_job(
         "EpisodeFailures",
