@@ -21,6 +21,14 @@ x EpisodeError
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+_MAX_MESSAGE = 2000
+_MAX_REPR = 300
+_MAX_SUB_EXCEPTIONS = 3
+
 
 class AstunerError(Exception):
     """Base class of all errors that astuner raises. The CLI prints the message without a traceback."""
@@ -145,3 +153,67 @@ def first_line(error: BaseException) -> str:
     """
     line = str(error).strip().partition("\n")[0].rstrip(".")
     return line if isinstance(error, OSError | ValueError) and line else f"{type(error).__name__}: {line}"
+
+
+# The objects below come from the user's code. Their methods may raise anything, such as SystemExit, or return instances
+# of subclasses of `str`. `isinstance` would read their `__class__`.
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception of the user's code, cut to 2,000 characters. Never raises."""
+    message = text_of(error)
+    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}… ({len(message):,} characters)"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return `Type: message` of an exception of the user's code; for a group, also its first exceptions. Never raises.
+
+    The message is cut to 2,000 characters.
+    """
+    text = f"{type(error).__name__}: {message_of(error)}"
+    if _is_group(error):
+        parts = [f"{type(part).__name__}: {message_of(part)}" for part in leaf_exceptions(error)]
+        text += f": {'; '.join(parts)}"[:_MAX_MESSAGE]
+    return text
+
+
+def leaf_exceptions(error: BaseException) -> list[BaseException]:
+    """Return the first exceptions in an exception group that are not groups, or `[error]` if it is no group."""
+    leaves: list[BaseException] = []
+    groups = [error]
+    exceptions: Any = BaseExceptionGroup.exceptions  # a subclass may override it
+    while groups and len(leaves) < _MAX_SUB_EXCEPTIONS:
+        current = groups.pop()
+        if _is_group(current):
+            groups.extend(reversed(exceptions.__get__(current)))
+        else:
+            leaves.append(current)
+    return leaves
+
+
+def _is_group(error: BaseException) -> bool:
+    return issubclass(type(error), BaseExceptionGroup)
+
+
+def short_repr(value: object) -> str:
+    """Return the `repr` of an object of the user's code, cut to 300 characters. Never raises."""
+    text = text_of(value, _SHORT.repr)
+    return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}…"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = 20
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _MAX_REPR
+
+
+def text_of(value: object, convert: Callable[[Any], str] = str) -> str:
+    """Return the `str` of an object of the user's code, or a note in angle brackets if that raises. Never raises.
+
+    Args:
+        value: any object.
+        convert: the function to use instead of `str`.
+    """
+    try:
+        return str.__str__(convert(value))
+    except BaseException:
+        return f"<{type(value).__name__} that cannot be shown>"

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+from astuner.debugging.tracebacks import traceback_of
 from astuner.errors import PluginError
 
 __all__ = ["load_class", "load_function", "raised_at"]
@@ -74,7 +75,7 @@ def raised_at(error: BaseException, within: Path | None = None) -> str:
         return f"{error.filename}:{error.lineno}"
     frames = [
         frame
-        for frame in traceback.extract_tb(error.__traceback__)
+        for frame in traceback.extract_tb(traceback_of(error))
         if not frame.filename.startswith("<frozen importlib") and frame.filename not in (__file__, importlib.__file__)
     ]
     # A virtual environment may be inside the folder; packages installed there are not the user's code.

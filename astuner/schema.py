@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from astuner.errors import WorkflowError
+from astuner.errors import WorkflowError, short_repr
 
 JSON_KEY = "json_key"
 """The key of a field's metadata with the field's JSON key in the run record, if that is not the field's name."""
@@ -88,11 +89,13 @@ class WorkflowOutput:
         value: Any = self.is_success
         success = value.item() if hasattr(value, "item") else value
         if success is not None and not isinstance(success, bool):
-            raise WorkflowError(f"WorkflowOutput.is_success must be True, False or None, got {self.is_success!r}")
+            raise WorkflowError(
+                f"WorkflowOutput.is_success must be True, False or None, got {short_repr(self.is_success)}"
+            )
         self.is_success = success
         for name in ("metadata", "log_metrics"):
             if not isinstance(getattr(self, name), dict):
-                raise WorkflowError(f"WorkflowOutput.{name} must be a dict, got {getattr(self, name)!r}")
+                raise WorkflowError(f"WorkflowOutput.{name} must be a dict, got {short_repr(getattr(self, name))}")
 
 
 def _checked_rewards(reward: Any) -> float | dict[str, float] | tuple[float, ...] | None:
@@ -101,7 +104,8 @@ def _checked_rewards(reward: Any) -> float | dict[str, float] | tuple[float, ...
     rewards: dict[str, float] | tuple[float, ...]
     if isinstance(reward, Mapping):
         rewards = {
-            str(agent): checked_reward(value, f"WorkflowOutput.reward[{agent!r}]") for agent, value in reward.items()
+            str.__str__(str(agent)): checked_reward(value, f"WorkflowOutput.reward[{short_repr(agent)}]")
+            for agent, value in reward.items()
         }
     elif isinstance(reward, list | tuple):
         rewards = tuple(checked_reward(value, f"WorkflowOutput.reward[{index}]") for index, value in enumerate(reward))
@@ -109,7 +113,7 @@ def _checked_rewards(reward: Any) -> float | dict[str, float] | tuple[float, ...
         return checked_reward(reward, "WorkflowOutput.reward")
     if not rewards:
         raise WorkflowError(
-            f"WorkflowOutput.reward must not be empty, got {reward!r}; use None to have the judge compute it"
+            f"WorkflowOutput.reward must not be empty, got {short_repr(reward)}; use None to have the judge compute it"
         )
     return rewards
 
@@ -120,13 +124,12 @@ def checked_reward(value: object, name: str) -> float:
     Raises:
         WorkflowError: `value` is not a number, or is NaN or infinite.
     """
-    # numpy and torch scalars are accepted; they have `item`.
-    number = value.item() if hasattr(value, "item") else value
-    if isinstance(number, bool):
-        number = float(number)
-    if not isinstance(number, int | float) or not math.isfinite(number):
-        raise WorkflowError(f"{name} must be a finite number, got {value!r}")
-    return float(number)
+    with contextlib.suppress(Exception):  # `item` of a tensor with several elements, or an integer beyond all floats
+        # numpy and torch scalars are accepted; they have `item`.
+        item: Any = value.item() if hasattr(value, "item") else value
+        if isinstance(item, int | float) and math.isfinite(number := float(item)):
+            return number
+    raise WorkflowError(f"{name} must be a finite number, got {short_repr(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +335,7 @@ class Episode:
         samples: the training samples of `calls`.
         dropped_samples: the number of samples left out because of `max_sample_per_task`.
         error_kind, error: the error of a `failed` or `dropped` episode; `max_steps` for an `ok` one that was cut.
+        error_traceback: the tracebacks of the exceptions that made it fail.
         metadata: the metadata of the workflow.
         log_metrics: the metrics of the workflow.
         ended_processes: the processes that the episode had left running and astuner has ended: command line and id.
@@ -349,6 +353,7 @@ class Episode:
     dropped_samples: int = 0
     error_kind: str | None = None
     error: str | None = None
+    error_traceback: str | None = None
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_metrics: Mapping[str, float] = field(default_factory=dict)

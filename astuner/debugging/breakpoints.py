@@ -28,6 +28,10 @@ class Breakpoints:
     port: int | None = None
 
 
+class DebuggerQuit(KeyboardInterrupt):
+    """Ends the run, because the user quit the debugger in an episode."""
+
+
 _active = Breakpoints()
 _reached: set[str] = set()
 _debugger_attached = False

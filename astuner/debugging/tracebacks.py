@@ -9,7 +9,13 @@ import threading
 import traceback
 import weakref
 from collections.abc import Iterator, Sequence
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Any
+
+from astuner.errors import describe_error, leaf_exceptions
+
+_MAX_FRAMES = 100
+_MAX_TRACEBACK = 20_000
 
 Stack = tuple[traceback.FrameSummary, ...]
 """Frames of a stack, the innermost last."""
@@ -59,6 +65,39 @@ def task_stack(task: asyncio.Task[object], thread: threading.Thread) -> Stack:
 def format_stack(stack: Sequence[traceback.FrameSummary]) -> str:
     """Return a stack in the format of a traceback."""
     return "".join(traceback.format_list(list(stack))).rstrip() or "  (empty: it has just ended)"
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception, also if its class overrides `__traceback__`."""
+    attribute: Any = BaseException.__traceback__
+    traceback_: TracebackType | None = attribute.__get__(error)
+    return traceback_
+
+
+def error_stack(error: BaseException) -> Stack:
+    """Return the frames of an exception's traceback, at most the innermost 100; of a group, those of its first part."""
+    # The cause, because Python replaces the StopIteration of a coroutine by an error without a traceback.
+    cause: Any = BaseException.__cause__
+    for part in (*leaf_exceptions(error), error, cause.__get__(error)):
+        if part is not None and (innermost := traceback_of(part)) is not None:
+            return tuple(traceback.extract_tb(innermost, limit=-_MAX_FRAMES))
+    return ()
+
+
+def format_error(error: BaseException) -> str:
+    """Return the traceback of an exception of the user's code, with its causes, cut to 20,000 characters. Never raises.
+
+    The middle of a long text is left out.
+    """
+    try:
+        lines = traceback.format_exception(type(error), error, traceback_of(error), limit=-_MAX_FRAMES)
+        text = "".join(lines)
+    except BaseException:  # for example, groups that are nested too deeply
+        text = f"{format_stack(error_stack(error))}\n{describe_error(error)}"
+    if len(text) > _MAX_TRACEBACK:
+        left_out = len(text) - _MAX_TRACEBACK
+        text = f"{text[: _MAX_TRACEBACK // 4]}\n… {left_out:,} characters …\n{text[-_MAX_TRACEBACK * 3 // 4 :]}"
+    return text.rstrip()
 
 
 def _coroutine_stack(awaitable: object) -> Stack:

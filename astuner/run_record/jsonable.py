@@ -7,6 +7,7 @@ its name, or the `JSON_KEY` in its metadata (see `astuner.schema`).
 from __future__ import annotations
 
 import math
+import threading
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
@@ -14,7 +15,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, text_of
 from astuner.redaction import REDACTED, holds_credential
 from astuner.schema import JSON_KEY
 
@@ -46,10 +47,20 @@ def to_jsonable(value: object, redact: Redact) -> object:
 
 
 def _to_jsonable(value: object, redact: Redact, containers: list[int]) -> object:
-    if isinstance(value, str):
-        return redact(value)
+    try:
+        return _convert(value, redact, containers)
+    # The methods of a class of the user may raise anything. Ctrl-C arrives in the main thread only.
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        return f"<{type(value).__name__} that cannot be shown>"
+
+
+def _convert(value: object, redact: Redact, containers: list[int]) -> object:
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return redact(str.__str__(value))  # not an instance of a subclass
     # Containers are checked before numbers, whose abstract types are slow to check.
     if isinstance(value, _CONTAINERS):
         return _container_to_jsonable(value, redact, containers)
@@ -62,7 +73,7 @@ def _to_jsonable(value: object, redact: Redact, containers: list[int]) -> object
         if math.isfinite(number):
             return number
         return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
-    return redact(_to_str(value))
+    return redact(text_of(value))
 
 
 def _container_to_jsonable(
@@ -76,11 +87,9 @@ def _container_to_jsonable(
     try:
         if isinstance(value, Mapping):
             return {
-                redact(_to_str(key)): _item_to_jsonable(key, item, redact, containers) for key, item in value.items()
+                redact(text_of(key)): _item_to_jsonable(key, item, redact, containers) for key, item in value.items()
             }
         return [_to_jsonable(item, redact, containers) for item in value]
-    except Exception:  # A mapping class of the user may raise anything; the record must not fail.
-        return _unprintable(value)
     finally:
         containers.pop()
 
@@ -89,19 +98,6 @@ def _item_to_jsonable(key: object, item: object, redact: Redact, containers: lis
     if isinstance(item, str) and isinstance(key, str) and holds_credential(key, item):
         return REDACTED
     return _to_jsonable(item, redact, containers)
-
-
-def _to_str(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return str(value)
-    except Exception:  # A `__str__` of the user may raise anything.
-        return _unprintable(value)
-
-
-def _unprintable(value: object) -> str:
-    return f"<{type(value).__name__} that cannot be shown>"
 
 
 def encode(value: object, redact: Redact) -> dict[str, Any]:

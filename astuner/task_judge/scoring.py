@@ -6,15 +6,17 @@ import asyncio
 import contextvars
 import inspect
 import threading
+import time
 from bdb import BdbQuit
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from astuner.debugging.deadlines import deadline, log_if_late
-from astuner.debugging.tracebacks import waits_for_thread
-from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
+from astuner.debugging.breakpoints import DebuggerQuit
+from astuner.debugging.deadlines import log_if_late
+from astuner.debugging.tracebacks import traceback_of, waits_for_thread
+from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError, describe_error, short_repr
 from astuner.plugin import raised_at
 from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
@@ -49,21 +51,7 @@ async def score(
         JudgeError: the judge raised, or did not return a reward.
         EpisodeTimeout: the judge took longer than `timeout`.
     """
-    scoring = asyncio.ensure_future(_call_judge(judge, workflow_task, workflow_output, _in_daemon_thread))
-    try:
-        with log_if_late(timeout, lambda: _late(judge, workflow_task, timeout, details()), scoring):
-            # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
-            await asyncio.wait({scoring}, timeout=timeout)
-    finally:
-        in_time = scoring.done()
-        scoring.cancel()
-    if not in_time:
-        # Retrieve a later exception, so that asyncio does not report it.
-        scoring.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        raise _timeout(judge, workflow_task, timeout)
-    if scoring.cancelled():
-        raise _unexpected_cancellation(judge)
-    return _checked(scoring.result(), judge)
+    return await _score(judge, workflow_task, workflow_output, timeout, details, _in_daemon_thread)
 
 
 async def score_inline(
@@ -77,21 +65,48 @@ async def score_inline(
 
     Only Ctrl-C ends a judge that blocks.
     """
+    return await _score(judge, workflow_task, workflow_output, timeout, details, _outside_event_loop)
+
+
+async def _score(
+    judge: BaseJudge,
+    workflow_task: WorkflowTask,
+    workflow_output: WorkflowOutput,
+    timeout: float | None,
+    details: Callable[[], str],
+    call: _Call,
+) -> tuple[float, bool]:
+    """Score one episode; `call` calls a synchronous `compute_reward`."""
+    ended: list[float] = []
+
+    async def call_judge() -> tuple[float, bool]:
+        try:
+            return await _call_judge(judge, workflow_task, workflow_output, call)
+        finally:
+            ended.append(time.monotonic())
+
+    started = time.monotonic()
+    scoring = asyncio.ensure_future(call_judge())
     try:
-        async with deadline(timeout, lambda: _late(judge, workflow_task, timeout, details())):
-            answer = await _call_judge(judge, workflow_task, workflow_output, _outside_event_loop)
-    except TimeoutError as error:
-        raise _timeout(judge, workflow_task, timeout) from error
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() > 0:
-            raise
-        raise _unexpected_cancellation(judge) from None
-    return _checked(answer, judge)
-
-
-def _unexpected_cancellation(judge: BaseJudge) -> JudgeError:
-    return JudgeError(f"judge {_name(judge)} raised CancelledError, but it was not cancelled.")
+        with log_if_late(timeout, lambda: _late(judge, workflow_task, timeout, details()), scoring):
+            # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
+            await asyncio.wait({scoring}, timeout=timeout)
+    finally:
+        in_time = scoring.done()
+        scoring.cancel()
+    # A judge that blocks the event loop ends before the loop notices the timeout.
+    if not in_time or (timeout is not None and ended and ended[0] - started > timeout):
+        # Retrieve a later exception, so that asyncio does not report it.
+        scoring.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        raise EpisodeTimeout(
+            f"{_late(judge, workflow_task, timeout)}; make it faster, or raise astuner.task_judge.timeout."
+        )
+    if scoring.cancelled():
+        raise JudgeError(f"judge {_name(judge)} raised CancelledError, but it was not cancelled.")
+    if (error := scoring.exception()) is not None and issubclass(type(error), GeneratorExit):
+        # Python closes the coroutines of a task that awaits a GeneratorExit, so none of them can handle it.
+        raise _judge_error(judge, error) from error
+    return scoring.result()
 
 
 def _late(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, details: str = "") -> str:
@@ -99,30 +114,30 @@ def _late(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, 
     return f"{text}; {details}" if details else text
 
 
-def _timeout(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None) -> EpisodeTimeout:
-    return EpisodeTimeout(
-        f"{_late(judge, workflow_task, timeout)}; make it faster, or raise astuner.task_judge.timeout."
-    )
-
-
 async def _call_judge(
     judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, call: _Call
-) -> object:
+) -> tuple[float, bool]:
     try:
         if inspect.iscoroutinefunction(judge.compute_reward):
-            return await judge.compute_reward(workflow_task, workflow_output)
-        answer = await call(judge.compute_reward, workflow_task, workflow_output)
-        return await answer if inspect.isawaitable(answer) else answer
-    except EpisodeError:
+            answer: object = await judge.compute_reward(workflow_task, workflow_output)
+        else:
+            answer = await call(judge.compute_reward, workflow_task, workflow_output)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        return _checked(answer, judge)
+    except (EpisodeError, asyncio.CancelledError, GeneratorExit):
         raise
-    except BdbQuit as error:  # quitting the debugger ends the run
-        raise KeyboardInterrupt from error
-    except (Exception, SystemExit) as error:
-        folder = None
-        with suppress(TypeError, OSError):  # a class defined in an interactive session has no file
-            folder = Path(inspect.getfile(type(judge))).parent
-        location = raised_at(error, folder)
-        raise JudgeError(f"judge {_name(judge)} raised {type(error).__name__}: {error} (at {location}).") from error
+    except BdbQuit as error:
+        raise DebuggerQuit from error
+    # Whatever a judge raises fails its episode only, including SystemExit and KeyboardInterrupt.
+    except BaseException as error:
+        raise _judge_error(judge, error) from error
+
+
+def _judge_error(judge: BaseJudge, error: BaseException) -> JudgeError:
+    folder = None
+    with suppress(TypeError, OSError):  # a class defined in an interactive session has no file
+        folder = Path(inspect.getfile(type(judge))).parent
+    return JudgeError(f"judge {_name(judge)} raised {describe_error(error)} (at {raised_at(error, folder)}).")
 
 
 async def _outside_event_loop(function: Callable[..., object], *args: Any) -> object:
@@ -162,9 +177,12 @@ async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> obje
 
 def _as_exception(error: BaseException) -> Exception:
     """Return `error`, or a `RuntimeError` for one that would end the event loop, such as `SystemExit`."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return RuntimeError(f"{type(error).__name__}: {error}").with_traceback(error.__traceback__)
+    # `isinstance` would read `__class__`, which a class may override.
+    if issubclass(type(error), Exception) and not issubclass(type(error), StopIteration):
+        return cast(Exception, error)
+    stand_in = RuntimeError(describe_error(error))
+    stand_in.__cause__ = error
+    return stand_in.with_traceback(traceback_of(error))
 
 
 def _checked(answer: object, judge: BaseJudge) -> tuple[float, bool]:
@@ -172,15 +190,15 @@ def _checked(answer: object, judge: BaseJudge) -> tuple[float, bool]:
     reward, success = answer, None
     if isinstance(answer, tuple | list):
         if len(answer) != 2:
-            raise JudgeError(f"judge {_name(judge)} returned {answer!r}; {expected}.")
+            raise JudgeError(f"judge {_name(judge)} returned {short_repr(answer)}; {expected}.")
         reward, success = answer
         success = success.item() if hasattr(success, "item") else success  # numpy's bool
         if not isinstance(success, bool):
-            raise JudgeError(f"judge {_name(judge)} returned is_success={success!r}; {expected}.")
+            raise JudgeError(f"judge {_name(judge)} returned is_success={short_repr(success)}; {expected}.")
     try:
         number = checked_reward(reward, "the reward")
     except WorkflowError:
-        raise JudgeError(f"judge {_name(judge)} returned {answer!r}; {expected}.") from None
+        raise JudgeError(f"judge {_name(judge)} returned {short_repr(answer)}; {expected}.") from None
     return number, number > 0 if success is None else success
 
 

@@ -1,35 +1,32 @@
 """Execution of episodes: on worker threads, or one after another in the caller's thread.
 
-Each worker has its own event loop. A workflow that blocks (a synchronous HTTP client, a sleep) does not delay other
+Each episode has its own event loop. A workflow that blocks (a synchronous HTTP client, a sleep) does not delay other
 episodes, and one that never returns costs only its thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Generic, TypeVar
 
-from loguru import logger
-
 from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.signals import signal_handlers
 from astuner.debugging.tracebacks import Stack, thread_stack
+from astuner.task_rollout.episode_loop import Job, JobResult, run_job
+from astuner.task_rollout.uncaught import hooks
 
 T = TypeVar("T")
-Job = Callable[[], Coroutine[object, object, T]]
 
 # Seconds that an episode may exceed its own asyncio deadline before its thread is abandoned.
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-_CANCEL_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,15 +64,21 @@ class EpisodePool(Generic[T]):
     workers: int
     deadline: float
     _queue: queue.SimpleQueue[_QueuedJob[T] | None] = field(default_factory=queue.SimpleQueue)
-    _results: queue.SimpleQueue[tuple[_QueuedJob[T], T | BaseException]] = field(default_factory=queue.SimpleQueue)
+    _results: queue.SimpleQueue[tuple[_QueuedJob[T], JobResult[T] | BaseException]] = field(
+        default_factory=queue.SimpleQueue
+    )
     _threads: list[threading.Thread] = field(default_factory=list)
 
-    def run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, T | StuckJob]]:
+    def run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, JobResult[T] | StuckJob]]:
         """Yield `(index, result)` in order of completion.
 
         Raises:
-            BaseException: an error of a job; jobs should turn their own failures into results.
+            DebuggerQuit: the user quit the debugger.
         """
+        with hooks.installed():
+            yield from self._run(jobs)
+
+    def _run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, JobResult[T] | StuckJob]]:
         queued_jobs = [_QueuedJob(job, index) for index, job in enumerate(jobs)]
         for _ in range(min(self.workers, len(queued_jobs)) - len(self._threads)):
             self._start_worker()
@@ -116,18 +119,17 @@ class EpisodePool(Generic[T]):
         thread.start()
 
     def _work(self) -> None:
-        with asyncio.Runner() as runner:
-            while (queued := self._queue.get()) is not None:
-                queued.thread = threading.current_thread()
-                queued.started = time.monotonic()
-                result: T | BaseException
-                try:
-                    result = runner.run(_run_and_cancel_tasks(queued.job()))
-                except BaseException as error:
-                    result = error
-                self._results.put((queued, result))
-                if queued.abandoned:  # another worker has replaced this one
-                    return
+        while (queued := self._queue.get()) is not None:
+            queued.thread = threading.current_thread()
+            queued.started = time.monotonic()
+            result: JobResult[T] | BaseException
+            try:
+                result = run_job(queued.job)
+            except BaseException as error:
+                result = error
+            self._results.put((queued, result))
+            if queued.abandoned:  # another worker has replaced this one
+                return
 
     def _abandon_stuck(self, pending: set[_QueuedJob[T]]) -> list[tuple[_QueuedJob[T], StuckJob]]:
         if is_debugged():
@@ -153,16 +155,16 @@ class InlinePool(Generic[T]):
     Only Ctrl-C ends a job that blocks.
     """
 
-    def run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, T]]:
+    def run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, JobResult[T]]]:
         """Yield `(index, result)`, in order.
 
         Raises:
-            BaseException: an error of a job.
+            KeyboardInterrupt: a signal arrived, or the user quit the debugger.
         """
-        with asyncio.Runner() as runner:
+        with hooks.installed():
             for index, job in enumerate(jobs):
-                with _signals_end_run():
-                    result = runner.run(_run_and_cancel_tasks(job()))
+                with _signals_end_run() as received:
+                    result = run_job(job, received)
                 yield index, result
 
     def close(self) -> None:
@@ -170,8 +172,11 @@ class InlinePool(Generic[T]):
 
 
 @contextlib.contextmanager
-def _signals_end_run() -> Iterator[None]:
-    """Make a signal end the run, even if it arrives inside a workflow, whose exceptions only fail the episode."""
+def _signals_end_run() -> Iterator[Sequence[int]]:
+    """Make a signal end the run, even if it arrives inside a workflow, whose exceptions only fail the episode.
+
+    Yields the list of the signals received so far.
+    """
     received: list[int] = []
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
@@ -180,26 +185,9 @@ def _signals_end_run() -> Iterator[None]:
 
     with signal_handlers(_SIGNALS, interrupt):
         try:
-            yield
+            yield received
         except KeyboardInterrupt:
             if not received:
                 raise
     if received:
         signal.raise_signal(received[0])
-
-
-async def _run_and_cancel_tasks(coroutine: Coroutine[object, object, T]) -> T:
-    """Await an episode, then cancel the other tasks of the event loop, like `asyncio.run`.
-
-    The loop continues with the next episode. Tasks that the episode did not await would run during that episode, or be
-    destroyed while pending, which asyncio reports. A task that ignores its cancellation for 0.1 s keeps running.
-    """
-    try:
-        return await coroutine
-    finally:
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, running = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
-            logger.debug("cancelled {} tasks that an episode did not await; {} keep running", len(tasks), len(running))

@@ -17,7 +17,8 @@ from astuner.processes.episode_processes import EpisodeProcesses, end_all_episod
 from astuner.processes.process_hooks import install_hooks
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.task_rollout.active_episodes import ActiveEpisodes
-from astuner.task_rollout.pool import EpisodePool, InlinePool, Job, StuckJob
+from astuner.task_rollout.episode_loop import Job, JobResult
+from astuner.task_rollout.pool import EpisodePool, InlinePool, StuckJob
 from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame
 
 OnEpisode = Callable[[Episode], None]
@@ -138,7 +139,7 @@ class TaskRollout:
                 logger.debug("{}, {}, blocked its thread at\n{}", task.episode_id, describe_calls(tuner), stack)
                 yield index, replace(_stuck_episode(task, tuner.calls, result), ended_processes=processes[index].ended)
             else:
-                yield index, result
+                yield index, _finished_episode(tasks[index], tuners[index], result)
 
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:
@@ -159,21 +160,8 @@ def _episode_task(request: BatchRequest, task: Task, repeat: int) -> WorkflowTas
 
 def failed_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]:
     """Return a failed episode without calls for each episode of `request`, for example after a worker died."""
-    now = timestamp()
     return [
-        Episode(
-            episode_id=_episode_task(request, task, repeat).episode_id,
-            task=task,
-            repeat_index=repeat,
-            status="failed",
-            reward=None,
-            is_success=None,
-            error_kind=kind,
-            error=error,
-            start_time=now,
-            end_time=now,
-        )
-        for task, repeat in request.episodes()
+        _failed_episode(_episode_task(request, task, repeat), (), kind, error) for task, repeat in request.episodes()
     ]
 
 
@@ -190,6 +178,13 @@ def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: StuckJ
     if stuck.stack:
         frame = innermost_user_frame(stuck.stack) or stuck.stack[-1]
         error += f"; it was at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return _failed_episode(task, calls, "timeout", error, now - stuck.seconds)
+
+
+def _failed_episode(
+    task: WorkflowTask, calls: tuple[LlmCall, ...], kind: str, error: str, started: float | None = None
+) -> Episode:
+    now = timestamp()
     return Episode(
         episode_id=task.episode_id,
         task=task.task,
@@ -198,10 +193,34 @@ def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: StuckJ
         reward=None,
         is_success=None,
         calls=calls,
-        error_kind="timeout",
+        error_kind=kind,
         error=error,
-        start_time=now - stuck.seconds,
+        start_time=now if started is None else started,
         end_time=now,
+    )
+
+
+def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[Episode]) -> Episode:
+    """Return the episode of a job. An exception that nothing caught makes it `failed`."""
+    if not result.uncaught and result.value is not None:
+        return result.value
+    episode = result.value or _failed_episode(task, tuner.calls, "internal", "it has no result")
+    tracebacks = [episode.error_traceback, *(error.traceback for error in result.uncaught)]
+    error_traceback = "\n\n".join(filter(None, tracebacks))
+    if result.value is not None and episode.status == "failed":
+        return replace(episode, error_traceback=error_traceback)
+    return replace(
+        episode,
+        status="failed",
+        reward=None,
+        agent_rewards={},
+        is_success=None,
+        calls=tuple(replace(call, reward=None) for call in episode.calls),
+        samples=(),
+        dropped_samples=0,
+        error_kind="internal" if all(error.is_internal for error in result.uncaught) else "workflow",
+        error="; ".join(error.text for error in result.uncaught) or episode.error,
+        error_traceback=error_traceback,
     )
 
 

@@ -1,5 +1,5 @@
 """Runs one episode: workflow, then judge."""
 
-from astuner.task_runner.runner import TaskRunner, describe_calls, innermost_user_frame
+from astuner.task_runner.runner import TaskRunner, describe_calls, error_location, innermost_user_frame
 
-__all__ = ["TaskRunner", "describe_calls", "innermost_user_frame"]
+__all__ = ["TaskRunner", "describe_calls", "error_location", "innermost_user_frame"]

@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import sysconfig
 import time
 import traceback
 from bdb import BdbQuit
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from astuner.clock import timestamp
 from astuner.context_tracker import MergeMode, build_samples, limit_samples
-from astuner.debugging.breakpoints import is_debugged
+from astuner.debugging.breakpoints import DebuggerQuit, is_debugged
 from astuner.debugging.deadlines import deadline
-from astuner.errors import AgentMadness, CallLimitError, EpisodeError, EpisodeTimeout, JudgeError, WorkflowError
+from astuner.debugging.tracebacks import error_stack, format_error
+from astuner.errors import (
+    AgentMadness,
+    CallLimitError,
+    EpisodeError,
+    EpisodeTimeout,
+    JudgeError,
+    WorkflowError,
+    describe_error,
+    message_of,
+    short_repr,
+)
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
+from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score, score_inline
@@ -85,25 +99,35 @@ class TaskRunner:
             start_time=started,
         )
         try:
-            output = await self._rewarded_output(workflow_task, tuner)
+            # The workflow may change its task, which other episodes and the record share.
+            own_task = replace(workflow_task, task=copy.deepcopy(workflow_task.task))
+            output = await self._rewarded_output(own_task, tuner)
             assert output.reward is not None
-            calls = with_rewards(tuner.calls, output.reward)
-        except EpisodeError as error:
-            calls = tuner.calls
-            episode = replace(episode, error_kind=error.kind, error=str(error))
-        else:
             episode = replace(
                 episode,
                 status="ok",
                 error_kind=None if tuner.call_limit_error is None else CallLimitError.kind,
                 error=None if tuner.call_limit_error is None else f"cut: {tuner.call_limit_error}",
+                calls=with_rewards(tuner.calls, output.reward),
                 reward=mean_reward(output.reward),
                 agent_rewards=output.reward if isinstance(output.reward, Mapping) else {},
                 is_success=output.is_success,
-                metadata=output.metadata,
+                metadata=_plain_metadata(output.metadata),
                 log_metrics=output.log_metrics,
             )
-        return self._with_samples(replace(episode, calls=calls, end_time=timestamp()), workflow_task.seed)
+        except DebuggerQuit:
+            raise
+        # The judge and the output are the user's code, too.
+        except BaseException as error:
+            failure = _episode_error(error)
+            episode = replace(
+                episode,
+                calls=tuner.calls,
+                error_kind=str(failure.kind),
+                error=message_of(failure),
+                error_traceback=format_error(error),
+            )
+        return self._with_samples(replace(episode, end_time=timestamp()), workflow_task.seed)
 
     async def _rewarded_output(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         """Return the workflow's output with `reward` and `is_success` set."""
@@ -169,21 +193,19 @@ class TaskRunner:
         # The deadline is the only thing that cancels tasks of the thread's event loop. So whatever the workflow raises,
         # including a KeyboardInterrupt, ends this episode only.
         except BaseException as error:
-            if isinstance(error, BdbQuit):  # quitting the debugger ends the run
-                raise KeyboardInterrupt from error
+            if issubclass(type(error), BdbQuit):  # `isinstance` would read `__class__`, which may be overridden
+                raise DebuggerQuit from error
             if tuner.call_limit_error is not None:
                 raise tuner.call_limit_error from error
             if timeout is not None and timeout.expired():
                 raise EpisodeTimeout(late()) from error
-            if isinstance(error, EpisodeError):
+            if issubclass(type(error), EpisodeError):
                 raise
             if tuner.degenerate_output is not None:
                 raise AgentMadness(tuner.degenerate_output) from error
-            frames = traceback.extract_tb(error.__traceback__)
-            frame = innermost_user_frame(frames) or frames[-1]
-            raise WorkflowError(
-                f"{type(error).__name__}: {error} (at {frame.filename}:{frame.lineno}, in {frame.name})"
-            ) from error
+            raise _workflow_error(error) from error
+        finally:
+            await _drop_cancellation()
         # The workflow suppressed its cancellation, or blocked the thread past the deadline.
         if timeout.expired() or (limit is not None and time.monotonic() - started > limit):
             raise EpisodeTimeout(late())
@@ -209,6 +231,39 @@ class TaskRunner:
         return replace(episode, status="dropped", error_kind="no_tokens", error=error)
 
 
+async def _drop_cancellation() -> None:
+    """Drop a cancellation that the workflow has requested for its own task, so that it does not reach the judge."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+def _episode_error(error: BaseException) -> EpisodeError:
+    return cast(EpisodeError, error) if issubclass(type(error), EpisodeError) else _workflow_error(error)
+
+
+def _workflow_error(error: BaseException) -> WorkflowError:
+    """Return the error of an episode for an exception of its code, with the location in the user's code."""
+    return WorkflowError(f"{describe_error(error)}{error_location(error)}")
+
+
+def error_location(error: BaseException) -> str:
+    """Return ` (at FILE:LINE, in FUNCTION)` for an exception of the user's code; "" if it has no traceback."""
+    frames = error_stack(error)
+    if not frames:
+        return ""
+    frame = innermost_user_frame(frames) or frames[-1]
+    return f" (at {frame.filename}:{frame.lineno}, in {frame.name})"
+
+
+def _plain_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the metadata as JSON values, so that the record does not call methods of the user's objects."""
+    plain = to_jsonable(metadata, lambda text: text)
+    return plain if isinstance(plain, dict) else {"metadata": plain}
+
+
 def _checked_output(output: object) -> WorkflowOutput:
     """Return a workflow's output with the log metrics as floats.
 
@@ -216,9 +271,12 @@ def _checked_output(output: object) -> WorkflowOutput:
         WorkflowError: it is not a `WorkflowOutput`, or a log metric is not a number.
     """
     if not isinstance(output, WorkflowOutput):
-        raise WorkflowError(f"execute must return a WorkflowOutput, got {type(output).__name__}: {str(output)[:200]!r}")
-    numbers = {name: checked_reward(value, f"log_metrics[{name!r}]") for name, value in output.log_metrics.items()}
-    return replace(output, log_metrics=numbers)
+        raise WorkflowError(f"execute must return a WorkflowOutput, got {type(output).__name__}: {short_repr(output)}")
+    numbers = {
+        str.__str__(str(name)): checked_reward(value, f"log_metrics[{short_repr(name)}]")
+        for name, value in output.log_metrics.items()
+    }
+    return WorkflowOutput(output.reward, output.is_success, output.metadata, numbers)
 
 
 def _last_answer(calls: Sequence[LlmCall]) -> str:

@@ -1,4 +1,4 @@
-"""Tasks that an episode does not await are cancelled at its end, in worker threads and in the main thread."""
+"""Tasks and errors of jobs, in worker threads and in the main thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from astuner.task_rollout.episode_loop import JobResult
 from astuner.task_rollout.pool import EpisodePool, InlinePool
 
 Runs = EpisodePool[int] | InlinePool[int]
@@ -34,8 +35,8 @@ def test_tasks_that_are_not_awaited_are_cancelled(pool: Runs, caplog: pytest.Log
         await asyncio.sleep(0)
         return len(asyncio.all_tasks())
 
-    for _, tasks in pool.run([episode] * 3):
-        assert tasks == 2  # this task and the one that it created; the one of the previous episode is gone
+    for _, result in pool.run([episode] * 3):
+        assert result.value == 2  # this task and the one that it created; the one of the previous episode is gone
         gc.collect()
     pool.close()
     assert ends == ["ended"] * 3
@@ -66,11 +67,18 @@ def test_task_that_ignores_cancellation_does_not_block_the_next_episode(pool: Ru
     assert ended == [0, 1]
 
 
-def test_errors_of_an_episode_are_raised(pool: Runs):
+def test_errors_of_a_job_are_part_of_its_result(pool: Runs):
     async def episode() -> int:
         asyncio.create_task(asyncio.sleep(60))  # noqa: RUF006
         raise KeyError("episode")
 
-    with pytest.raises(KeyError, match="episode"):
-        list(pool.run([episode]))
+    async def sound() -> int:
+        return 7
+
+    results = dict(pool.run([episode, sound]))
     pool.close()
+    (error,) = results[0].uncaught
+    assert results[0].value is None
+    assert error.text.startswith("KeyError: 'episode' (at ")
+    assert 'raise KeyError("episode")' in error.traceback
+    assert results[1] == JobResult(7)

@@ -1,0 +1,201 @@
+"""The event loop of one episode, which no exception of the episode ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
+
+from loguru import logger
+
+from astuner.debugging.breakpoints import DebuggerQuit
+from astuner.debugging.tracebacks import error_stack
+from astuner.task_rollout.uncaught import UncaughtError, UncaughtErrors, collect_uncaught
+from astuner.task_runner import innermost_user_frame
+
+T = TypeVar("T")
+Job = Callable[[], Coroutine[object, object, T]]
+
+# Seconds for which the tasks that an episode did not await may handle their cancellation.
+_CANCEL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class JobResult(Generic[T]):
+    """The result of a job.
+
+    Attributes:
+        value: what the job returned; None if it raised.
+        uncaught: the exceptions that nothing caught, in order. The job's own exception is one of them.
+    """
+
+    value: T | None
+    uncaught: tuple[UncaughtError, ...] = ()
+
+
+def run_job(job: Job[T], received: Sequence[int] = ()) -> JobResult[T]:
+    """Run a job on a new event loop, and then cancel the tasks that it did not await, like `asyncio.run`.
+
+    asyncio ends its event loop when a task or callback raises `SystemExit` or `KeyboardInterrupt`. Here, the loop
+    continues: the code that awaits the task receives the exception, and an exception that nothing catches is returned.
+
+    Args:
+        job: returns the coroutine to run.
+        received: the signals that the process has received during the job. They end the run.
+
+    Raises:
+        DebuggerQuit: the user quit the debugger.
+        KeyboardInterrupt: a signal arrived.
+    """
+    values: list[T] = []
+
+    async def main() -> None:
+        # Not the result of the task: a task that requests its own cancellation ends as cancelled.
+        values.append(await job())
+
+    with collect_uncaught() as uncaught:
+        try:
+            loop = EpisodeLoop(uncaught, received)
+            asyncio.set_event_loop(loop)
+            try:
+                loop.run_to_end(main())
+            finally:
+                loop.end()
+                asyncio.set_event_loop(None)
+        except BaseException as error:
+            if received or isinstance(error, DebuggerQuit):
+                raise
+            is_internal = innermost_user_frame(error_stack(error)) is None
+            uncaught.add(error, "the episode", is_internal=is_internal)
+        errors = uncaught.close()
+    if uncaught.quits_debugger:
+        raise DebuggerQuit
+    return JobResult(values[0] if values else None, errors)
+
+
+class EpisodeLoop(asyncio.SelectorEventLoop):
+    """An event loop that runs one episode. It continues after `SystemExit` and `KeyboardInterrupt`."""
+
+    def __init__(self, uncaught: UncaughtErrors, received: Sequence[int]) -> None:
+        super().__init__()
+        self._uncaught = uncaught
+        self._received = received
+        # Tasks, and calls in executors.
+        self._started: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+
+    def run_to_end(self, coroutine: Coroutine[object, object, None]) -> None:
+        """Run a coroutine to its end.
+
+        Raises:
+            BaseException: the coroutine's exception, one that a signal raised, or one that the loop cannot continue
+                after.
+        """
+        # Not `self.create_task`, for which the episode may have set a factory.
+        task = asyncio.Task(coroutine, loop=self)
+        task.add_done_callback(lambda _: asyncio.SelectorEventLoop.stop(self))
+        while not task.done():
+            try:
+                self.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                if self._received or isinstance(error, DebuggerQuit):
+                    task.cancel()
+                    task.add_done_callback(_retrieve)
+                    raise
+                # The awaiting code receives the exception of a task. `end` finds those that are not awaited.
+                if error is not _exception(task) and not any(error is _exception(future) for future in self._started):
+                    self._uncaught.add(error, "a callback")
+        task.result()
+
+    def end(self) -> None:
+        """Cancel the remaining tasks, close the asynchronous generators, and close the loop."""
+        try:
+            self.run_to_end(self._cancel_tasks())
+            for future in list(self._started):
+                # The flag with which asyncio finds exceptions that were never retrieved.
+                if getattr(future, "_log_traceback", False) and (error := _exception(future)) is not None:
+                    self._uncaught.add(error, "a task that was not awaited")
+                    _retrieve(future)
+        finally:
+            for task in asyncio.all_tasks(self):
+                # A task that is garbage-collected while pending is reported by asyncio.
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                with contextlib.suppress(BaseException):
+                    task.get_coro().close()
+            try:
+                super().close()
+            except BaseException:  # the episode has broken the loop
+                for end in (self._ssock, self._csock):  # type: ignore[attr-defined]
+                    end.close()
+                raise
+
+    async def _cancel_tasks(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            _, running = await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
+            logger.debug("cancelled {} tasks that an episode did not await; {} ignored it", len(tasks), len(running))
+        # `shutdown_asyncgens` would hide a SystemExit of a generator.
+        generators = list(self._asyncgens)  # type: ignore[attr-defined]
+        if closing := [self.create_task(generator.aclose()) for generator in generators]:
+            await asyncio.wait(closing, timeout=_CANCEL_SECONDS)
+
+    # What follows overrides asyncio's methods.
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """Return a task that runs `coro`."""
+        task = super().create_task(coro, **options)
+        self._started.add(task)
+        return task
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Run `func` in a thread or process of an executor."""
+        future = super().run_in_executor(executor, func, *args)
+        self._started.add(future)
+        return future
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Collect the exception of a callback or of a task that was not awaited, which asyncio would only log."""
+        error = context.get("exception")
+        if error is not None:
+            self._uncaught.add(error, "a task that was not awaited" if context.get("future") else "a callback")
+        else:
+            logger.debug("event loop of an episode: {}", context.get("message"))
+
+    def stop(self) -> NoReturn:
+        """Refuse to stop.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("an episode must not stop its event loop; return from execute instead")
+
+    def close(self) -> NoReturn:
+        """Refuse to close.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("an episode must not close its event loop; astuner closes it after the episode")
+
+    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> NoReturn:  # type: ignore[override]
+        """Refuse to handle a signal, as outside of the main thread, where most episodes run.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("an episode cannot handle signals: they belong to the run")
+
+
+def _exception(future: asyncio.Future[Any]) -> BaseException | None:
+    """Return the exception of a future without marking it as retrieved."""
+    return getattr(future, "_exception", None)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Mark the exception of a future as retrieved, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,172 @@
+"""Exceptions that no code of an episode catches: those of its tasks, callbacks, threads and finalisers."""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import contextlib
+import gc
+import sys
+import threading
+from bdb import BdbQuit
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from loguru import logger
+
+from astuner.debugging.tracebacks import format_error
+from astuner.errors import describe_error
+from astuner.task_runner import error_location
+
+
+@dataclass(frozen=True, slots=True)
+class UncaughtError:
+    """An exception that an episode did not catch, as text: its objects may belong to the user's code.
+
+    Attributes:
+        text: type, message and location.
+        traceback: the traceback.
+        is_internal: whether astuner raised it, not the user's code.
+    """
+
+    text: str
+    traceback: str
+    is_internal: bool
+
+
+class UncaughtErrors:
+    """Collects the uncaught exceptions of one episode. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._errors: list[UncaughtError] = []
+        self._seen: list[BaseException] = []
+        self._is_closed = False
+        self.quits_debugger = False
+
+    def add(self, error: BaseException, where: str, *, is_internal: bool = False) -> None:
+        """Add an exception, unless it was added before. After `close`, log it instead.
+
+        Args:
+            error: the exception.
+            where: what raised it, such as `a callback`.
+            is_internal: see `UncaughtError`.
+        """
+        if any(error is seen for seen in self._seen):
+            return
+        if issubclass(type(error), BdbQuit):
+            self.quits_debugger = True
+        text = f"{describe_error(error)}{error_location(error)}, in {where}"
+        uncaught = UncaughtError(text, format_error(error), is_internal)
+        if self._is_closed:
+            logger.warning("{}, of an episode that had ended", uncaught.text)
+            logger.debug("its traceback:\n{}", uncaught.traceback)
+            return
+        self._seen.append(error)
+        self._errors.append(uncaught)
+
+    def close(self) -> tuple[UncaughtError, ...]:
+        """Return the exceptions, and log later ones."""
+        self._is_closed = True
+        self._seen.clear()
+        return tuple(self._errors)
+
+
+_current: ContextVar[UncaughtErrors | None] = ContextVar("astuner_uncaught_errors", default=None)
+# The attribute of a thread with the `UncaughtErrors` of the episode that started it: a thread has a context of its own.
+_OF_THREAD = "astuner_uncaught_errors"
+
+
+def _of_caller() -> UncaughtErrors | None:
+    """Return the collector of the episode that the caller belongs to; None outside of an episode."""
+    return _current.get() or getattr(threading.current_thread(), _OF_THREAD, None)
+
+
+@contextlib.contextmanager
+def collect_uncaught() -> Iterator[UncaughtErrors]:
+    """Collect the uncaught exceptions of the episode that the block runs, also those of threads that it starts."""
+    uncaught = UncaughtErrors()
+    token = _current.set(uncaught)
+    try:
+        yield uncaught
+    finally:
+        _current.reset(token)
+
+
+class _Hooks:
+    """Replaces the functions of the process that report uncaught exceptions, while any batch of episodes runs."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._batches = 0
+        self._start_thread = threading.Thread.start
+        self._excepthook = threading.excepthook
+        self._unraisablehook = sys.unraisablehook
+        # Ids of the threads that collect garbage, whose finalisers may belong to any episode.
+        self._collecting: set[int] = set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Install the hooks during the block."""
+        with self._lock:
+            self._batches += 1
+            if self._batches == 1:
+                self._install()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._batches -= 1
+                if self._batches == 0:
+                    self._remove()
+
+    def _install(self) -> None:
+        hooks = self
+        self._start_thread = threading.Thread.start
+        self._excepthook, self._unraisablehook = threading.excepthook, sys.unraisablehook
+
+        def start(thread: threading.Thread) -> None:
+            if (uncaught := _of_caller()) is not None:
+                setattr(thread, _OF_THREAD, uncaught)
+                # The interpreter waits at its exit for other threads, and a thread of an episode may never end.
+                with contextlib.suppress(RuntimeError):  # `start` reports a thread that has been started before
+                    thread.daemon = True
+            hooks._start_thread(thread)
+
+        threading.Thread.start = start  # type: ignore[method-assign, assignment]
+        threading.excepthook = self._on_thread_error
+        sys.unraisablehook = self._on_unraisable
+        gc.callbacks.append(self._on_garbage_collection)
+
+    def _remove(self) -> None:
+        threading.Thread.start = self._start_thread  # type: ignore[method-assign]
+        threading.excepthook, sys.unraisablehook = self._excepthook, self._unraisablehook
+        gc.callbacks.remove(self._on_garbage_collection)
+        # The interpreter waits at its exit for the threads of executors, daemonic or not.
+        queues: Any = concurrent.futures.thread._threads_queues
+        for thread in [thread for thread in list(queues) if hasattr(thread, _OF_THREAD)]:
+            queues.pop(thread, None)
+
+    def _on_thread_error(self, args: Any) -> None:
+        uncaught: UncaughtErrors | None = getattr(args.thread, _OF_THREAD, None)
+        if uncaught is None or args.exc_value is None:
+            self._excepthook(args)
+        else:
+            uncaught.add(args.exc_value, "a thread")
+
+    def _on_unraisable(self, args: Any) -> None:
+        uncaught = None if threading.get_ident() in self._collecting else _of_caller()
+        if uncaught is None or args.exc_value is None:
+            self._unraisablehook(args)
+        else:
+            uncaught.add(args.exc_value, "a finaliser")
+
+    def _on_garbage_collection(self, phase: str, _info: object) -> None:
+        if phase == "start":
+            self._collecting.add(threading.get_ident())
+        else:
+            self._collecting.discard(threading.get_ident())
+
+
+hooks = _Hooks()
+"""The hooks of this process."""
