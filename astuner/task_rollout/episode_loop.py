@@ -129,6 +129,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
             except BaseException:  # the episode has broken the loop
                 for end in (self._ssock, self._csock):  # type: ignore[attr-defined]
                     end.close()
+                asyncio.BaseEventLoop.close(self)
                 raise
 
     async def _cancel_tasks(self) -> None:

@@ -81,7 +81,7 @@ async def in_gather(throws: Callable[[], Any]) -> None:
 async def in_task_group(throws: Callable[[], Any]) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(in_coroutine(throws))
-        group.create_task(asyncio.sleep(5))
+        group.create_task(asyncio.sleep(0.05))
 
 
 async def in_awaited_task(throws: Callable[[], Any]) -> None:
