@@ -185,7 +185,7 @@ def install_environment(
     An environment that is up to date is left unchanged; `astuner doctor` shows its state. Afterwards `astuner --conf
     FILE --backbone=BACKBONE` runs there automatically.
     """
-    from astuner.config.backbone_choice import installed_gpus
+    from astuner.config.gpus import installed_gpus
     from astuner.environments.env_specs import env_spec_for
     from astuner.environments.install import InstallRequest, install
     from astuner.environments.source import running_source

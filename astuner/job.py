@@ -60,7 +60,7 @@ class AstunerJob:
         *,
         backbone: str = "auto",
         project_name: str = "astuner",
-        experiment_name: str = "job",
+        experiment_name: str = "read_yaml_name",
         **settings: Any,
     ) -> None:
         """Create a job.
@@ -71,7 +71,8 @@ class AstunerJob:
             model: local folder or Hugging Face name.
             backbone: auto, debug, local, trinity or verl; auto is trinity with two or more GPUs, and local otherwise.
             project_name: name of the project.
-            experiment_name: name of the run and of its record.
+            experiment_name: name of the run and of its record; read_yaml_name is the name of the YAML file that the
+                job was dumped to or loaded from, or else job.
             settings: other keys, with dots written as double underscores: `trainer_common__optim__lr=1e-5`.
 
         Raises:
@@ -162,7 +163,7 @@ class AstunerJob:
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the configuration as a YAML file for `astuner --conf` and `load_job_from_yaml`.
 
-        Secrets, such as API keys, are written as `[redacted]`, with a warning that names their keys.
+        `tune` then does what `astuner --conf` does with that file. Secrets, such as API keys, are written as `[redacted]`, with a warning that names their keys.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -174,6 +175,7 @@ class AstunerJob:
                 target,
                 ", ".join(names),
             )
+        self._path = target
         return target
 
     def load_job_from_yaml(self, path: str | Path) -> Self:

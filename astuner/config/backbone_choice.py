@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from astuner.config.checks import unsupported_values
+from astuner.config.gpus import MIN_GPUS_OF_TRINITY, visible_gpus
 from astuner.config.keys import dotted, value_at
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.section import BackboneName
 from astuner.errors import ConfigError
-
-MIN_GPUS_OF_TRINITY = 2
-"""Engines and trainer need at least one GPU each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,34 +76,6 @@ def check_gpus(run: AstunerConfig, services: Collection[str] = ()) -> None:
         f"astuner.trainer_common.n_gpus_per_node (n_gpu of AstunerJob) is {asked}, and this machine has "
         f"{_counted(here)}; {use}, or set astuner.trainer_common.ray_address to join a Ray cluster that has them"
     )
-
-
-def visible_gpus() -> int:
-    """Return the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES shows to this process; PyTorch is not imported."""
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
-        return installed_gpus()
-    # As CUDA does: the list ends at the first entry that is not a device.
-    names = [name.strip() for name in shown.split(",")]
-    valid = 0
-    for name in names:
-        if not name or name.startswith("-"):
-            break
-        valid += 1
-    return min(valid, installed_gpus())
-
-
-def installed_gpus() -> int:
-    """Return the number of NVIDIA GPUs of this machine with a working driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is not None:
-        try:
-            listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return 0
-        return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
-    devices = Path("/proc/driver/nvidia/gpus")
-    return len(list(devices.iterdir())) if devices.is_dir() else 0
 
 
 def _gpus_of_run(run: AstunerConfig) -> tuple[int, str]:

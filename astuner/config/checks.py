@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.conditions import is_cut
-from astuner.config.keys import dotted, is_changed, parts, schema, value_at
+from astuner.config.keys import KeyPath, dotted, is_changed, parts, schema, value_at
 from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig
 
@@ -20,9 +20,19 @@ def unsupported_values(config: RunConfig) -> Iterator[Problem]:
         value = value_at(config, path)
         for declared in key.unsupported:
             rejected = is_changed(config, path) if declared.values is None else value in declared.values
-            if backbone in declared.by and rejected:
+            if declared.is_error and backbone in declared.by and rejected:
                 text = f"{dotted(path)} is {value!r}, which --backbone={backbone} does not support: {declared.why}"
                 yield Problem(text, keys=(path,))
+
+
+def values_set_aside(config: RunConfig) -> Iterator[str]:
+    """Yield a notice for each value that only other backbones use."""
+    backbone = config.astuner.backbone
+    for path, key in schema().keys.items():
+        value = value_at(config, path)
+        for declared in key.unsupported:
+            if not declared.is_error and backbone in declared.by and value in (declared.values or ()):
+                yield f"{dotted(path)}: {value} is set aside: {declared.why}"
 
 
 def ignored_keys(config: RunConfig) -> Iterator[str]:
@@ -35,16 +45,17 @@ def ignored_keys(config: RunConfig) -> Iterator[str]:
         yield f"not used by {backbone}: {', '.join(unused)}"
 
 
-def keys_without_effect(config: RunConfig) -> Iterator[str]:
-    """Yield a notice for each condition, which lists the changed keys that have no effect under it.
+def keys_without_effect(config: RunConfig, set_keys: Collection[KeyPath] = ()) -> Iterator[str]:
+    """Yield a notice for each condition, which lists the keys that have no effect under it.
 
-    A key is listed under the first of its conditions that holds.
+    A key is listed under the first of its conditions that holds, if it is changed. A key in `set_keys`, which the user
+    set, is listed at its default, too, if the condition says so.
     """
     keys: dict[str, list[str]] = {}
     for path, key in schema().keys.items():
-        if is_changed(config, path):
+        if path in set_keys or is_changed(config, path):
             condition = next((when for when in key.no_effect if when.holds(config.astuner)), None)
-            if condition is not None:
+            if condition is not None and (condition.at_default or is_changed(config, path)):
                 keys.setdefault(condition.text, []).append(dotted(path))
     for text, names in keys.items():
         yield f"no effect {text}: {', '.join(names)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from astuner.config.gpus import MIN_GPUS_OF_TRINITY, visible_gpus
 from astuner.config.section import Condition
 
 if TYPE_CHECKING:
@@ -36,10 +37,25 @@ WITHOUT_LORA = Condition("while model.lora.rank is 0", lambda run: run.model.lor
 EXCEPT_FOR_SFT = Condition(
     "except for sft: the sampler and the trainer have to agree", lambda run: not FOR_SFT.holds(run)
 )
+
+
+def _on_tinker_server(run: AstunerConfig) -> bool:
+    """Return whether a Tinker server of the run's own samples and trains, as `trinity.backbone.on_gpus` decides."""
+    device = run.trainer_common.device
+    has_gpus = device == "cuda" or (device == "auto" and visible_gpus() >= MIN_GPUS_OF_TRINITY)
+    return run.backbone == "trinity" and (run.model.lora.rank > 0 or not has_gpus)
+
+
+def _verl_on_cpu(run: AstunerConfig) -> bool:
+    device = run.trainer_common.device
+    return run.backbone == "verl" and (device == "cpu" or (device == "auto" and visible_gpus() == 0))
+
+
 TINKER_SERVER = Condition(
-    "where a Tinker server samples and trains, as for trinity with fewer than two GPUs",
-    lambda run: run.backbone == "trinity" and run.trainer_common.device != "cuda",
+    "where a Tinker server samples and trains, as for trinity with adapters or fewer than two GPUs",
+    _on_tinker_server,
 )
+VERL_ON_CPU = Condition("for verl on a CPU, whose memory holds everything anyway", _verl_on_cpu)
 WITHOUT_OVER_ROLLOUT = Condition(
     "while asynchrony.over_rollout is 0", lambda run: run.backbone == "trinity" and run.asynchrony.over_rollout == 0
 )
@@ -50,7 +66,12 @@ WITHOUT_MADNESS_CHECKS = Condition(
     "while rollout.compute_madness_checklist is empty", lambda run: not run.rollout.compute_madness_checklist
 )
 WITHOUT_JUDGE = Condition("without a task_judge.judge_protocol", lambda run: not run.task_judge.judge_protocol)
-NO_JUDGE_MODEL = Condition("because no judge of this version asks another model", lambda run: True)
+NO_JUDGE_MODEL = Condition(
+    "because astuner's own judges ask no other model",
+    lambda run: (run.task_judge.judge_protocol or "astuner.").startswith("astuner."),
+    at_default=True,
+)
+OLDER_PROTOCOL = Condition("because it belongs to the older step protocol", lambda run: True, at_default=True)
 OTHER_JUDGE_TYPE = Condition(
     "unless task_judge.judge_type is rubrics_auto_grader",
     lambda run: run.task_judge.judge_type != "rubrics_auto_grader",

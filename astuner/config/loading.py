@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from astuner.config.checks import (
     keys_without_effect,
     sampling_notices,
     unsupported_values,
+    values_set_aside,
 )
 from astuner.config.composition import compose_files, origin_of
 from astuner.config.keys import KeyPath, parts
@@ -88,7 +89,7 @@ def load_config(path: Path, overrides: Sequence[str] = (), backbone: str | None 
         where = next((origins[key] for key in problem.keys if key in origins), shown(path))
         problems.append(Problem(problem.text, where, problem.keys))
     raise_problems(problems)
-    notices = (*composed.notices, *aliases, *renamed, *without_effect, *_notices(resolved))
+    notices = (*composed.notices, *aliases, *renamed, *without_effect, *_notices(resolved, origins))
     return LoadedConfig(config, choice, path, tuple(dict.fromkeys(notices)), origins)
 
 
@@ -103,8 +104,13 @@ def check_config(config: RunConfig) -> tuple[str, ...]:
     return _notices(config)
 
 
-def _notices(config: RunConfig) -> tuple[str, ...]:
-    return (*keys_without_effect(config), *ignored_keys(config), *sampling_notices(config))
+def _notices(config: RunConfig, set_keys: Collection[KeyPath] = ()) -> tuple[str, ...]:
+    return (
+        *values_set_aside(config),
+        *keys_without_effect(config, set_keys),
+        *ignored_keys(config),
+        *sampling_notices(config),
+    )
 
 
 def with_values(config: RunConfig, values: Mapping[str, object]) -> RunConfig:

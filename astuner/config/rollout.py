@@ -29,6 +29,7 @@ from astuner.config.section import (
     from_run,
     key,
     mirrors,
+    set_aside,
     sets,
     unsupported,
 )
@@ -225,20 +226,12 @@ class RolloutConfig(Section):
     """Fraction of a GPU's memory for an engine; null is 0.5 if it shares the GPU with verl's trainer, else 0.85."""
     name: Literal["auto", "embedded", "vllm", "sglang"] = key(
         "auto",
+        no_effect=(TINKER_SERVER,),
         verl=from_run("actor_rollout_ref.rollout.name", rule="rollout_name"),
         trinity=from_run("explorer.rollout_model.engine_type", rule="engine_type"),
         unsupported=(
-            unsupported(
-                "sglang",
-                by=("debug",),
-                why="this backbone samples in process or from a vLLM server; write auto, embedded or vllm",
-            ),
-            unsupported(
-                "vllm",
-                "sglang",
-                by=("local",),
-                why="this backbone runs its engine in process; write auto or embedded",
-            ),
+            set_aside("sglang", by=("debug",), why="debug samples in process or, with vllm, from a vLLM server"),
+            set_aside("vllm", "sglang", by=("local",), why="local runs its engine in process"),
             unsupported(
                 "embedded",
                 "sglang",

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from astuner.config.conditions import FOR_SFT
+from astuner.config.conditions import FOR_SFT, OLDER_PROTOCOL
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.model import ModelConfig
 from astuner.config.optimiser import UpdateConfig
@@ -95,6 +95,7 @@ class AstunerConfig(Section):
         unsupported=(
             unsupported(why="it belongs to the older step protocol, which is no longer supported; remove the line"),
         ),
+        no_effect=(OLDER_PROTOCOL,),
         resume="same",
     )
     """Used only by the older step protocol."""

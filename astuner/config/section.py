@@ -116,10 +116,12 @@ class Condition:
     Attributes:
         text: the condition in words, to follow "no effect".
         holds: whether a configuration meets it.
+        at_default: whether a key that the user set to its default is reported, too.
     """
 
     text: str
     holds: Callable[[AstunerConfig], bool]
+    at_default: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +132,23 @@ class Unsupported:
         values: the values; None for every value but the default.
         by: the backbones.
         why: the reason and the fix.
+        is_error: whether the value is an error; otherwise, it is set aside with a notice.
     """
 
     values: tuple[object, ...] | None
     by: tuple[BackboneName, ...]
     why: str
+    is_error: bool = True
 
 
 def unsupported(*values: object, by: tuple[BackboneName, ...] = ALL, why: str) -> Unsupported:
     """Declare values that the backbones `by` do not support; without values, every value but the default."""
     return Unsupported(values or None, by, why)
+
+
+def set_aside(*values: object, by: tuple[BackboneName, ...], why: str) -> Unsupported:
+    """Declare values that only other backbones use, so that the backbones `by` go without them."""
+    return Unsupported(values, by, why, is_error=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,9 @@ from typing import Any
 
 import yaml
 
-from astuner.config.keys import KeyPath, dotted
+from astuner.config.aliases import WITHOUT_EFFECT
+from astuner.config.keys import KeyPath, dotted, is_changed, schema
+from astuner.config.nested_dict import without
 from astuner.config.root import RunConfig
 from astuner.errors import ConfigError
 from astuner.redaction import redact_settings
@@ -18,7 +20,9 @@ _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def to_yaml(config: RunConfig, *, redacted: bool = False) -> str:
-    """Return every key with its value as YAML, which `load_config` reads back as `config`.
+    """Return the keys with their values as YAML, which `load_config` reads back as `config`.
+
+    Keys that are accepted for older files only are left out at their defaults, because loading them gives a notice.
 
     Args:
         config: the configuration.
@@ -27,7 +31,7 @@ def to_yaml(config: RunConfig, *, redacted: bool = False) -> str:
     Raises:
         ConfigError: a value is the text `???`, which means "missing" in Hydra's YAML.
     """
-    tree = config.model_dump(mode="json")
+    tree = without(config.model_dump(mode="json"), _left_out(config))
     return yaml.dump(
         _literal(redact_settings(tree) if redacted else tree),
         Dumper=_Dumper,
@@ -35,6 +39,13 @@ def to_yaml(config: RunConfig, *, redacted: bool = False) -> str:
         allow_unicode=True,
         width=10**6,
     )
+
+
+def _left_out(config: RunConfig) -> Iterator[KeyPath]:
+    for path, key in schema().keys.items():
+        noticed = dotted(path) in WITHOUT_EFFECT or any(condition.at_default for condition in key.no_effect)
+        if noticed and not is_changed(config, path):
+            yield path
 
 
 class _Dumper(yaml.SafeDumper):

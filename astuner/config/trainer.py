@@ -13,6 +13,7 @@ from astuner.config.conditions import (
     KL_LOSS_COEF_0,
     SAMPLED_ELSEWHERE,
     TINKER_SERVER,
+    VERL_ON_CPU,
     WITHOUT_KL_IN_REWARD,
     WITHOUT_KL_LOSS,
 )
@@ -295,7 +296,7 @@ class TrainerCommonConfig(Section):
         resume="any",
     )
     """Padded tokens of one forward pass; a longer sample is computed alone."""
-    fsdp_config: FsdpConfig = key(FsdpConfig(), used_by=RAY, no_effect=(TINKER_SERVER,), resume="any")
+    fsdp_config: FsdpConfig = key(FsdpConfig(), used_by=RAY, no_effect=(TINKER_SERVER, VERL_ON_CPU), resume="any")
     """Sharding (verl, trinity)."""
     optim: OptimConfig = key(OptimConfig(), resume="same")
     """Optimiser."""

@@ -13,7 +13,8 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
-from astuner.config.backbone_choice import choose_backbone, installed_gpus
+from astuner.config.backbone_choice import choose_backbone
+from astuner.config.gpus import installed_gpus
 from astuner.config.root import RunConfig
 from astuner.environments.env_dir import FOLDER_VARIABLE, EnvDir, InstallManifest, environments_folder
 from astuner.environments.env_specs import (

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from astuner import AstunerJob
 from astuner.cli import astuner
-from astuner.config.backbone_choice import check_gpus, choose_backbone, installed_gpus, visible_gpus
+from astuner.config.backbone_choice import check_gpus, choose_backbone
+from astuner.config.gpus import installed_gpus, visible_gpus
 from astuner.config.loading import load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
 from astuner.config.to_yaml import to_yaml

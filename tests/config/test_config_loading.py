@@ -85,7 +85,10 @@ def test_the_appendix_of_spec_3_loads() -> None:
         "write 'customized_protocol'",
         "astuner.execute_test is accepted for older files and has no effect",
         "astuner.execute_testing_lambda is accepted for older files and has no effect",
+        "astuner.task_judge.alien_llm_model, astuner.task_judge.alien_llm_response_length",
         "astuner.task_judge.rubrics_auto_grader.dataset_file.training.file_path",
+        "astuner.context_tracker.context_tracker_type, astuner.context_tracker.alien_llm_model, "
+        "astuner.context_tracker.alien_llm_response_length, astuner.context_tracker.max_env_len",
         "astuner.trainer_common.n_gpus_per_node, astuner.trainer_common.logger",
     ]
 
@@ -93,22 +96,25 @@ def test_the_appendix_of_spec_3_loads() -> None:
 @pytest.mark.parametrize(
     ("backbone", "set_aside"),
     [
-        ("trinity", "no effect where a Tinker server samples and trains, as for trinity with fewer than two GPUs: "
-         "astuner.rollout.max_num_seqs"),
+        ("trinity", "no effect where a Tinker server samples and trains, as for trinity with adapters or fewer "
+         "than two GPUs: astuner.rollout.max_num_seqs, astuner.trainer_common.max_tokens_per_micro_batch"),
         ("local", "not used by local: trinity"),
         ("verl", "not used by verl: trinity"),
         ("debug", "not used by debug: astuner.rollout.max_env_worker, astuner.trainer_common.save_freq, "
          "astuner.trainer_common.test_freq, astuner.trainer_common.total_epochs, trinity"),
     ],
 )  # fmt: skip
-def test_the_yaml_of_spec_2_serves_every_backbone(backbone: str, set_aside: str) -> None:
+def test_the_yaml_of_spec_2_loads_for_every_backbone(backbone: str, set_aside: str) -> None:
     loaded = load_config(DATA / "spec2_math_agent.yaml", backbone=backbone)
     assert loaded.config.astuner.backbone == backbone
     assert loaded.config.astuner.rollout.n_vllm_engine == 2
     assert loaded.config.astuner.data.train_batch_size == 264
-    assert loaded.config.trinity == {"trainer": {"max_token_len_per_gpu": 13000}}
+    on_trinity = backbone == "trinity"
+    assert loaded.config.astuner.trainer_common.max_tokens_per_micro_batch == (13000 if on_trinity else 16384)
     assert "trinity_only__n_vllm_engine is read as astuner.rollout.n_vllm_engine" in loaded.notices[0]
-    assert list(loaded.notices[1:]) == [set_aside]
+    taken = "max_token_len_per_gpu is read as astuner.trainer_common.max_tokens_per_micro_batch"
+    assert sum(taken in notice for notice in loaded.notices) == on_trinity
+    assert list(loaded.notices[1 + on_trinity :]) == [set_aside]
 
 
 def test_a_base_file_is_merged_below_the_file_that_names_it(write: Write, minimal: str) -> None:
@@ -165,7 +171,7 @@ def test_all_problems_are_reported_at_once_with_file_and_line(write: Write, mini
     text = minimal + (
         "    num_repeats: 8\n"
         "    temperature: -1\n"
-        "    name: vllm\n"
+        "    gamma: 0.5\n"
         "  trainer_common:\n"
         "    mini_batch_num: 1000\n"  # not judged while num_repeat is in doubt
         "    optim: {lr: fast}\n"
@@ -183,8 +189,8 @@ def test_all_problems_are_reported_at_once_with_file_and_line(write: Write, mini
         f"  {path}:6: astuner.rollout.temperature is -1; expected a number of at least 0",
         "  command line: astuner.rollout.top_k is 0; expected -1 (all) or a number of at least 1",
         f"  {path}:10: astuner.trainer_common.optim.lr is 'fast'; expected a number",
-        f"  {path}:7: astuner.rollout.name is 'vllm', which --backbone=local does not support: this backbone runs its "
-        "engine in process; write auto or embedded",
+        f"  {path}:7: astuner.rollout.gamma is 0.5, which --backbone=local does not support: no backbone discounts "
+        "rewards over steps; write 1.0 or remove the line",
     ]
 
 

@@ -89,7 +89,7 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
           "trainer_common.algorithm.kl_penalty=k2"],
          "no effect while algorithm.kl_coef is 0: astuner.trainer_common.algorithm.kl_penalty"),
         (["backbone=trinity", "rollout.n_vllm_engine=3"],
-         "no effect where a Tinker server samples and trains, as for trinity with fewer than two GPUs: "
+         "no effect where a Tinker server samples and trains, as for trinity with adapters or fewer than two GPUs: "
          "astuner.rollout.n_vllm_engine"),
         (["backbone=trinity", "asynchrony.over_rollout_wait=5"],
          "no effect while asynchrony.over_rollout is 0: astuner.asynchrony.over_rollout_wait"),
@@ -115,7 +115,7 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
          "no effect unless task_judge.judge_type is rubrics_auto_grader: "
          "astuner.task_judge.rubrics_auto_grader.language"),
         (["task_judge.alien_llm_response_length=5"],
-         "no effect because no judge of this version asks another model: astuner.task_judge.alien_llm_response_length"),
+         "no effect because astuner's own judges ask no other model: astuner.task_judge.alien_llm_response_length"),
     ],
 )  # fmt: skip
 def test_keys_that_mean_nothing_beside_another_are_noticed(

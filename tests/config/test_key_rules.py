@@ -76,8 +76,7 @@ def test_keys_of_other_backbones_are_ignored(key: str, value: object, users: set
 @pytest.mark.parametrize(
     ("key", "value", "backbones"),
     [
-        ("astuner.rollout.name", "vllm", {"local"}),
-        ("astuner.rollout.name", "sglang", {"debug", "local", "trinity", "verl"}),
+        ("astuner.rollout.name", "sglang", {"trinity", "verl"}),
         ("astuner.rollout.name", "embedded", {"trinity"}),
         ("astuner.rollout.mode", "async", {"verl"}),
         ("astuner.trainer_common.algorithm.adv_estimator", "sft", {"trinity", "verl"}),
@@ -103,10 +102,72 @@ def test_values_that_a_backbone_does_not_support_are_errors(key: str, value: obj
 
 
 def test_the_error_has_the_place_where_the_key_was_set(write: Write, minimal: str) -> None:
-    path = write(minimal + "    name: vllm\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'vllm', which --backbone=local"):
-        load_config(path)
-    assert load_config(path, backbone="trinity").config.astuner.rollout.name == "vllm"
+    path = write(minimal + "    name: embedded\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'embedded', which --backbone=trin"):
+        load_config(path, backbone="trinity")
+    assert load_config(path, backbone="verl").config.astuner.rollout.name == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("value", "backbone", "notice"),
+    [
+        ("vllm", "local", "astuner.rollout.name: vllm is set aside: local runs its engine in process"),
+        ("sglang", "local", "astuner.rollout.name: sglang is set aside: local runs its engine in process"),
+        (
+            "sglang",
+            "debug",
+            "astuner.rollout.name: sglang is set aside: debug samples in process or, with vllm, from a",
+        ),
+        ("vllm", "trinity", "no effect where a Tinker server samples and trains, as for trinity "),
+        ("vllm", "debug", None),
+        ("auto", "local", None),
+    ],
+)
+def test_an_engine_of_another_backbone_is_set_aside_with_one_notice(
+    write: Write, minimal: str, value: str, backbone: str, notice: str | None
+) -> None:
+    loaded = load_config(write(f"{minimal}    name: {value}\n"), backbone=backbone)
+    about = [text for text in loaded.notices if "rollout.name" in text]
+    assert len(about) == (notice is not None)
+    assert all(text.startswith(str(notice)) for text in about)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backbone", "overrides", "noticed"),
+    [
+        (0, "trinity", [], True),
+        (1, "trinity", [], True),
+        (8, "trinity", [], False),
+        (8, "trinity", ["astuner.model.lora.rank=8"], True),
+        (8, "trinity", ["astuner.trainer_common.device=cpu"], True),
+        (0, "verl", [], True),
+        (8, "verl", [], False),
+        (8, "verl", ["astuner.trainer_common.device=cpu"], True),
+    ],
+)
+def test_settings_of_gpus_are_noticed_only_where_they_have_no_effect(
+    write: Write,
+    minimal: str,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: int,
+    backbone: str,
+    overrides: list[str],
+    noticed: bool,
+) -> None:
+    monkeypatch.setattr("astuner.config.conditions.visible_gpus", lambda: gpus)
+    offload = "astuner.trainer_common.fsdp_config.param_offload"
+    notices = load_config(write(minimal), [f"{offload}=false", *overrides], backbone=backbone).notices
+    assert any(offload in notice for notice in notices) == noticed
+
+
+def test_the_helper_model_of_judges_is_noticed_unless_a_judge_of_the_user_may_ask_it(
+    write: Write, minimal: str
+) -> None:
+    judge = "astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge"
+    text = minimal + "  task_judge:\n    alien_llm_model: qwen3-235b-a22b-instruct-2507\n    judge_protocol: "
+    (notice,) = load_config(write(text + judge)).notices
+    assert notice == "no effect because astuner's own judges ask no other model: astuner.task_judge.alien_llm_model"
+    assert load_config(write(text + "my_judge->Judge")).notices == ()
 
 
 def test_one_notice_lists_all_ignored_keys(write: Write, minimal: str) -> None:

@@ -1,0 +1,39 @@
+"""The GPUs of this machine, without an import of PyTorch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+MIN_GPUS_OF_TRINITY = 2
+"""Engines and trainer need at least one GPU each."""
+
+
+def visible_gpus() -> int:
+    """Return the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES shows to this process; PyTorch is not imported."""
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return installed_gpus()
+    # As CUDA does: the list ends at the first entry that is not a device.
+    names = [name.strip() for name in shown.split(",")]
+    valid = 0
+    for name in names:
+        if not name or name.startswith("-"):
+            break
+        valid += 1
+    return min(valid, installed_gpus())
+
+
+def installed_gpus() -> int:
+    """Return the number of NVIDIA GPUs of this machine with a working driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        try:
+            listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=30, check=False)
+        except (OSError, subprocess.TimeoutExpired):
+            return 0
+        return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else 0
+    devices = Path("/proc/driver/nvidia/gpus")
+    return len(list(devices.iterdir())) if devices.is_dir() else 0
