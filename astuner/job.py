@@ -163,7 +163,8 @@ class AstunerJob:
     def dump_job_as_yaml(self, path: str | Path) -> Path:
         """Write the configuration as a YAML file for `astuner --conf` and `load_job_from_yaml`.
 
-        `tune` then does what `astuner --conf` does with that file. Secrets, such as API keys, are written as `[redacted]`, with a warning that names their keys.
+        `tune` then does what `astuner --conf` does with that file. Secrets, such as API keys, are written as
+        `[redacted]`, with a warning that names their keys.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from astuner import AstunerJob, Workflow, WorkflowOutput
-from astuner.config.loading import load_config
+from astuner.config.loading import load_config, resolve_names
 from astuner.errors import BackboneError, ConfigError
 
 
@@ -86,3 +86,12 @@ def test_mistakes_say_what_is_expected():
         AstunerJob().set_workflow(MyWorkflow).tune()
     with pytest.raises(BackboneError, match="backbone 'debug' has no trainer, so it can neither train nor evaluate"):
         AstunerJob(model="some/model", backbone="debug").set_workflow(MyWorkflow).set_data("file", "a.jsonl").tune()
+
+
+def test_a_dumped_job_is_named_after_its_file_and_loads_without_notices(tmp_path: Path) -> None:
+    job = AstunerJob(model="some/model", backbone="local").set_workflow("flow->Flow")
+    path = job.dump_job_as_yaml(tmp_path / "math.yaml")
+    loaded = load_config(path)
+    assert loaded.notices == ()
+    assert loaded.config == job.config
+    assert resolve_names(loaded.config, loaded.path).astuner.experiment_name == "math"
