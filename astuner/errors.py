@@ -58,6 +58,20 @@ class NoSignalError(BackboneError):
     """No group had reward variance for the configured number of steps."""
 
 
+class LogprobGapError(BackboneError):
+    """The logprobs of the rollout and of the trainer differ by more than rounding.
+
+    Attributes:
+        text: What is wrong.
+        fix: What to change.
+    """
+
+    def __init__(self, text: str, fix: str) -> None:
+        super().__init__(f"{text}. To fix it: {fix}")
+        self.text = text
+        self.fix = fix
+
+
 class RecordError(AstunerError):
     """The run record cannot be written or read."""
 

@@ -26,7 +26,8 @@ from astuner.algorithms.training_rows import TrainingRow
 from astuner.algorithms.update_records import SampleKey, sample_updates
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import response_length
-from astuner.errors import BackboneError
+from astuner.diagnostics import TokenPairs, explain_logprob_gap
+from astuner.errors import BackboneError, LogprobGapError
 from astuner.run_record import SampleUpdate
 from astuner.schema import Episode
 
@@ -292,21 +293,26 @@ def shuffle_seed(config: AstunerConfig, step: int) -> str:
     return f"{config.trainer_common.seed}|mini-batches|{step}"
 
 
-def check_logprob_gap(difference: float, dtype: torch.dtype, when: str) -> None:
+def check_logprob_gap(
+    difference: float,
+    dtype: torch.dtype,
+    when: str,
+    samples: Sequence[TokenPairs] = (),
+    earlier: Sequence[float] = (),
+) -> None:
     """Check that the engine samples with the trained weights.
 
     Args:
         difference: mean absolute difference between the logprobs of the sampler and of the trainer, nats a token.
         dtype: the dtype that the model computes in.
         when: the moment of the check, for the message.
+        samples: the logprobs of each sample, from which the cause is derived.
+        earlier: this difference in earlier steps.
 
     Raises:
-        BackboneError: the difference is too large to be rounding, or NaN.
+        LogprobGapError: the difference is too large to be rounding, or NaN.
     """
     limit = _MAX_LOGPROB_DIFFERENCE[dtype]
     if not difference <= limit:
-        raise BackboneError(
-            f"{when}: the logprobs of the rollout and of the trainer differ by {difference:.3g} nats a token on "
-            f"average (rounding explains at most {limit}): the engine did not sample with the trained weights, or "
-            "sampled in another precision. Set model.dtype: float32; if the difference remains, please report it"
-        )
+        cause = explain_logprob_gap(samples, difference, earlier=earlier)
+        raise LogprobGapError(f"{when}: {cause.text} (rounding explains at most {limit})", cause.fix)

@@ -14,6 +14,7 @@ from astuner.backbone.training.progress import PhaseName, RunProgress, warn_if_s
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
+from astuner.diagnostics import Monitor
 from astuner.errors import BackboneError
 from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.run_record import RunRecord, RunSummary
@@ -32,6 +33,7 @@ class RunContext:
         progress: progress bars.
         started: when the process started, as a `timestamp`.
         active_episodes: the episodes that run at the moment.
+        monitor: looks for faults in the episodes and updates.
         keep_engine: keep the inference server that the run starts running after the run.
         on_episode: called on the main thread with each finished episode of a dry run.
         origins: where the user set a key (`file:line`, `command line`), for messages.
@@ -44,6 +46,7 @@ class RunContext:
     progress: RunProgress
     started: float
     active_episodes: ActiveEpisodes
+    monitor: Monitor
     keep_engine: bool = False
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
     on_episode: Callable[[Episode], None] = lambda _: None

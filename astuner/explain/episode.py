@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astuner.context_tracker import certificate, count_tokens, encode_ids, shared_prefix_length
-from astuner.explain.advice import fix_for, fixes_for
+from astuner.diagnostics import fix_for, fixes_for
 from astuner.explain.run import token_saving
 from astuner.run_record import EpisodeEntry, RecordedEpisode, call_advantages
 

@@ -8,8 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from astuner.context_tracker import certificate
-from astuner.explain.advice import fixes_for
-from astuner.run_record import EpisodeEntry, RecordedEpisode, Split, read_recorded_episode
+from astuner.diagnostics import fixes_for
+from astuner.run_record import (
+    EpisodeEntry,
+    FindingSummary,
+    RecordedEpisode,
+    Split,
+    read_findings,
+    read_recorded_episode,
+    summarise_findings,
+)
 from astuner.schema import TokenCounts
 
 _MAX_EPISODES_LISTED = 10
@@ -82,6 +90,7 @@ class RunExplanation:
 
     Attributes:
         run: The run's folder.
+        findings: What the checks found, errors first.
         split: Split of the episodes.
         total: Sums over all episodes.
         steps: Sums by step, in ascending order.
@@ -92,6 +101,7 @@ class RunExplanation:
     """
 
     run: str
+    findings: tuple[FindingSummary, ...]
     split: Split
     total: Totals
     steps: Mapping[int, Totals]
@@ -136,6 +146,7 @@ def explain_run(folder: Path, split: Split, entries: Iterable[EpisodeEntry], *, 
     forked.sort(key=lambda episode: (sum(episode.forks.values()), episode.step), reverse=True)
     return RunExplanation(
         run=str(folder),
+        findings=tuple(summarise_findings(read_findings(folder))),
         split=split,
         total=total,
         steps=steps,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from astuner.explain.episode import EpisodeExplanation, ForkExplanation
 from astuner.explain.run import CertificateSummary, RunExplanation, Totals, add_totals
-from astuner.run_record import NO_ADVANTAGE
+from astuner.run_record import NO_ADVANTAGE, FindingSummary
 
 _MAX_ROWS = 20
 _MAX_FORKED_EPISODES = 5
@@ -24,6 +24,7 @@ def print_run(console: Console, run: RunExplanation) -> None:
     """Print how the calls of a run became training samples, as text."""
     kind = "training" if run.split == "train" else "validation"
     console.print(f"[bold]{escape(run.run)}[/], {kind} episodes of {_count(len(run.steps), 'step')}", soft_wrap=True)
+    _print_findings(console, run.findings)
     console.print()
     total = run.total
     lines = _headings_left()
@@ -93,6 +94,19 @@ def print_episode(console: Console, episode: EpisodeExplanation) -> None:
     lines.add_row("certificate", _episode_certificate(episode))
     console.print(lines)
     _print_fixes(console, episode.fixes)
+
+
+def _print_findings(console: Console, findings: Sequence[FindingSummary]) -> None:
+    """Print what the checks found: what is wrong, when, and how to fix it."""
+    for finding in findings:
+        style = "bold red" if finding.severity == "error" else "yellow"
+        steps = f"step {finding.first_step}" if finding.first_step else "start"
+        if finding.last_step > finding.first_step:
+            steps += f" to {finding.last_step}, {_count(finding.count, 'time')}"
+        console.print()
+        console.print(f"[{style}]{finding.severity}[/] {escape(finding.check)} ({steps})")
+        console.print(f"  {escape(finding.message)}", soft_wrap=True)
+        console.print(f"  to fix it: {escape(finding.fix)}", soft_wrap=True)
 
 
 def _run_certificate(summary: CertificateSummary | None) -> str:

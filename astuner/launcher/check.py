@@ -52,12 +52,14 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
         _print_inputs(console, launcher, run_inputs)
         _print_size(console, config, run_inputs)
         _print_memory(console, config, backbone.estimate(config, run_inputs.model_path))
-        if dry_run:
+        if dry_run:  # which looks for faults in the inputs, too
             episodes = launcher.dry_run(run_inputs)
             console.print(episode_table("dry run", episodes))
             check_rewards(episodes)
             if (reason := explain_no_training(episodes)) is not None:
                 raise BackboneError(reason)
+        else:
+            run_inputs.monitor(config, lambda _: None, trains=True).check_start()
         console.print("[green]OK[/]: this configuration can run")
 
 

@@ -63,6 +63,7 @@ from astuner.task_rollout import ActiveEpisodes, Split
 Result = TypeVar("Result")
 AnyBackbone = TypeVar("AnyBackbone", Backbone, TrainingBackbone)
 
+_CHECK_SUFFIX = "-check"
 DEFAULT_EXP_DIR = "launcher_record"
 
 
@@ -157,7 +158,7 @@ class Launcher:
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
             return backbone.dry_run(context, "train")
 
-        return self._run("-check", load_backbone, lambda: run_inputs, roll_out)
+        return self._run(_CHECK_SUFFIX, load_backbone, lambda: run_inputs, roll_out)
 
     def debug(self, split: Split, *, keep_engine: bool = False) -> list[Episode]:
         """Roll out a few episodes and print them; the record is `{experiment}-debug`.
@@ -248,8 +249,11 @@ class Launcher:
             self._log_notices_to_file(run_inputs)
             progress = RunProgress(console, shown=not runs_inline(config))
             ray = self.services.ray
+            trains = is_training or suffix == _CHECK_SUFFIX
+            monitor = run_inputs.monitor(config, record.write_finding, trains=trains)
+            monitor.check_start()
             context = RunContext(
-                self.config, run_inputs, record, progress, self.started, active, origins=self.origins, ray=ray
+                self.config, run_inputs, record, progress, self.started, active, monitor, origins=self.origins, ray=ray
             )
             result = run(backbone, context)
             if (missed := describe_missed_tags()) is not None:

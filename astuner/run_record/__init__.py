@@ -3,6 +3,13 @@
 from astuner.run_record.episode_file import RecordedEpisode, common_prefix_len, read_episode, read_recorded_episode
 from astuner.run_record.episodes import NO_ADVANTAGE, EpisodeEntry, read_index
 from astuner.run_record.files import ReadPosition, read_new_lines
+from astuner.run_record.findings import (
+    FindingSummary,
+    RunFinding,
+    Severity,
+    read_findings,
+    summarise_findings,
+)
 from astuner.run_record.folder import FolderLock, is_being_written, is_record
 from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.lookup import find_episode, find_run
@@ -31,14 +38,17 @@ __all__ = [
     "NO_ADVANTAGE",
     "EpisodeEntry",
     "EpisodesSummary",
+    "FindingSummary",
     "FolderLock",
     "LoggerName",
     "MetricsRow",
     "ReadPosition",
     "RecordedEpisode",
+    "RunFinding",
     "RunRecord",
     "RunSummary",
     "SampleUpdate",
+    "Severity",
     "Split",
     "TokensSummary",
     "ValidationSummary",
@@ -54,11 +64,13 @@ __all__ = [
     "is_record",
     "plot_run",
     "read_episode",
+    "read_findings",
     "read_index",
     "read_metrics",
     "read_new_lines",
     "read_recorded_episode",
     "read_summary",
     "span_values",
+    "summarise_findings",
     "write_summary",
 ]

@@ -5,6 +5,7 @@ config.yaml         the resolved configuration
 run.log             the log
 services/           output of the run's services (see `astuner.processes.log`)
 metrics.jsonl       metrics, one line per call of `log_metrics`
+diagnostics.jsonl   findings of the checks, if there are any
 tensorboard/        the same for TensorBoard
 episodes/           one file per episode, and index.jsonl
 plots/              reward.png, loss.png (see `plot_run`)
@@ -24,6 +25,7 @@ from loguru import logger
 
 from astuner.run_record.episode_file import EpisodeLabels
 from astuner.run_record.episodes import EpisodeStore
+from astuner.run_record.findings import FindingsFile, RunFinding
 from astuner.run_record.folder import FolderLock, prepare_folder, write_config, write_environment
 from astuner.run_record.loggers import LoggerName, MetricLogger, RunName, check_loggers, open_loggers
 from astuner.run_record.metrics import MetricsFile, read_metrics
@@ -47,6 +49,7 @@ class RunRecord:
         metrics: MetricsFile,
         loggers: Sequence[MetricLogger],
         episodes: EpisodeStore,
+        findings: FindingsFile,
         stack: ExitStack,
     ) -> None:
         self._folder = folder
@@ -54,6 +57,7 @@ class RunRecord:
         self._metrics_lock = threading.Lock()
         self._loggers = loggers
         self._episodes = episodes
+        self._findings = findings
         self._stack = stack
 
     @classmethod
@@ -99,11 +103,13 @@ class RunRecord:
             stack.callback(metrics.close)
             episodes = EpisodeStore(folder)
             stack.callback(episodes.close)
+            findings = FindingsFile(folder)
+            stack.callback(findings.close)
             opened = []
             for each in open_loggers(loggers, RunName(project, folder.name, folder)):
                 stack.callback(each.close)
                 opened.append(each)
-            return cls(folder, metrics, opened, episodes, stack.pop_all())
+            return cls(folder, metrics, opened, episodes, findings, stack.pop_all())
 
     @property
     def folder(self) -> Path:
@@ -123,6 +129,7 @@ class RunRecord:
         validated = step if validated is None else validated
         lines = self._metrics.truncate_after(step, validated)
         episodes = self._episodes.truncate_after(step, validated)
+        self._findings.truncate_after(max(step, 0))  # those of the start are found before
         rows = read_metrics(self._folder)
         for each in self._loggers:
             each.restart(rows)
@@ -141,6 +148,14 @@ class RunRecord:
             finite = self._metrics.log(step, metrics)
             for each in self._loggers:
                 each.log(step, finite)
+
+    def write_finding(self, finding: RunFinding) -> None:
+        """Record a finding of a check.
+
+        Raises:
+            RecordError: If it cannot be written.
+        """
+        self._findings.write(finding)
 
     def write_episode(
         self,

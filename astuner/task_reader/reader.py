@@ -58,7 +58,6 @@ def read_tasks(
         skipped += more
         if not validation:
             logger.warning("{}: no validation tasks{}.", validation_split.source, _why_empty(more))
-    _warn_of_overlap(training, validation)
     return TaskSet(tuple(training), tuple(validation), skipped)
 
 
@@ -83,15 +82,3 @@ def _read(
 
 def _why_empty(skipped: int) -> str:
     return f" (all {skipped} rows were skipped)" if skipped else " (it has no rows)"
-
-
-def _warn_of_overlap(training: Sequence[Task], validation: Sequence[Task]) -> None:
-    questions = {task.main_query for task in training if task.main_query}
-    shared = sum(task.main_query in questions for task in validation)
-    if shared:
-        logger.warning(
-            "{} of {} validation tasks have the same question as a training task; validation will overestimate the"
-            " model.",
-            shared,
-            len(validation),
-        )

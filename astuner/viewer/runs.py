@@ -11,7 +11,14 @@ from typing import Any
 import yaml
 
 from astuner.errors import RecordError
-from astuner.run_record import is_being_written, is_record, read_summary
+from astuner.run_record import (
+    FindingSummary,
+    is_being_written,
+    is_record,
+    read_findings,
+    read_summary,
+    summarise_findings,
+)
 from astuner.viewer import queries
 from astuner.viewer.index import RunIndex
 
@@ -183,6 +190,14 @@ def summary_of(folder: Path) -> dict[str, Any] | None:
         return read_summary(folder).model_dump()
     except RecordError:
         return None
+
+
+def findings_of(folder: Path) -> list[FindingSummary]:
+    """Return what the checks found in a run, errors first; damaged lines are left out."""
+    try:
+        return summarise_findings(read_findings(folder, on_damaged=lambda _: None))
+    except RecordError:
+        return []
 
 
 def config_of(folder: Path) -> dict[str, Any]:

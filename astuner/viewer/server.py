@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from os import PathLike, stat_result
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +22,16 @@ from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer import queries
 from astuner.viewer.episode_view import advantages_of_calls, by_agent, episode_view, read_episode_at, transcript
 from astuner.viewer.queries import EpisodeFilter, Order
-from astuner.viewer.runs import IndexCache, RunList, Runs, config_difference, config_of, run_state, summary_of
+from astuner.viewer.runs import (
+    IndexCache,
+    RunList,
+    Runs,
+    config_difference,
+    config_of,
+    findings_of,
+    run_state,
+    summary_of,
+)
 from astuner.viewer.security import RequestGuard
 from astuner.viewer.token_texts import find_token_texts
 
@@ -90,7 +100,9 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
         with index.reading() as db:
             content = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
         state, summary = run_state(index.folder), summary_of(index.folder)
-        return _json_response({"name": run, "state": state, "summary": summary, **content})
+        findings = [asdict(finding) for finding in findings_of(index.folder)]
+        about = {"name": run, "state": state, "summary": summary, "findings": findings}
+        return _json_response(about | content)
 
     @app.get("/api/metrics")
     def metrics(run: str, after: ExactInt = 0, generation: str | None = None) -> Response:

@@ -194,14 +194,6 @@ def test_no_tasks(tmp_path: Path, warnings: list[str]) -> None:
     assert "empty.jsonl: no validation tasks (it has no rows)" in warnings[-1]
 
 
-def test_a_question_in_both_splits_is_a_warning(tmp_path: Path, warnings: list[str]) -> None:
-    training = write(tmp_path / "a.jsonl", [{"question": "x", "n": 1}, {"question": "y"}])
-    validation = write(tmp_path / "b.jsonl", [{"question": "x", "n": 2}, {"question": "z"}, {"question": "w"}])
-    tasks = read(training, validation)
-    assert (len(tasks.training), len(tasks.validation)) == (2, 3)
-    assert warnings[0].startswith("1 of 3 validation tasks have the same question as a training task")
-
-
 def test_csv(tmp_path: Path) -> None:
     file = tmp_path / "a.CSV"
     file.write_bytes(b'\xef\xbb\xbfid,question,answer\n1,"two\nlines, ""q""",007\n\n2,NA,5\n')

@@ -12,6 +12,8 @@ from astuner.backbone.training.schedule import learning_rate
 from astuner.config.optimiser import OptimConfig
 from astuner.errors import BackboneError
 
+_VALUES_PER_PARAMETER = 256
+
 
 class GradientNotFinite(BackboneError):
     """The gradient of a mini-batch is not finite.
@@ -57,6 +59,11 @@ class Optimiser:
         self._adamw.step()
         self._adamw.zero_grad(set_to_none=True)
         return norm
+
+    def sampled_weights(self) -> torch.Tensor:
+        """Return a copy of some hundred values of each parameter, as one vector, to see whether weights changed."""
+        values = [parameter.detach().flatten() for parameter in self._parameters]
+        return torch.cat([value[:: max(1, len(value) // _VALUES_PER_PARAMETER)].float() for value in values])
 
     def state(self) -> dict[str, Any]:
         """Return the state of AdamW, for `load`."""

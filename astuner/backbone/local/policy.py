@@ -19,7 +19,7 @@ from astuner.backbone.training.lora import merged_weights, with_lora
 from astuner.config.model import ModelConfig
 from astuner.config.optimiser import PackMode
 from astuner.context_tracker import Packing
-from astuner.errors import BackboneError
+from astuner.errors import BackboneError, ModelError
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
 from astuner.llm_engine.context_length import context_length
 from astuner.model_tuner import ChatCodec
@@ -56,6 +56,12 @@ class Policy:
         # Layers recompute their activations in training mode only.
         self._recomputes = config.gradient_checkpointing
         self.model = with_lora(base, config.lora) if self.uses_lora else base
+        if not self.trainable():
+            raise ModelError(
+                "no weight of the model would be trained: the LoRA adapters are not attached, or all parameters are "
+                f"frozen. Check model.lora.target_modules ({config.lora.target_modules!r}) and extensions that freeze "
+                "parameters or disable adapters"
+            )
         self._path = path
         self._reference: Any = None
 

@@ -65,6 +65,11 @@ class LocalSession(TrainingSession):
         algorithm = resolve(self._config.trainer_common.algorithm)
         return PolicyUpdate(self._config, algorithm, self.policy, self.optimiser)
 
+    @property
+    def compute_dtype(self) -> str:
+        """Name of the dtype that the model computes in."""
+        return str(self.policy.dtype).removeprefix("torch.")
+
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Run the episodes in threads of this process."""
         assert self._engine is not None

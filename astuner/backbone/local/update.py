@@ -19,6 +19,7 @@ from astuner.algorithms import (
     token_weights,
 )
 from astuner.algorithms.credit_assignment import (
+    StepAdvantages,
     UpdateResult,
     check_logprob_gap,
     has_gradient,
@@ -33,6 +34,7 @@ from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.optimiser import GradientNotFinite, Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.config.root import AstunerConfig
+from astuner.diagnostics import sampled_logprobs
 from astuner.schema import Episode
 
 
@@ -96,6 +98,7 @@ class PolicyUpdate:
     algorithm: Algorithm
     policy: Policy
     optimiser: Optimiser
+    _gaps: list[float] = field(default_factory=list, init=False)
 
     @property
     def _rule(self) -> ReinforcementRule:
@@ -123,7 +126,7 @@ class PolicyUpdate:
         metrics: dict[str, float] = {}
         if any(row.has_advantage for row in rows):
             try:
-                metrics = self._update_weights(rows, advantages.groups, sums, step)
+                metrics = self._update_weights(rows, advantages, sums, step)
             except GradientNotFinite as error:
                 raise advantages.gradient_error(step, error.norm) from error
         return advantages.update_result(metrics, rows, sums.logprobs.by_sample())
@@ -137,18 +140,20 @@ class PolicyUpdate:
         return self.config.trainer_common.algorithm.use_kl_in_reward
 
     def _update_weights(
-        self, rows: Sequence[TrainingRow], groups: Sequence[str], sums: _Sums, step: int
+        self, rows: Sequence[TrainingRow], advantages: StepAdvantages, sums: _Sums, step: int
     ) -> dict[str, float]:
         norms: list[float] = []
+        before = self.optimiser.sampled_weights()
         count, seed = self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step)
-        index_lists = mini_batches(rows, groups, count, seed)
+        index_lists = mini_batches(rows, advantages.groups, count, seed)
         for part in ([rows[index] for index in indexes] for indexes in index_lists):
             if has_gradient(self.config, part):
                 self._accumulate(part, sums, first=not norms, only=len(index_lists) == 1)
                 if not norms:
-                    self._check_logprob_gap(sums, step)
+                    self._check_logprob_gap(sums, advantages.episodes, step)
                 norms.append(self.optimiser.step(step))
-        return self._summary(sums, norms, step)
+        changed = self.optimiser.sampled_weights() != before
+        return self._summary(sums, norms, step) | {"update/changed_weights": float(changed.float().mean())}
 
     @torch.no_grad()
     def _with_trainer_logprobs(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
@@ -281,9 +286,12 @@ class PolicyUpdate:
             "update/optimiser_steps": steps,
         }
 
-    def _check_logprob_gap(self, sums: _Sums, step: int) -> None:
+    def _check_logprob_gap(self, sums: _Sums, episodes: Sequence[Episode], step: int) -> None:
         difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
-        check_logprob_gap(difference, self.policy.dtype, f"step {step}")
+        trained = sums.logprobs.by_sample()
+        pairs = [(sampled_logprobs(episodes[e].samples[s]), values) for (e, s), values in trained.items()]
+        check_logprob_gap(difference, self.policy.dtype, f"step {step}", pairs, self._gaps)
+        self._gaps.append(difference)
 
 
 def _add_logprob_differences(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:

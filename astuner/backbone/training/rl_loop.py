@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import ClassVar
@@ -24,8 +25,9 @@ from astuner.backbone.training.session import (
 from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
-from astuner.errors import NoSignalError
-from astuner.run_record import RunSummary, plot_run
+from astuner.errors import LogprobGapError, NoSignalError
+from astuner.run_record import RunFinding, RunSummary, plot_run
+from astuner.schema import Episode
 from astuner.task_rollout.statistics import batch_metrics, tokens_of
 
 _NO_UPDATE = UpdateResult({}, (), signal=False)
@@ -142,6 +144,7 @@ class RlLoop:
         self._failed_steps = 0 if usable else self._failed_steps + 1
         # Before the update: these episodes explain why it fails.
         context.record.begin_step(step, [(episode, tokens_of([episode])) for episode in episodes])
+        context.monitor.check_rollout(step, episodes)
         if not usable and (state.totals.ok == 0 or self._failed_steps == self._MAX_FAILED_STEPS):
             self._save()
             check_any_succeeded(episodes)
@@ -153,7 +156,7 @@ class RlLoop:
             result = _NO_UPDATE
             if usable:
                 with context.phase("update"):
-                    result = session.update(usable, step)
+                    result = self._update(usable, step)
                 with context.phase("sync_weights"):
                     session.sync(step)
 
@@ -170,6 +173,20 @@ class RlLoop:
             context.record.log_metrics(step, metrics)
         self._check_signal(result.signal, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
+
+    def _update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
+        """Update the weights, and look for faults in the result."""
+        session, monitor = self.session, self.context.monitor
+        try:
+            result = session.update(episodes, step)
+        except LogprobGapError as error:
+            self.context.record.write_finding(RunFinding(step, "logprob_gap", "error", error.text, error.fix))
+            raise
+        ids = [episode.episode_id for episode in episodes]
+        advantages = dict(zip(ids, result.advantages, strict=False))
+        samples = dict(zip(ids, result.samples, strict=False))
+        monitor.check_update(result.metrics, advantages, samples, session.compute_dtype)
+        return result
 
     def validate(self, title: str) -> None:
         """Measure the model on the validation tasks, if there are any, behind a progress bar named `title`."""

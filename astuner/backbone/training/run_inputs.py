@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,11 +15,13 @@ from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
+from astuner.diagnostics import Monitor
 from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
 from astuner.llm_engine.context_length import check_context_length
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import load_class, load_function, raised_at
+from astuner.run_record import RunFinding
 from astuner.schema import TaskSet
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_reader import read_tasks
@@ -49,6 +51,16 @@ class RunInputs:
     workflow: type[Workflow] | None
     judge: BaseJudge | None
     search: tuple[Path, ...] = ()
+
+    def monitor(self, config: AstunerConfig, record: Callable[[RunFinding], None], *, trains: bool) -> Monitor:
+        """Return the monitor of a run, which gives its findings to `record`.
+
+        Args:
+            config: the resolved configuration.
+            record: called with every finding.
+            trains: whether the run trains, or tries out a training.
+        """
+        return Monitor.of(config, self.tasks, self.codec, self.model_path, record, trains=trains)
 
     def rollout(self, config: AstunerConfig, engine: LlmEngine, active_episodes: ActiveEpisodes) -> TaskRollout:
         """Return a rollout that runs episodes on `engine` and registers them in `active_episodes`."""

@@ -90,6 +90,11 @@ class TrainingSession(Protocol):
         """Write the model after `step` training steps as a Hugging Face folder, with adapters merged."""
         ...
 
+    @property
+    def compute_dtype(self) -> str | None:
+        """Name of the dtype that the model computes in, for example `float32`; None if unknown."""
+        return None
+
     # Hooks for backbones whose rollout and update run asynchronously, in other processes.
 
     def wait_for_update(self, step: int) -> None:
@@ -203,7 +208,10 @@ def dry_run(
         context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
         context.on_episode(episode)
 
-    return run_batch(context, state or RunState(), roll_out, request, "dry run", on_attempt)
+    episodes = run_batch(context, state or RunState(), roll_out, request, "dry run", on_attempt)
+    if not validation:
+        context.monitor.check_rollout(step, episodes)
+    return episodes
 
 
 def check_any_succeeded(episodes: Sequence[Episode]) -> None:

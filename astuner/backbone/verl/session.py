@@ -61,6 +61,11 @@ class VerlSession(TrainingSession):
         algorithm = resolve(config.trainer_common.algorithm)
         return VerlUpdate(config, algorithm, self.trainer, self.dtype, self.total_steps, pad or 0)
 
+    @property
+    def compute_dtype(self) -> str:
+        """Name of the dtype that the model computes in."""
+        return str(self.dtype).removeprefix("torch.")
+
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Run the episodes on the workers."""
         episodes = self.worker_pool.run(request, on_episode, on_attempt)
@@ -106,5 +111,5 @@ class VerlSession(TrainingSession):
 
     def save_model(self, folder: Path, step: int) -> None:
         """Write the model as a Hugging Face folder, with adapters merged."""
-        self.trainer.save_model(folder, str(self.dtype).removeprefix("torch."))
+        self.trainer.save_model(folder, self.compute_dtype)
         self.context.run_inputs.codec.save(folder)

@@ -37,6 +37,7 @@ from astuner.backbone.verl.batch_layout import (
 from astuner.backbone.verl.loss import flatten, pop_logprobs
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
+from astuner.diagnostics import sampled_logprobs
 from astuner.schema import Episode, Sample
 
 
@@ -93,6 +94,7 @@ class VerlUpdate:
     total_steps: int
     pad_token: int
     run_id: str = field(default_factory=lambda: uuid4().hex)
+    _gaps: list[float] = field(default_factory=list, init=False)
 
     def step(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
         """Train on episodes that have a reward and samples. Episodes of the same task form a group.
@@ -195,8 +197,20 @@ class VerlUpdate:
         rate = learning_rate(self.config.trainer_common.optim, self.total_steps, step)
         metrics = self.trainer.update(keys, lengths, mini_batch_size, rate)
         samples = [(row.episode, row.sample) for row in stored.rows]
-        logprobs = {samples[number]: values for number, values in pop_logprobs(metrics).items()}
+        by_row = pop_logprobs(metrics)
+        self._check_logprob_gap(metrics, [(stored.samples[number], values) for number, values in by_row.items()], step)
+        logprobs = {samples[number]: values for number, values in by_row.items()}
         return self._summarise(metrics, len(parts), advantages, step, rate), logprobs
+
+    def _check_logprob_gap(
+        self, metrics: Mapping[str, Any], trained: Sequence[tuple[Sample, Sequence[float]]], step: int
+    ) -> None:
+        """Check that the engines sampled with the trained weights; `trained` has the trainer's logprobs by sample."""
+        total = {name: float(np.sum(flatten(metrics[name]))) for name in ("logprob_difference", "compared_tokens")}
+        difference = total["logprob_difference"] / max(total["compared_tokens"], 1.0)
+        pairs = [(sampled_logprobs(sample), values) for sample, values in trained]
+        check_logprob_gap(difference, self.dtype, f"step {step}", pairs, self._gaps)
+        self._gaps.append(difference)
 
     def _row_scales(self, credited: Mapping[int, TrainingRow], parts: Sequence[Sequence[int]]) -> dict[int, float]:
         """Return the loss factor of each row, computed over all rows of its mini-batch."""
@@ -240,12 +254,11 @@ class VerlUpdate:
         """Convert verl's metrics to astuner's.
 
         Raises:
-            BackboneError: the engines did not sample with the trained weights, or a gradient is not finite.
+            BackboneError: a gradient is not finite.
         """
         total = {name: float(np.sum(flatten(values))) for name, values in metrics.items()}
         compared = max(total["compared_tokens"], 1.0)
         difference = total["logprob_difference"] / compared
-        check_logprob_gap(difference, self.dtype, f"step {step}")
         norms = flatten(metrics["grad_norm"])
         if not all(map(math.isfinite, norms)):
             raise advantages.gradient_error(step, norms)

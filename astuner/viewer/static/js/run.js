@@ -99,13 +99,23 @@ function heading({ name, about, series }, small) {
   const row = h("h1", {}, h("a", { href: link("run", { run: name }) }, brief(name, 80)), " ", h("span", { class: "pill soft" }, about.state));
   if (small) return row;
   const bad = about.counts.bad_lines;
-  return h("div", {}, row,
+  return h("div", {}, row, findings(about.findings),
     h("div", { class: "tiles" }, tile("step", count(about.counts.step)), tile("reward, last step", real(last("reward/mean"))),
       tile("success, last step", share(last("success/rate"))), tile("validation", course(series["val/success_rate"])),
       tile("episodes", count(about.counts.episodes)),
       tile("tokens saved by merging", last("tokens/saving") ? `${real(last("tokens/saving"), 2)}×` : "–")),
     bad ? h("p", { class: "card note" }, `${count(bad)} damaged lines of this record are skipped.`) : null,
     h("p", {}, h("a", { href: link("episodes", { run: name }) }, "All episodes, with search and filters →")));
+}
+
+// What the checks found, errors first.
+function findings(found) {
+  if (!found.length) return null;
+  const steps = ({ first_step: first, last_step: last }) =>
+    (first === last ? (first ? `step ${count(first)}` : "start") : `${first ? `step ${count(first)}` : "start"} to ${count(last)}`);
+  return h("section", { id: "findings" }, found.map((row) => h("div", { class: "card note" },
+    h("p", {}, h("strong", { class: row.severity === "error" ? "bad" : "warn" }, row.severity), ` ${brief(row.check, 60)}, ${steps(row)}`),
+    h("p", {}, brief(row.message, 1000)), h("p", { class: "soft" }, `To fix it: ${brief(row.fix, 1000)}`))));
 }
 
 // Success of the first and the last validation.

@@ -1,0 +1,21 @@
+"""Checks for faults that raise no error: what is wrong with a run, its evidence, and how to fix it."""
+
+from astuner.diagnostics.evidence import StartEvidence, StepEvidence, UpdateEvidence
+from astuner.diagnostics.fork_fixes import fix_for, fixes_for
+from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, sampled_logprobs
+from astuner.diagnostics.monitor import Monitor
+from astuner.diagnostics.registry import CHECKS, Check
+
+__all__ = [
+    "CHECKS",
+    "Check",
+    "Monitor",
+    "StartEvidence",
+    "StepEvidence",
+    "TokenPairs",
+    "UpdateEvidence",
+    "explain_logprob_gap",
+    "fix_for",
+    "fixes_for",
+    "sampled_logprobs",
+]

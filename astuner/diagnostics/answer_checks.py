@@ -1,0 +1,216 @@
+"""Checks of what was sampled: answers, their ends, logprobs, masks and versions."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from astuner.diagnostics.evidence import Result, StepEvidence, text_of
+from astuner.schema import Episode, LlmCall
+
+# Log of the probability of an alarm by chance, in one step.
+_LOG_CHANCE = math.log(1e-9)
+_LOG_CHANCE_OF_TRUNCATION = math.log(1e-4)
+# Mean logprob of sampled tokens below which a model writes noise.
+_LOWEST_LOGPROB = -2.5
+# float32 gives logprobs in steps of about this size, so that those of near certain tokens are often equal.
+_ROUNDING = 4e-6
+_BITS = 40
+_NAME = re.compile(r'"(?:name|function|tool|tool_name)"\s*:\s*"([^"]+)"')
+_TAGGED_NAME = re.compile(r"<function=([\w.-]+)|<invoke name=\"([\w.-]+)\"|Action:\s*([\w.-]+)\s*\n\s*Action Input:")
+
+
+def every_answer_truncated(step: StepEvidence) -> Result:
+    """Find a run in which no answer ends by itself."""
+    calls = step.sampled_calls
+    if step.stops or not _are_truncated_by_fault(step):
+        return
+    model, decode = step.start.model, step.start.decode
+    stops = ", ".join(f"{token} {decode([token])!r}" for token in model.stop_ids[:4])
+    ends = model.special_ids - set(model.stop_ids)
+    ended = [token for call in calls for token in call.completion_ids if token in ends]
+    if len(ended) >= len(calls) / 2:
+        often = max(set(ended), key=ended.count)
+        yield (
+            f"the end token is wrong: all {len(calls)} answers were cut at their length limit and none sampled a stop "
+            f"token ({stops}), but they contain the special token {often} {decode([often])!r} {ended.count(often)} "
+            "times",
+            f"make {decode([often])!r} end an answer: eos_token in tokenizer_config.json, and the end of turn in the "
+            "chat template, must be the tokens that the model was trained with",
+        )
+        return
+    yield (
+        f"all {len(calls)} answers were truncated at their length limit, {max(len(c.completion_ids) for c in calls)} "
+        f"tokens at most: none sampled an end token ({stops})",
+        "raise rollout.max_response_length_in_one_turn (and data.max_response_length, rollout.max_model_len), or, if "
+        "answers go on after their end, correct the end token: eos_token of the tokenizer and the chat template",
+    )
+
+
+def _are_truncated_by_fault(step: StepEvidence) -> bool:
+    """Return whether it is improbable that no answer of a step has ended, given the model and the earlier steps."""
+    count = len(step.sampled_calls)
+    if step.stops_before:
+        # Half of the rate of earlier steps, because it changes while the model learns.
+        rate = step.stops_before / step.calls_before / 2
+        return count * math.log1p(-rate) < _LOG_CHANCE_OF_TRUNCATION
+    logprobs = [value for call in step.sampled_calls for value in call.logprobs]
+    # A model that has not learned to write yet does not end its answers either, but for one in hundreds by chance.
+    knows_language = bool(logprobs) and sum(logprobs) / len(logprobs) > _LOWEST_LOGPROB
+    return count >= 8 if knows_language else count + step.calls_before >= 1000
+
+
+def identical_samples(step: StepEvidence) -> Result:
+    """Find episodes of a group that sampled the same answer although it is improbable."""
+    groups: dict[tuple[int, ...], list[LlmCall]] = defaultdict(list)
+    for call in step.sampled_calls:
+        groups[call.prompt_ids].append(call)
+    compared = [calls for calls in groups.values() if len(calls) > 1 and len({c.episode_id for c in calls}) > 1]
+    if not compared or any(len({call.completion_ids for call in calls}) > 1 for calls in compared):
+        return
+    count = sum(len(calls) for calls in compared)
+    equal_seeds = all(len({call.sampling.seed for call in calls}) == 1 for calls in compared)
+    # If samples were independent, each further one would equal the first with the first one's probability.
+    log_chance = sum((len(calls) - 1) * sum(calls[0].logprobs) for calls in compared)
+    why = f"which has a probability of 1e{log_chance / math.log(10):.0f} if they are sampled independently"
+    if equal_seeds and compared[0][0].sampling.seed is not None:
+        why = f"because they have the same seed ({compared[0][0].sampling.seed})"
+    elif log_chance > _LOG_CHANCE:
+        return
+    yield (
+        f"all {count} answers to the same prompts are equal, token for token, {why}: there is nothing to compare",
+        "give each episode its own seed, set rollout.temperature to 0.7 to 1.0, and turn off caches of answers in the "
+        "engine or in a proxy before it",
+    )
+
+
+def answers_of_other_prompts(step: StepEvidence) -> Result:
+    """Find answers that were sampled for another prompt."""
+    answers: dict[tuple[tuple[int, ...], tuple[float, ...]], list[LlmCall]] = defaultdict(list)
+    for call in step.sampled_calls:
+        if _bits(call.logprobs) >= _BITS:
+            answers[(call.completion_ids, call.logprobs)].append(call)
+    copied = [calls for calls in answers.values() if len({call.prompt_ids for call in calls}) > 1]
+    if copied:
+        first, second = copied[0][0], next(c for c in copied[0] if c.prompt_ids != copied[0][0].prompt_ids)
+        yield (
+            f"{sum(map(len, copied))} answers have the same tokens and the same logprobs, to the last bit, for "
+            f"different prompts, for example {first.call_id} and {second.call_id}: a cache returns the answer to "
+            "another prompt",
+            "turn off the cache of answers in the engine, or in a proxy before it, or include the whole prompt and the "
+            "sampling parameters in its key",
+        )
+
+
+def _bits(logprobs: Sequence[float]) -> float:
+    """Return the information in the rounding of logprobs, which different prompts agree in by chance only."""
+    return sum(math.log2(-logprob / _ROUNDING) for logprob in logprobs if logprob < -_ROUNDING)
+
+
+def tool_calls_not_parsed(step: StepEvidence) -> Result:
+    """Find well-formed tool calls in answers from which no tool call is parsed."""
+    offered = [call for call in step.sampled_calls if call.tools_hash and call.messages]
+    if any(call.messages[-1].get("tool_calls") for call in offered):
+        return
+    prompts: dict[str, str] = {}
+    written: list[tuple[LlmCall, str]] = []
+    for call in offered:
+        name = _written_call(text_of(call.messages[-1]))
+        if name is None:
+            continue
+        # Decoded once per set of tools: the name of a tool is in its prompt.
+        if call.tools_hash not in prompts:
+            prompts[call.tools_hash] = step.start.decode(call.prompt_ids)
+        if name in prompts[call.tools_hash]:
+            written.append((call, name))
+    if len(written) >= 4 and len({call.episode_id for call, _ in written}) >= 2:
+        yield (
+            f"{len(written)} of {len(offered)} answers contain a well-formed call of a tool, for example of "
+            f"{written[0][1]!r} in {written[0][0].call_id}, but no tool call was parsed from any answer: the parser "
+            "does not know the format in which the model calls tools",
+            "set model.renderer to the family of the model, or to {name: default, tool_parser: NAME} with the parser "
+            "of its format; the chat template must describe the same format",
+        )
+
+
+def _written_call(text: str) -> str | None:
+    """Return the name of the tool in a well-formed tool call within a text; None if there is none."""
+    tagged = _TAGGED_NAME.search(text)
+    if tagged:
+        return next(name for name in tagged.groups() if name)
+    for match in _NAME.finditer(text):
+        start = text.rfind("{", 0, match.start())
+        try:
+            value, _ = json.JSONDecoder().raw_decode(text[start:]) if start >= 0 else (None, 0)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict) and any(
+            isinstance(value.get(key), dict) for key in ("arguments", "parameters", "args")
+        ):
+            return match.group(1)
+    return None
+
+
+def mask_differs_from_calls(step: StepEvidence) -> Result:
+    """Find samples whose mask does not cover exactly the tokens that the model sampled."""
+    context, missed, changed, example = 0, 0, 0, ""
+    for episode in step.episodes:
+        calls = {call.call_id: call for call in episode.calls}
+        for sample in episode.samples:
+            expected = [0] * len(sample.token_ids)
+            wrong = 0
+            for span in sample.spans:
+                call = calls.get(span.call_id)
+                nodes = span.nodes if span.nodes is not None else range(span.start, span.end)
+                for node in nodes:
+                    expected[node] += 1
+                wrong += call is None or tuple(sample.token_ids[node] for node in nodes) != call.completion_ids
+            counts = sample.train_counts
+            if wrong or tuple(expected) != tuple(counts):
+                context += sum(count > sampled for count, sampled in zip(counts, expected, strict=False))
+                missed += sum(count < sampled for count, sampled in zip(counts, expected, strict=False))
+                changed += wrong
+                example = example or episode.episode_id
+    lost = _untrained_calls(step.episodes)
+    if context or missed or changed or lost:
+        yield (
+            f"the loss mask is wrong: it trains {context} tokens that the model did not sample (prompts or results of "
+            f"tools) and misses {missed} that it did; {changed} calls have other tokens than were sampled and {lost} "
+            f"are in no sample, for example in {example or 'several episodes'}",
+            "this is a bug in the building of samples: remove extensions that change samples, and report it with the "
+            "episode's file; if only ends of turns are missed, the mask treats the end token as padding",
+        )
+
+
+def _untrained_calls(episodes: Sequence[Episode]) -> int:
+    """Return the number of sampled calls that no sample contains, in episodes that lost no sample to the limit."""
+    lost = 0
+    for episode in episodes:
+        if episode.status == "ok" and not episode.dropped_samples and episode.samples:
+            trained = {span.call_id for sample in episode.samples for span in sample.spans}
+            lost += sum(c.trained and bool(c.completion_ids) and c.call_id not in trained for c in episode.calls)
+    return lost
+
+
+def old_weights(step: StepEvidence) -> Result:
+    """Find answers that were sampled with older weights than the run allows."""
+    config = step.start.config
+    allowed = config.asynchrony.max_staleness if config.backbone == "trinity" else 0
+    if not step.start.trains:
+        return
+    old: Mapping[str, int] = {
+        call.call_id: call.policy_version
+        for call in step.sampled_calls
+        if call.policy_version < step.step - 1 - allowed
+    }
+    if old:
+        yield (
+            f"{len(old)} of {len(step.sampled_calls)} answers were sampled with stale weights, those after step "
+            f"{min(old.values())}, while step {step.step} trains the weights after step {step.step - 1}: the engine "
+            "does not get the updated weights",
+            "check the transfer of weights to the engine (sync); restart the engine, and do not share its server with "
+            "another run",
+        )

@@ -1,0 +1,262 @@
+"""What the checks look at: the inputs of a run, the episodes of a step, and the result of its update."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from astuner.config.root import AstunerConfig
+from astuner.errors import WorkflowError
+from astuner.model_tuner import ChatCodec
+from astuner.run_record import SampleUpdate
+from astuner.schema import Episode, LlmCall, TaskSet
+
+Result = Iterator[tuple[str, str]]
+"""The findings of a check: what is wrong with its evidence, and how to fix it."""
+
+_PROBE_SYSTEM, _PROBE_USER, _PROBE_RESULT = "system probe 7391", "user probe 2846", "result probe 5170"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool",
+        "description": "A probe.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+# `<|im_start|>` and the like: the form of control tokens, which a tokenizer has as one token each.
+_CONTROL_TEXT = re.compile(r"<\|[A-Za-z_]{2,30}\|>|<(?:start|end)_of_turn>")
+
+
+@dataclass(frozen=True)
+class TemplateFacts:
+    """What the chat template renders, found by rendering probe messages.
+
+    Attributes:
+        shows_system, shows_user, shows_tools, shows_results: whether the prompt contains a system message, a user
+            message, the name of an offered tool, and the result of a tool call; None if the template rejects them.
+        split_controls: control texts of the rendered prompts that the tokenizer splits into several tokens.
+        unknown_share: share of the tokens of the rendered prompts that are the tokenizer's unknown token.
+        bos_count: number of begin-of-sequence tokens at the start of a prompt.
+    """
+
+    shows_system: bool | None
+    shows_user: bool | None
+    shows_tools: bool | None
+    shows_results: bool | None
+    split_controls: tuple[str, ...] = ()
+    unknown_share: float = 0.0
+    bos_count: int = 0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the files of the model and its tokenizer state.
+
+    Attributes:
+        vocabulary: number of rows of the model's embedding; None if unknown.
+        tokenizer_size: the largest token id of the tokenizer + 1.
+        end_ids: end-of-sequence ids in the model's `generation_config.json` and `config.json`.
+        stop_ids: ids that end an answer in this run.
+        special_ids: ids of the tokenizer's special tokens.
+        bos_id: the tokenizer's begin-of-sequence id.
+    """
+
+    vocabulary: int | None
+    tokenizer_size: int
+    end_ids: tuple[int, ...]
+    stop_ids: tuple[int, ...]
+    special_ids: frozenset[int]
+    bos_id: int | None
+
+
+@dataclass(frozen=True)
+class StartEvidence:
+    """The inputs of a run.
+
+    Attributes:
+        config: the configuration.
+        tasks: the tasks.
+        template: what the chat template renders.
+        model: the files of the model.
+        decode: returns the text of token ids.
+        trains: whether the run trains.
+    """
+
+    config: AstunerConfig
+    tasks: TaskSet
+    template: TemplateFacts
+    model: ModelFacts
+    decode: Callable[[Sequence[int]], str]
+    trains: bool = True
+
+
+@dataclass(frozen=True)
+class StepEvidence:
+    """The episodes of a training step, or of a dry run.
+
+    Attributes:
+        start: the inputs of the run.
+        step: the training step, 1-based.
+        episodes: all episodes, including failed ones.
+        previous_tasks: the ids of the tasks of the step before; None for the first step of a process.
+        calls_before, stops_before: number of sampled answers in the earlier steps of this process, and of those among
+            them that ended by themselves.
+    """
+
+    start: StartEvidence
+    step: int
+    episodes: Sequence[Episode]
+    previous_tasks: frozenset[str] | None = None
+    calls_before: int = 0
+    stops_before: int = 0
+
+    @functools.cached_property
+    def scored(self) -> tuple[Episode, ...]:
+        """The episodes that have a reward."""
+        return tuple(episode for episode in self.episodes if episode.reward is not None)
+
+    @functools.cached_property
+    def sampled_calls(self) -> tuple[LlmCall, ...]:
+        """The calls whose answer the model in training sampled."""
+        return tuple(call for e in self.episodes for call in e.calls if call.trained and call.completion_ids)
+
+    @functools.cached_property
+    def stops(self) -> int:
+        """The number of sampled answers that ended by themselves."""
+        return sum(call.finish_reason == "stop" for call in self.sampled_calls)
+
+
+@dataclass(frozen=True)
+class UpdateEvidence:
+    """The result of a step's update.
+
+    Attributes:
+        rollout: the episodes of the step.
+        metrics: the metrics of the update, by name; empty if there was none.
+        advantages: by episode id.
+        samples: by episode id, how each of its samples was trained.
+        gaps: `logprob_difference` of the earlier steps of this process.
+        dtype: the dtype that the model computes in; None if unknown.
+    """
+
+    rollout: StepEvidence
+    metrics: Mapping[str, float]
+    advantages: Mapping[str, float]
+    samples: Mapping[str, Sequence[SampleUpdate]]
+    gaps: Sequence[float] = ()
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """The conversation of an episode, from the messages of its last call.
+
+    Attributes:
+        messages: request and answer.
+        results: the results of tools, as (tool name, arguments, text).
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    results: Sequence[tuple[str, str, str]] = field(default=())
+
+    @staticmethod
+    def of(episode: Episode) -> Transcript:
+        """Return the transcript of an episode: its longest conversation."""
+        messages = max((call.messages for call in episode.calls), key=len, default=())
+        called: dict[str, tuple[str, str]] = {}
+        results = []
+        for message in messages:
+            for call in message.get("tool_calls") or ():
+                function = call.get("function") or {}
+                called[str(call.get("id"))] = (str(function.get("name")), str(function.get("arguments")))
+            if message.get("role") == "tool":
+                name, arguments = called.get(str(message.get("tool_call_id")), (str(message.get("name") or ""), ""))
+                results.append((name, arguments, text_of(message)))
+        return Transcript(messages, tuple(results))
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """Return the text of a message; the texts of its parts if the content is a list."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return "" if content is None else str(content)
+
+
+def probe_template(codec: ChatCodec) -> TemplateFacts:
+    """Render probe messages with the chat template of a run."""
+    system, user = {"role": "system", "content": _PROBE_SYSTEM}, {"role": "user", "content": _PROBE_USER}
+    function = {"name": "probe_tool", "arguments": '{"a": 1}'}
+    called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    result = {"role": "tool", "content": _PROBE_RESULT, "tool_call_id": "1", "name": "probe_tool"}
+    plain = _rendered(codec, [user], None)
+    with_system = _rendered(codec, [system, user], None)
+    with_tools = _rendered(codec, [user], [_PROBE_TOOL])
+    with_result = _rendered(codec, [user, called, result], [_PROBE_TOOL])
+    prompts = [ids for ids in (plain, with_system, with_tools) if ids is not None]
+    tokenizer = codec.tokenizer
+    texts = [codec.decode(ids) for ids in prompts]
+    controls = {mark for text in texts for mark in _CONTROL_TEXT.findall(text)}
+    unknown = tokenizer.unk_token_id
+    total = sum(map(len, prompts))
+    first = prompts[0] if prompts else ()
+    starts = next((index for index, token in enumerate(first) if token != tokenizer.bos_token_id), len(first))
+    return TemplateFacts(
+        shows_system=_contains(codec, with_system, _PROBE_SYSTEM),
+        shows_user=_contains(codec, plain, _PROBE_USER),
+        shows_tools=_contains(codec, with_tools, "probe_tool"),
+        shows_results=_contains(codec, with_result, _PROBE_RESULT),
+        split_controls=tuple(sorted(mark for mark in controls if not _is_one_token(tokenizer, mark))),
+        unknown_share=sum(ids.count(unknown) for ids in prompts) / total if total and unknown is not None else 0.0,
+        bos_count=starts if tokenizer.bos_token_id is not None else 0,
+    )
+
+
+def _rendered(
+    codec: ChatCodec, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+) -> tuple[int, ...] | None:
+    """Return the prompt ids; None if the template rejects the messages."""
+    try:
+        return codec.render(messages, tools)
+    except WorkflowError:
+        return None
+
+
+def _contains(codec: ChatCodec, ids: tuple[int, ...] | None, text: str) -> bool | None:
+    return None if ids is None else text in codec.decode(ids)
+
+
+def _is_one_token(tokenizer: Any, text: str) -> bool:
+    return len(tokenizer.encode(text, add_special_tokens=False)) == 1
+
+
+def model_facts(codec: ChatCodec, model_path: str) -> ModelFacts:
+    """Read the configuration files of a model; what cannot be read is unknown."""
+    from transformers import AutoConfig, GenerationConfig
+
+    tokenizer = codec.tokenizer
+    vocabulary, ends = None, set[int]()
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        text = AutoConfig.from_pretrained(model_path).get_text_config()
+        vocabulary = getattr(text, "vocab_size", None)
+        ends |= set(_ids(getattr(text, "eos_token_id", None)))
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        ends |= set(_ids(GenerationConfig.from_pretrained(model_path).eos_token_id))
+    return ModelFacts(
+        vocabulary=vocabulary,
+        tokenizer_size=max(tokenizer.get_vocab().values(), default=-1) + 1,
+        end_ids=tuple(sorted(ends)),
+        stop_ids=codec.stop_token_ids,
+        special_ids=frozenset(tokenizer.all_special_ids),
+        bos_id=tokenizer.bos_token_id,
+    )
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, list | tuple) else (int(value),)

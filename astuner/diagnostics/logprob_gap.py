@@ -1,0 +1,118 @@
+"""The cause of a difference between the sampler's and the trainer's logprobs, from the shape of the difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from astuner.schema import Sample
+
+# Mean difference below which logprobs count as equal, nats a token.
+_SMALLEST_SHIFT = 1e-2
+
+TokenPairs = tuple[Sequence[float], Sequence[float]]
+"""The logprobs of a sample's trained tokens: the sampler's and the trainer's, of equal length, in order."""
+
+
+def sampled_logprobs(sample: Sample) -> list[float]:
+    """Return the sampler's logprobs of the trained tokens of a sample, in order."""
+    return [logprob for logprob, count in zip(sample.logprobs, sample.train_counts, strict=True) if count]
+
+
+@dataclass(frozen=True)
+class GapCause:
+    """Why logprobs differ: the text of the finding and the fix."""
+
+    text: str
+    fix: str
+
+
+def explain_logprob_gap(samples: Sequence[TokenPairs], difference: float, *, earlier: Sequence[float] = ()) -> GapCause:
+    """Return the most likely cause of a difference between the sampler's and the trainer's logprobs.
+
+    Args:
+        samples: the logprobs of each sample.
+        difference: mean absolute difference, nats a token.
+        earlier: this difference in earlier steps.
+    """
+    pairs = [(s, t) for s, t in samples if len(s) == len(t) and len(s) > 0]
+    start = f"the logprobs of the rollout and of the trainer differ by {difference:.3g} nats a token on average"
+    if (shifted := off_by_one(pairs)) is not None:
+        return shifted
+    aligned = _mean_difference(pairs, 0)
+    size = [sum(abs(a - b) for a, b in zip(s, t, strict=True)) / len(s) for s, t in pairs]
+    few = [value for value in size if value > 5 * aligned / 2]
+    rest = sorted(value for value in size if value <= 5 * aligned / 2)
+    if few and rest and len(few) < len(size) / 3 and rest[len(rest) // 2] < aligned / 50:
+        return GapCause(
+            f"{start}, but only in {len(few)} of {len(size)} samples; the others agree: these answers were sampled for "
+            "another prompt, or with other weights",
+            "turn off caches of answers in the engine or in a proxy before it; check that all engines get the weights",
+        )
+    slope, share = _scale(pairs)
+    is_first = not any(value < difference / 5 for value in earlier)
+    if share > (0.35 if is_first else 0.8) and abs(slope) > 0.03:
+        fitting = "a higher" if slope < 0 else "a lower"
+        return GapCause(
+            f"{start}, in proportion to the logprob itself ({share:.0%} of the variance): the sampler's logprobs are "
+            f"of another temperature than the trainer's ({fitting} one fits)",
+            "make both use rollout.temperature: a server must return logprobs after temperature (vLLM: logprobs-mode "
+            "processed_logprobs), and a proxy must not change the temperature",
+        )
+    if not is_first:
+        return GapCause(
+            f"{start}, and by {min(earlier):.2g} in an earlier step: the engine samples with stale weights, or with a "
+            "key-value cache of them",
+            "check the transfer of weights to the engine (sync), with adapters merged in, and that the engine clears "
+            "its prefix cache after it",
+        )
+    return GapCause(
+        f"{start}: the engine did not sample with the trained weights, with another tokenizer or template, or in "
+        "another precision",
+        "set model.dtype: float32; if the difference remains, check that the engine serves the model of model.path, "
+        "and report it",
+    )
+
+
+def off_by_one(samples: Sequence[TokenPairs]) -> GapCause | None:
+    """Return the finding for logprobs that agree only if they are shifted by one token; None if they are not."""
+    pairs = [(s, t) for s, t in samples if len(s) == len(t) and len(s) > 1]
+    aligned = _mean_difference(pairs, 0)
+    shifted = min(_mean_difference(pairs, -1), _mean_difference(pairs, 1))
+    # An update that changed the weights in between changes logprobs in place, and not by a shift.
+    if not (pairs and aligned > _SMALLEST_SHIFT and shifted < aligned / 5):
+        return None
+    return GapCause(
+        f"the trainer's logprobs of the trained tokens differ from the sampler's by {aligned:.3g} nats a token, but by "
+        f"{shifted:.2g} if they are shifted by one token: the loss mask, or the logprobs, are off by one",
+        "this is a bug in the building of training rows: logits at position i belong to token i + 1; remove extensions "
+        "that change masks, rows or logprobs, and report it",
+    )
+
+
+def _mean_difference(pairs: Sequence[TokenPairs], shift: int) -> float:
+    """Return the mean absolute difference of the sampler's logprob i and the trainer's i + shift."""
+    total, count = 0.0, 0
+    for sampler, trainer in pairs:
+        first, second = (sampler[:-1], trainer[1:]) if shift == 1 else (sampler[1:], trainer[:-1])
+        if shift == 0:
+            first, second = sampler, trainer
+        total += sum(abs(a - b) for a, b in zip(first, second, strict=True))
+        count += len(first)
+    return total / count if count else math.inf
+
+
+def _scale(pairs: Sequence[TokenPairs]) -> tuple[float, float]:
+    """Fit difference = a + b × trainer's logprob; return b and the share of the variance that it explains."""
+    xs = [value for _, trainer in pairs for value in trainer]
+    ys = [a - b for sampler, trainer in pairs for a, b in zip(sampler, trainer, strict=True)]
+    if len(xs) < 3:
+        return 0.0, 0.0
+    mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
+    xx = sum((x - mean_x) ** 2 for x in xs)
+    yy = sum((y - mean_y) ** 2 for y in ys)
+    xy = sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    if not xx or not yy:
+        return 0.0, 0.0
+    return xy / xx, xy * xy / (xx * yy)

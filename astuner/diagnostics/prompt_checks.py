@@ -1,0 +1,226 @@
+"""Checks of what the model is shown: prompts, conversations, tools and observations."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from astuner.diagnostics.evidence import Result, StepEvidence, Transcript, text_of
+from astuner.diagnostics.fork_fixes import fix_for
+from astuner.diagnostics.references import REFERENCE_FIELDS, reference
+from astuner.diagnostics.start_checks import BOS_FIX
+from astuner.schema import LlmCall, Task
+
+# Prompts that are decoded in a step, to keep the checks cheap.
+_DECODED_PROMPTS = 8
+_FAILURE = re.compile(
+    r"^\W{0,3}(?:error\b|traceback\b|exception\b|failed\b|[A-Z]\w*(?:Error|Exception)\b)", re.IGNORECASE
+)
+# Failures that the model's own call may have caused: another call could succeed.
+_CALLERS_MISTAKE = re.compile(
+    r"argument|parameter|not found|unknown|no such|invalid|json|syntax|valid|required|unexpected|schema|not defined|"
+    r"NameError|TypeError|ValueError|KeyError|IndexError|ZeroDivision",
+    re.IGNORECASE,
+)
+
+
+def _few_calls(step: StepEvidence) -> list[LlmCall]:
+    """Return a few calls of different tasks."""
+    by_task: dict[str, LlmCall] = {}
+    for episode in step.episodes:
+        calls = [call for call in episode.calls if call.trained and call.completion_ids]
+        if calls:
+            by_task.setdefault(episode.task.task_id, max(calls, key=lambda call: len(call.messages)))
+    return list(by_task.values())[:_DECODED_PROMPTS]
+
+
+def doubled_bos_in_prompts(step: StepEvidence) -> Result:
+    """Find prompts that start with two begin-of-sequence tokens."""
+    bos = step.start.model.bos_id
+    if bos is None or step.start.template.bos_count > 1:
+        return
+    doubled = sum(call.prompt_ids[:2] == (bos, bos) for call in step.sampled_calls)
+    if doubled:
+        yield (
+            f"{doubled} of {len(step.sampled_calls)} prompts start with 2 begin-of-sequence tokens (doubled BOS), "
+            "which the model has never seen",
+            BOS_FIX,
+        )
+
+
+def tools_not_in_prompt(step: StepEvidence) -> Result:
+    """Find tools that the chat template leaves out of the prompt."""
+    with_tools = [call for call in step.sampled_calls if call.tools_hash]
+    if with_tools and step.start.template.shows_tools is False:
+        yield (
+            f"{len(with_tools)} calls offer tools to the model, but the chat template does not render tools: the model "
+            "never sees them",
+            "use a chat template that renders `tools` (chat_template in tokenizer_config.json under model.path), set "
+            "model.renderer to the family of the model, or describe the tools in the system prompt",
+        )
+
+
+def message_not_in_prompt(step: StepEvidence) -> Result:
+    """Find messages of a role that the chat template leaves out of the prompt."""
+    seen: dict[str, list[bool]] = defaultdict(list)
+    for call in _few_calls(step):
+        prompt = _squeezed(step.start.decode(call.prompt_ids))
+        for message in call.messages[:-1]:
+            role, text = str(message.get("role")), _squeezed(text_of(message))
+            if role in ("system", "user", "tool") and text:
+                seen[role].append(text in prompt)
+    for role, found in seen.items():
+        # One message may contain characters that the tokenizer normalises; never all of a role.
+        if not any(found):
+            yield (
+                f"none of {len(found)} {role} messages is in the prompt that the model received: the chat template "
+                f"leaves the {role} message out",
+                f"use a chat template that renders the role {role} (chat_template in tokenizer_config.json under "
+                "model.path), set model.renderer to the family of the model, or put the text into a user message",
+            )
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def same_prompt_for_all_tasks(step: StepEvidence) -> Result:
+    """Find a workflow that asks the model the same in all tasks."""
+    prompts: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    tasks: dict[str, Task] = {}
+    for episode in step.episodes:
+        if episode.calls and episode.calls[0].prompt_ids:
+            prompts[episode.calls[0].prompt_ids].add(episode.task.task_id)
+            tasks[episode.task.task_id] = episode.task
+    questions = {(task.main_query, str(task.init_messages)) for task in tasks.values()}
+    if len(questions) >= 3 and len(prompts) == 1:
+        yield (
+            f"the first prompt is the same in {len(tasks)} tasks with {len(questions)} different questions: the "
+            "workflow does not show the task to the model",
+            "put workflow_task.task.main_query (or init_messages) into the messages of the first call",
+        )
+
+
+def answer_in_prompt(step: StepEvidence) -> Result:
+    """Find prompts that contain the reference answer."""
+    tasks: dict[str, tuple[Task, str]] = {}
+    for episode in step.episodes:
+        if episode.calls and episode.calls[0].messages:
+            text = "\n".join(text_of(message) for message in episode.calls[0].messages[:-1])
+            tasks.setdefault(episode.task.task_id, (episode.task, text))
+    found, compared, answers = 0, 0, set()
+    for task, text in tasks.values():
+        expected = reference(task)
+        if expected is None or _is_given(task, expected):
+            continue
+        compared += 1
+        answers.add(expected)
+        plain = text.replace(task.main_query, " ").replace(",", "").lower()
+        found += re.search(rf"(?<![\w.]){re.escape(expected)}(?!\w|\.\d)", plain) is not None
+    # Fixed parts of the prompt, such as examples, contain the answers of a few tasks only.
+    if compared >= 4 and found == compared and len(answers) > compared / 2:
+        yield (
+            f"the prompts of all {compared} tasks contain the reference answer outside of the question: the model is "
+            "shown the answer",
+            "leave the reference answer (task.metadata) out of the messages that the workflow sends",
+        )
+
+
+def _is_given(task: Task, expected: str) -> bool:
+    """Return whether the task itself shows the answer, for example among choices."""
+    others = {name: value for name, value in task.metadata.items() if name not in REFERENCE_FIELDS}
+    return expected in f"{task.main_query} {task.init_messages} {others}".replace(",", "").lower()
+
+
+def retokenised_by_client(step: StepEvidence) -> Result:
+    """Find answers that the agent sends back in another form."""
+    yield from _forks(step, "retokenised_by_client", "an earlier answer in another form than the model gave it")
+
+
+def system_prompt_changed(step: StepEvidence) -> Result:
+    """Find conversations whose system message changes between two calls."""
+    yield from _forks(step, "system_changed", "another system message than the call before")
+
+
+def _forks(step: StepEvidence, cause: str, text: str) -> Result:
+    forked = [e for e in step.episodes if any(call.fork is not None and call.fork.cause == cause for call in e.calls)]
+    several = [episode for episode in step.episodes if len(episode.calls) > 1]
+    # A rare case, for example an odd answer that a framework rewrites, is no fault of the whole run.
+    if len(forked) >= 2 and len(forked) > len(several) / 4:
+        yield (
+            f"{len(forked)} of {len(several)} conversations with several calls sent {text} (fork {cause}), so that "
+            "their calls are trained as separate samples, on other tokens than the model sees when it goes on",
+            fix_for(cause),
+        )
+
+
+def observations_never_change(step: StepEvidence) -> Result:
+    """Find an environment that answers every action of an episode with the same observation."""
+    constant: list[tuple[str, int]] = []
+    tasks = set()
+    longer = 0
+    for episode in step.episodes:
+        observations, actions = _observations(Transcript.of(episode).messages)
+        if len(observations) < 2 or len(set(actions)) < 2:
+            continue
+        longer += 1
+        tasks.add(episode.task.task_id)
+        if len(set(observations)) == 1:
+            constant.append((observations[0], len(observations)))
+    # A fixed reply such as "go on" is the same in all episodes; an observation depends on the task.
+    if longer >= 4 and len(tasks) >= 2 and len(constant) == longer and len({text for text, _ in constant}) >= 2:
+        yield (
+            f"in all {longer} episodes with several actions, every observation is the same as the first, whatever the "
+            f"action, for example {constant[0][1]} times {constant[0][0][:100]!r}: the environment does not advance",
+            "return the observation that follows the action: check that the workflow steps the environment, and does "
+            "not read its initial state again",
+        )
+
+
+def _observations(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return the texts of the messages that answer an action, and the actions that they answer."""
+    observations, actions = [], []
+    for before, after in pairwise(messages):
+        if before.get("role") == "assistant" and after.get("role") in ("user", "tool"):
+            observations.append(text_of(after))
+            actions.append(f"{text_of(before)}{[call.get('function') for call in before.get('tool_calls') or ()]}")
+    return observations, actions
+
+
+def tool_always_fails(step: StepEvidence) -> Result:
+    """Find a tool whose every call ends with the same error."""
+    results: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    for episode in step.episodes:
+        for name, arguments, text in Transcript.of(episode).results:
+            results[name].append((episode.task.task_id, arguments, text))
+    for name, calls in results.items():
+        texts = [text for _, _, text in calls]
+        failures = {re.sub(r"\d+|0x[0-9a-f]+", "#", text.strip()[:300]) for text in texts}
+        # A model that uses a tool wrongly gets different errors, about its arguments.
+        if (
+            len(calls) >= 4
+            and len({task for task, _, _ in calls}) >= 2
+            and len(failures) <= max(1, len(calls) // 8)
+            and all(_FAILURE.search(text.strip()) for text in texts)
+            and not any(_CALLERS_MISTAKE.search(text) for text in texts)
+        ):
+            yield (
+                f"all {len(calls)} calls of the tool {name!r} failed with the same error: {texts[0].strip()[:200]}",
+                f"repair the tool {name!r}, or what it needs (network, service, file), or remove it from the workflow",
+            )
+
+
+def same_tasks_again(step: StepEvidence) -> Result:
+    """Find a step that repeats the tasks of the step before, although there are others."""
+    tasks = frozenset(episode.task.task_id for episode in step.episodes)
+    total = len(step.start.tasks.training)
+    # With shuffling, an epoch may end and begin with the same task, but batches of several tasks repeat by a bug only.
+    if len(tasks) >= 3 and tasks == step.previous_tasks and total >= 3 * len(tasks):
+        yield (
+            f"the {len(tasks)} tasks of this step are the same as in the step before, although there are {total} "
+            "training tasks: the data is not advanced",
+            "check the order of the tasks: data.shuffle, and a task_reader that returns new tasks",
+        )

@@ -1,0 +1,152 @@
+"""Checks of an update: learning rate, gradient, weights, advantages and logprobs."""
+
+from __future__ import annotations
+
+import statistics
+
+from astuner.config.algorithms import ALGORITHMS
+from astuner.diagnostics.evidence import Result, UpdateEvidence
+from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one, sampled_logprobs
+from astuner.schema import Episode
+
+# Mean differences of logprobs that rounding does not explain: float32 gives some 1e-5, bfloat16 some hundredths.
+_LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.15}
+# An asynchronous trainer compares with weights that are some steps old.
+_LARGEST_GAP_IF_UNKNOWN = 0.3
+_GROWTH = 30.0
+# Samples whose tokens are compared one by one with a shift, to keep the check cheap.
+_COMPARED_SAMPLES = 64
+
+
+def learning_rate_is_zero(update: UpdateEvidence) -> Result:
+    """Find an update with the learning rate 0."""
+    if update.metrics.get("lr") == 0:
+        yield (
+            "the learning rate of this step is 0, so the update changed nothing",
+            "check trainer_common.optim: lr, lr_warmup_steps, lr_scheduler and min_lr_ratio",
+        )
+
+
+def no_gradient(update: UpdateEvidence) -> Result:
+    """Find an update without gradient although there are advantages."""
+    advantages = sum(value != 0 for value in update.advantages.values())
+    if update.metrics.get("grad_norm") == 0 and advantages:
+        yield (
+            f"the gradient is 0, although {advantages} episodes have an advantage: the loss does not reach the trained "
+            "weights, so nothing is learned",
+            "check that weights are trainable (model.lora.target_modules names modules of this model; nothing freezes "
+            "the parameters) and that the loss mask is not empty",
+        )
+
+
+def weights_unchanged(update: UpdateEvidence) -> Result:
+    """Find an update with a gradient after which the weights are the same."""
+    metrics = update.metrics
+    changed, norm, rate = metrics.get("update/changed_weights"), metrics.get("grad_norm", 0.0), metrics.get("lr", 0.0)
+    if changed == 0 and norm > 0 and rate > 0:
+        yield (
+            f"no trained weight changed in this step, although the gradient's norm is {norm:.3g} and the learning rate "
+            f"{rate:.3g}: the optimiser step has no effect",
+            "check that the optimiser has the model's parameters and that model.lora is attached to modules that are "
+            "used; raise trainer_common.optim.lr if it is below the rounding of the weights",
+        )
+
+
+def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
+    """Find advantages that were computed for other episodes."""
+    config = update.rollout.start.config
+    algorithm = config.trainer_common.algorithm
+    reinforcement = ALGORITHMS[algorithm.adv_estimator].reinforcement
+    # Shaped rewards need not have the order of the rewards.
+    if reinforcement is None or algorithm.use_kl_in_reward or algorithm.overlong_buffer_length:
+        return
+    groups: dict[str, list[Episode]] = {}
+    for episode in update.rollout.scored:
+        if episode.episode_id in update.advantages:
+            groups.setdefault(episode.task.task_id if reinforcement.advantage.compares_group else "", []).append(
+                episode
+            )
+    wrong, example = 0, ""
+    for episodes in groups.values():
+        for episode in episodes:
+            if not _fits(episode, episodes, update):
+                wrong += 1
+                example = example or _describe(episode, episodes, update)
+    if wrong:
+        yield (
+            f"the advantages of {wrong} of {sum(map(len, groups.values()))} episodes contradict their rewards: "
+            f"{example}; they belong to other episodes or to another batch",
+            "this is a bug between the rewards and the update: remove extensions that reorder episodes or change "
+            "advantages, and report it with this step's episodes",
+        )
+
+
+def _fits(episode: Episode, group: list[Episode], update: UpdateEvidence) -> bool:
+    """Return whether an episode's advantage has the sign, the order and the values in its samples that rewards "
+    "imply."""
+    advantage, reward = update.advantages[episode.episode_id], episode.reward or 0.0
+    has_call_rewards = bool(episode.agent_rewards) or any(call.reward is not None for call in episode.calls)
+    if not has_call_rewards:
+        trained = {value for sample in update.samples.get(episode.episode_id, ()) for _, value in sample.advantages}
+        if any(abs(value - advantage) > 1e-4 * max(1.0, abs(advantage)) for value in trained):
+            return False
+    spread = max(abs(update.advantages[other.episode_id]) for other in group)
+    tolerance = 1e-3 * max(spread, 1e-6)
+    scale = max(abs(other.reward or 0.0) for other in group)
+    for other in group:
+        difference = reward - (other.reward or 0.0)
+        order = advantage - update.advantages[other.episode_id]
+        if abs(difference) <= 1e-6 * scale:
+            if abs(order) > tolerance:
+                return False
+        elif order * difference < 0 and abs(order) > tolerance:
+            return False
+    mean = statistics.fmean(other.reward or 0.0 for other in group)
+    return not (abs(advantage) > tolerance and (reward - mean) * advantage < -1e-6 * scale * spread)
+
+
+def _describe(episode: Episode, group: list[Episode], update: UpdateEvidence) -> str:
+    mean = statistics.fmean(other.reward or 0.0 for other in group)
+    return (
+        f"{episode.episode_id} has the reward {episode.reward:g} in a group with the mean {mean:.3g}, and the "
+        f"advantage {update.advantages[episode.episode_id]:+.3g}"
+    )
+
+
+def mask_off_by_one(update: UpdateEvidence) -> Result:
+    """Find a trainer that trains other tokens than were sampled, most often their neighbours."""
+    pairs = token_pairs(update)
+    other = [(sampler, trainer) for sampler, trainer in pairs if len(sampler) != len(trainer)]
+    if (shifted := off_by_one(pairs[:_COMPARED_SAMPLES])) is not None:
+        yield shifted.text, shifted.fix
+    elif other:
+        yield (
+            f"the trainer trained another number of tokens than was sampled in {len(other)} of {len(pairs)} samples, "
+            f"for example {len(other[0][1])} instead of {len(other[0][0])}: the loss mask of the trainer is off by "
+            "one, or rows are cut",
+            "this is a bug in the building of training rows: remove extensions that change masks or rows, and report "
+            "it",
+        )
+
+
+def logprob_gap(update: UpdateEvidence) -> Result:
+    """Find a difference between the logprobs of sampler and trainer that rounding does not explain."""
+    difference = update.metrics.get("logprob_difference")
+    if difference is None or not difference > 0:
+        return
+    limit = _LARGEST_GAP.get(update.dtype or "", _LARGEST_GAP_IF_UNKNOWN)
+    usual = statistics.median(update.gaps) if update.gaps else None
+    grew = update.dtype is not None and usual is not None and difference > max(_GROWTH * usual, limit / 10)
+    if difference > limit or grew:
+        cause = explain_logprob_gap(token_pairs(update), difference, earlier=update.gaps)
+        yield cause.text, cause.fix
+
+
+def token_pairs(update: UpdateEvidence) -> list[TokenPairs]:
+    """Return the sampler's and the trainer's logprobs of the trained tokens of each sample."""
+    pairs: list[TokenPairs] = []
+    for episode in update.rollout.episodes:
+        for sample, trained in zip(episode.samples, update.samples.get(episode.episode_id, ()), strict=False):
+            if trained.logprobs is not None:
+                pairs.append((sampled_logprobs(sample), trained.logprobs))
+    return pairs

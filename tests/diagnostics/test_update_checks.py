@@ -1,0 +1,115 @@
+"""Checks of an update, each with the fault and without, and the cause of a difference between logprobs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from astuner.diagnostics import CHECKS, explain_logprob_gap
+from astuner.run_record import SampleUpdate
+from tests.diagnostics.conftest import Evidence, found
+
+
+def test_an_ordinary_update_has_no_finding(evidence: Evidence):
+    update = evidence.update(evidence.ordinary())
+    assert {check.name: list(check.find(update)) for check in CHECKS if check.stage == "update"} == {
+        check.name: [] for check in CHECKS if check.stage == "update"
+    }
+
+
+@pytest.mark.parametrize(
+    ("check", "metrics"),
+    [
+        ("learning_rate_is_zero", {"lr": 0.0, "grad_norm": 0.1}),
+        ("no_gradient", {"lr": 1e-6, "grad_norm": 0.0}),
+        ("weights_unchanged", {"lr": 1e-6, "grad_norm": 0.1, "update/changed_weights": 0.0}),
+    ],
+)
+def test_an_update_without_effect(evidence: Evidence, check: str, metrics: dict[str, float]):
+    assert found(check, evidence.update(evidence.ordinary(), metrics=metrics))
+    assert found(check, evidence.update(evidence.ordinary(), metrics={})) == []
+
+
+def test_advantages_of_other_episodes(evidence: Evidence):
+    episodes = evidence.ordinary()
+    update = evidence.update(episodes)
+    names = [episode.episode_id for episode in episodes]
+    moved = dict(zip(names, [update.advantages[name] for name in (*names[1:], names[0])], strict=True))
+    ((message, _),) = found("advantages_contradict_rewards", replace(update, advantages=moved))
+    assert "contradict their rewards" in message
+    assert found("advantages_contradict_rewards", replace(update, samples={}, advantages=moved))
+    scaled = {name: 3.7 * value for name, value in update.advantages.items()}
+    assert found("advantages_contradict_rewards", replace(update, samples={}, advantages=scaled)) == []
+
+
+def test_samples_trained_with_another_advantage(evidence: Evidence):
+    update = evidence.update(evidence.ordinary())
+    other = {
+        name: [replace(s, advantages=((s.advantages[0][0], 9.0),)) for s in samples]
+        for name, samples in update.samples.items()
+    }
+    assert found("advantages_contradict_rewards", replace(update, samples=other))
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_trainer_whose_mask_is_off_by_one(evidence: Evidence, shift: int):
+    update = evidence.update(evidence.ordinary())
+
+    def shifted(sample: SampleUpdate) -> SampleUpdate:
+        assert sample.logprobs is not None
+        values = sample.logprobs
+        return replace(sample, logprobs=(*values[1:], -2.0) if shift == 1 else (-2.0, *values[:-1]))
+
+    samples = {name: list(map(shifted, s)) for name, s in update.samples.items()}
+    ((message, _),) = found("mask_off_by_one", replace(update, samples=samples))
+    assert "off by one" in message
+    shorter = {
+        name: [replace(s[0], logprobs=s[0].logprobs[:-1])] for name, s in update.samples.items() if s[0].logprobs
+    }
+    assert "another number of tokens" in found("mask_off_by_one", replace(update, samples=shorter))[0][0]
+
+
+@pytest.mark.parametrize(
+    ("gap", "dtype", "earlier", "alarm"),
+    [
+        (1e-5, "float32", (), False),
+        (2e-3, "float32", (), True),
+        (5e-4, "float32", (1e-6, 2e-6), True),
+        (5e-5, "float32", (1e-6, 2e-6), False),
+        (0.05, "bfloat16", (), False),
+        (0.2, "bfloat16", (), True),
+        (0.2, None, (1e-3,), False),
+    ],
+)
+def test_a_difference_that_rounding_does_not_explain(
+    evidence: Evidence, gap: float, dtype: str | None, earlier: tuple[float, ...], alarm: bool
+):
+    update = evidence.update(evidence.ordinary(), metrics={"logprob_difference": gap}, dtype=dtype, gaps=earlier)
+    assert bool(found("logprob_gap", update)) == alarm
+
+
+def sampled(seed: int, change: Any, samples: int = 12, tokens: int = 40) -> list[tuple[list[float], list[float]]]:
+    """Pairs of the sampler's and the trainer's logprobs, where `change` makes the first of the second."""
+    rng = random.Random(seed)
+    pairs = []
+    for number in range(samples):
+        trainer = [-rng.expovariate(1.0) for _ in range(tokens)]
+        pairs.append(([change(number, place, value, rng, trainer) for place, value in enumerate(trainer)], trainer))
+    return pairs
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_cause_of_a_difference(seed: int):
+    shift = sampled(seed, lambda n, i, v, rng, trainer: trainer[i - 1])
+    assert "off by one" in explain_logprob_gap(shift, 1.0).text
+    one_prompt = sampled(seed, lambda n, i, v, rng, trainer: -rng.expovariate(1.0) if n == 3 else v)
+    assert "only in 1 of 12 samples" in explain_logprob_gap(one_prompt, 0.1).text
+    scaled = sampled(seed, lambda n, i, v, rng, trainer: 1.4 * v + 0.2 + rng.gauss(0, 0.05))
+    assert "another temperature" in explain_logprob_gap(scaled, 0.3).text
+    noise = sampled(seed, lambda n, i, v, rng, trainer: v + rng.gauss(0, 0.1))
+    assert "stale weights" in explain_logprob_gap(noise, 0.08, earlier=(1e-6, 2e-6)).text
+    assert "did not sample with the trained weights" in explain_logprob_gap(noise, 0.08).text
+    assert "did not sample with the trained weights" in explain_logprob_gap([], float("nan")).text
