@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from astuner.debugging.tracebacks import traceback_of
-from astuner.errors import PluginError
+from astuner.errors import PluginError, shown
 
 __all__ = ["load_class", "load_function", "raised_at"]
 
@@ -96,8 +96,7 @@ def _load(path: str, search: Sequence[Path]) -> object:
     module_name, arrow, name = (part.strip() for part in path.partition("->"))
     if not (module_name and arrow and name.isidentifier()):
         raise PluginError(
-            f"{path!r} is not of the form `package.module->Name` or `some/file.py->Name`, for example"
-            " `astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge`."
+            f"{shown(path)} is not of the form `package.module->Name` or `some/file.py->Name`; {_arrow_hint(path)}"
         )
     folders = list(dict.fromkeys(Path(folder).resolve() for folder in search))
     importlib.invalidate_caches()  # A file may have been created after its folder was last scanned.
@@ -112,6 +111,14 @@ def _load(path: str, search: Sequence[Path]) -> object:
         raise PluginError(f"`{path}`: {module.__file__ or module.__name__} has no {name}.{hint}") from None
     except Exception as error:  # A module's `__getattr__` may import on demand.
         raise _import_failed(path, module_name, error) from error
+
+
+def _arrow_hint(path: str) -> str:
+    """Return how to write a path without an arrow, such as `package.module.Name`."""
+    module, separator, name = path.strip().rpartition(":" if ":" in path else ".")
+    if separator and name.isidentifier() and name != "py" and module.replace(".", "").replace("/", "").isidentifier():
+        return f"did you mean `{module}->{name}`?"
+    return "for example `astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge`"
 
 
 def _load_module(path: str, dotted: str, folders: list[Path]) -> ModuleType:

@@ -96,6 +96,8 @@ def compose_files(main: Path, overrides: Sequence[str]) -> Composed:
     for path, _ in unknown:
         drop_at(tree, path)
     origins = {path: where for layer in layer_origins for path, where in layer.items()}
+    for key in command_line.keys:  # the items of a list that it replaces have no place any more
+        origins = {path: where for path, where in origins.items() if path[: len(key)] != key or not path[-1].isdigit()}
     origins.update(dict.fromkeys(command_line.keys, COMMAND_LINE))
     for deleted in command_line.deleted:
         origins = {path: where for path, where in origins.items() if path[: len(deleted)] != deleted}

@@ -15,6 +15,7 @@ from astuner.config.keys import KeyPath, dotted, parts, schema
 from astuner.config.nested_dict import paths_in
 from astuner.config.problems import Problem, outermost_unknown, unknown_key, wrong_containers
 from astuner.config.yaml_file import MAX_DIGITS, reason_of, too_long
+from astuner.errors import shorten, shown
 
 COMMAND_LINE = "command line"
 _SEARCH_PATH = "hydra.searchpath"
@@ -62,7 +63,7 @@ def parse_overrides(overrides: Sequence[str]) -> CommandLine:
         try:
             override = parser.parse_override(quoted)
         except HydraException as error:
-            result.reject(f"{line!r} is not key=value ({reason_of(error)}); quote a value with special characters")
+            result.reject(_not_parsed(line, error))
             continue
         if override.is_sweep_override():
             result.reject(f"{line!r} gives several values; write a list as key=[a,b], text as \"key='a,b'\"")
@@ -74,6 +75,18 @@ def parse_overrides(overrides: Sequence[str]) -> CommandLine:
         else:
             result.parsed.append((override, quoted))
     return result
+
+
+def _not_parsed(line: str, error: HydraException) -> str:
+    """Return why an override is not `key=value`."""
+    key, equals, value = line.partition("=")
+    if not equals and schema().knows(canonical_key(parts(key.strip().lstrip("+~")))[0]):
+        return f"{shown(line)} has no value; write {key.strip()}=VALUE"
+    if not equals:
+        return f"{shown(line)} is not key=value; write KEY=VALUE, with a key of the configuration and without spaces"
+    if key != key.strip() or value != value.lstrip():
+        return f"{shown(line)} has a space beside the equals sign; write {shorten(f'{key.strip()}={value.strip()}')}"
+    return f"{shown(line)} is not key=value ({shorten(reason_of(error))}); quote a value with special characters"
 
 
 def check_keys(result: CommandLine, is_group: Callable[[str], bool]) -> None:
@@ -99,6 +112,9 @@ def _check_key(override: Override, line: str, result: CommandLine) -> None:
     unknown = outermost_unknown(paths_in(value, key))
     if unknown:
         result.problems.extend(unknown_key(path, COMMAND_LINE) for path in unknown)
+        return
+    if override.is_delete() and len(key) == 1:  # for Hydra, a key without a dot is a config group
+        result.reject(f"{line!r} cannot be removed: {key[0]} is a whole section; remove single keys: ~{key[0]}.KEY")
         return
     if not override.is_delete():
         wrong = dict(wrong_containers(value, key))

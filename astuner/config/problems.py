@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args, get_origin
 
 from astuner.config.keys import KeyPath, dotted, keys_in, nearest_key, parts, schema
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,19 @@ def unknown_key(path: KeyPath, where: str) -> Problem:
     if near is None:
         section = path[:-1] if path[:-1] in schema().sections else ()
         place = f"section {dotted(section)}" if section else "the top level"
-        return Problem(f"unknown key {dotted(path)!r}; keys of {place}: {', '.join(keys_in(section))}", where)
+        return Problem(f"unknown key {shown(dotted(path))}; keys of {place}: {', '.join(keys_in(section))}", where)
     if near == dotted(path):
         text = f"{near!r} is written as one word; write one level per line, each indented below the last"
     else:
-        text = f"unknown key {dotted(path)!r}; did you mean {near!r}?"
+        text = f"unknown key {shown(dotted(path))}; did you mean {near!r}?"
     return Problem(text, where, keys=tuple(schema().below(parts(near))))
+
+
+def accepted_items(path: KeyPath) -> str:
+    """Return the items that a list at `path` takes, if they are names, for the end of a message."""
+    items = get_args(schema().keys[path].annotation) if path in schema().keys else ()
+    names = get_args(items[0]) if len(items) == 1 and get_origin(items[0]) is Literal else ()
+    return f" of {', '.join(names)}" if names else ""
 
 
 def outermost_unknown(paths: Iterable[KeyPath]) -> list[KeyPath]:
@@ -86,4 +94,4 @@ def wrong_containers(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPat
         elif isinstance(default, list | tuple) and isinstance(value, Mapping):
             expected = "a list"
     if expected:
-        yield path, f"{dotted(path)} is {value!r}; expected {expected}"
+        yield path, f"{dotted(path)} is {shown(value)}; expected {expected}{accepted_items(path)}"

@@ -80,7 +80,7 @@ def read_yaml(path: Path) -> YamlFile:
     except _LongNumber as error:
         raise ConfigError(f"{place(path, error.args[1])}: {error.args[0]}") from None
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(_syntax_error(path, error)) from error
+        raise ConfigError(_syntax_error(path, text, error)) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{shown(path)}: {error}") from error
     except OmegaConfBaseException as error:
@@ -98,11 +98,17 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise ConfigError(_missing_file(path)) from None
     except IsADirectoryError:
-        raise ConfigError(f"{shown(path)} is a folder; expected a YAML file") from None
+        raise ConfigError(_folder_instead(path)) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{shown(path)} is not UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"{shown(path)} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{shown(path)} cannot be read: {error.strerror}") from None
+
+
+def _folder_instead(path: Path) -> str:
+    names = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
+    hint = f"; did you mean {' or '.join(shown(path / name) for name in names[:3])}?" if names else ""
+    return f"{shown(path)} is a folder; expected a YAML file{hint}"
 
 
 def _missing_file(path: Path) -> str:
@@ -115,11 +121,50 @@ def _missing_file(path: Path) -> str:
     return f"no file {shown(path)}{hint}"
 
 
-def _syntax_error(path: Path, error: yaml.MarkedYAMLError) -> str:
+def _syntax_error(path: Path, text: str, error: yaml.MarkedYAMLError) -> str:
+    if path.suffix == ".py":
+        return f"{shown(path)} is a Python file; --conf expects a YAML file that names it (agentscope_workflow)"
     mark = error.problem_mark or error.context_mark
-    where = f"{place(path, mark.line + 1)}, column {mark.column + 1}" if mark else shown(path)
-    reason = ", ".join(part for part in (error.context, error.problem) if part)
-    return f"{where}: not valid YAML: {reason}"
+    if mark is None:
+        return f"{shown(path)}: not valid YAML: {error.problem}"
+    where = f"{place(path, mark.line + 1)}, column {mark.column + 1}"
+    if (reason := _layout_problem(text.splitlines(), mark.line, error)) is None:
+        reason = f"not valid YAML: {', '.join(part for part in (error.context, error.problem) if part)}"
+    return f"{where}: {reason}"
+
+
+def _layout_problem(lines: list[str], number: int, error: yaml.MarkedYAMLError) -> str | None:
+    """Return what is wrong with the indentation or with a repeated key; None if it is something else.
+
+    Args:
+        lines: the file.
+        number: 0-based line of the error.
+        error: the error of PyYAML.
+    """
+    problem, line = error.problem or "", lines[number] if number < len(lines) else ""
+    if "found duplicate key" in problem:
+        return f"{problem.removeprefix('found duplicate key ')!r} is twice in the same section; remove one of them"
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return "the line is indented with a tab; indent with spaces"
+    above = next((index for index in range(number - 1, -1, -1) if _content(lines[index])), None)
+    is_layout = "<block end>" in problem or "mapping values are not allowed" in problem or "':'" in problem
+    if above is None or not is_layout or _indent(line) == _indent(lines[above]) or not _content(line):
+        return None
+    shown_lines = "\n".join(
+        f"    line {index + 1} ({_indent(lines[index])} spaces): {lines[index]}" for index in (above, number)
+    )
+    return (
+        "the line is not indented like the lines of its section; keys of one section have the same indent, and keys "
+        f"below a section have more:\n{shown_lines}"
+    )
+
+
+def _content(line: str) -> str:
+    return "" if line.lstrip().startswith("#") else line.strip()
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def _interpolation_error(path: Path, lines: Mapping[KeyPath, int], error: OmegaConfBaseException) -> str:

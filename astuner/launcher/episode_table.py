@@ -40,6 +40,9 @@ def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
 def describe_training_use(episodes: Sequence[Episode]) -> list[str]:
     """Return lines that describe what a training step would use of the episodes."""
     usable = [episode for episode in episodes if episode.status == "ok"]
+    if not usable:
+        failed = sum(episode.status == "failed" for episode in episodes)
+        return [f"a training step would have nothing to train: {failed} of {len(episodes)} episodes failed"]
     groups: dict[str, set[float | None]] = {}
     for episode in usable:
         groups.setdefault(episode.task.task_id, set()).add(episode.reward)

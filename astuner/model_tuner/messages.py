@@ -7,8 +7,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner.errors import WorkflowError
+from astuner.errors import WorkflowError, shown
 from astuner.schema import Message
+
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_ROLES_OF_OTHERS = {
+    "user": ("human", "customer"),
+    "assistant": ("ai", "bot", "gpt", "model", "chatbot", "agent"),
+    "system": ("instruction",),
+    "tool": ("observation", "tool_response"),
+}
+_SIMILAR_ROLES = {role: role for role in _ROLES} | {
+    other: role for role, others in _ROLES_OF_OTHERS.items() for other in others
+}
 
 
 def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -18,8 +29,8 @@ def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
     texts of the parts are concatenated.
 
     Raises:
-        WorkflowError: there are no messages, or a message is not a mapping, has no role, or has a part that is not
-            text.
+        WorkflowError: there are no messages, or a message is not a mapping, has no role or an unknown role, or has a
+            part that is not text.
     """
     if not messages:
         raise WorkflowError("the model was called without messages; pass at least one")
@@ -82,7 +93,14 @@ def with_reasoning(
 
 def _normalise_message(message: Message, index: int) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise WorkflowError(f"message {index} must be a mapping with a role, got {message!r}")
+        raise WorkflowError(f"message {index} must be a mapping with a role, got {shown(message)}")
+    if message["role"] not in _ROLES:
+        similar = _SIMILAR_ROLES.get(message["role"].lower())
+        hint = f"; write {similar!r}" if similar else ""
+        # A chat template may leave out a message with another role, without an error.
+        raise WorkflowError(
+            f"message {index} has the role {shown(message['role'])}; expected one of {', '.join(_ROLES)}{hint}"
+        )
     result: dict[str, Any] = {"role": message["role"], "content": _text(message.get("content"), index)}
     if message.get("tool_calls"):
         result["tool_calls"] = [_normalise_tool_call(call, index) for call in message["tool_calls"]]
@@ -102,7 +120,7 @@ def _text(content: object, index: int) -> str:
         return content
     if isinstance(content, Sequence):
         return "".join(_part_text(part, index) for part in content)
-    raise WorkflowError(f"message {index}: content must be text or a list of parts, got {content!r}")
+    raise WorkflowError(f"message {index}: content must be text or a list of parts, got {shown(content)}")
 
 
 def _part_text(part: object, index: int) -> str:
@@ -117,7 +135,7 @@ def _part_text(part: object, index: int) -> str:
 def _normalise_tool_call(call: object, index: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise WorkflowError(f"message {index} has a tool call without a function name: {call!r}")
+        raise WorkflowError(f"message {index} has a tool call without a function name: {shown(call)}")
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import sysconfig
 import time
 import traceback
@@ -270,6 +271,13 @@ def _checked_output(output: object) -> WorkflowOutput:
     Raises:
         WorkflowError: it is not a `WorkflowOutput`, or a log metric is not a number.
     """
+    if inspect.isawaitable(output):
+        if inspect.iscoroutine(output):
+            output.close()
+        raise WorkflowError(
+            f"execute must return a WorkflowOutput, got a {type(output).__name__} that was not awaited "
+            f"({getattr(output, '__qualname__', type(output).__name__)}); write `await` in front of the call"
+        )
     if not isinstance(output, WorkflowOutput):
         raise WorkflowError(f"execute must return a WorkflowOutput, got {type(output).__name__}: {short_repr(output)}")
     numbers = {

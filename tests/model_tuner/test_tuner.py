@@ -217,3 +217,17 @@ async def _two_calls(answer: Any, codec: ChatCodec, seed: int) -> None:
     tuner = ModelTuner(ScriptedEngine(answer, 4096), codec, CallSettings(), episode_id="e", seed=seed)
     await tuner.chat([user("hi")])
     await tuner.chat([user("hi")])
+
+
+@pytest.mark.parametrize(
+    ("role", "hint"),
+    [("human", "'user'"), ("ai", "'assistant'"), ("Bot", "'assistant'"), ("x", "")],
+)
+def test_an_unknown_role_is_an_error(role: str, hint: str) -> None:
+    from astuner.errors import WorkflowError
+    from astuner.model_tuner.messages import normalise
+
+    with pytest.raises(WorkflowError, match="expected one of system, developer, user, assistant, tool") as caught:
+        normalise([{"role": "user", "content": "a"}, {"role": role, "content": "b"}])
+    assert "message 1 has the role" in str(caught.value)
+    assert str(caught.value).endswith(f"; write {hint}" if hint else "function")
