@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from astuner.debugging.breakpoints import enable_tags
-from astuner.errors import shown
+from astuner.errors import short_repr
 from astuner.redaction import redact
 
 CONF = click.option(
@@ -71,7 +71,7 @@ def _unknown_option(error: click.NoSuchOption) -> str:
     """Return what is wrong with an option: it belongs to another command, is a key of the configuration, or a slip."""
     name, ctx = error.option_name, error.ctx
     assert ctx is not None
-    text = f"there is no option {shown(name)}"
+    text = f"there is no option {short_repr(name)}"
     group = ctx.parent.command if ctx.parent else None
     commands = group.commands.values() if isinstance(group, click.Group) else ()
     owners = [f"`astuner {each.name}`" for each in commands if any(name in option.opts for option in each.params)]

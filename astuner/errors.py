@@ -151,15 +151,6 @@ def shorten(text: str, limit: int = 200) -> str:
     return f"{text[: limit // 2]}… ({len(text):,} characters) …{text[-limit // 4 :]}"
 
 
-def shown(value: object, limit: int = 200) -> str:
-    """Return the `repr` of a value for a message, shortened; a note if it cannot be shown."""
-    try:
-        text = repr(value)
-    except Exception as error:  # a `__repr__` of the user may raise anything, and long integers raise, too
-        return f"<{type(value).__name__} that cannot be shown ({type(error).__name__})>"
-    return shorten(text, limit)
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message without the final full stop.
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from astuner.debugging.tracebacks import traceback_of
-from astuner.errors import PluginError, shown
+from astuner.errors import PluginError, short_repr
 
 __all__ = ["load_class", "load_function", "raised_at"]
 
@@ -96,7 +96,7 @@ def _load(path: str, search: Sequence[Path]) -> object:
     module_name, arrow, name = (part.strip() for part in path.partition("->"))
     if not (module_name and arrow and name.isidentifier()):
         raise PluginError(
-            f"{shown(path)} is not of the form `package.module->Name` or `some/file.py->Name`; {_arrow_hint(path)}"
+            f"{short_repr(path)} is not of the form `package.module->Name` or `some/file.py->Name`; {_arrow_hint(path)}"
         )
     folders = list(dict.fromkeys(Path(folder).resolve() for folder in search))
     importlib.invalidate_caches()  # A file may have been created after its folder was last scanned.

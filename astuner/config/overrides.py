@@ -15,7 +15,7 @@ from astuner.config.keys import KeyPath, dotted, parts, schema
 from astuner.config.nested_dict import paths_in
 from astuner.config.problems import Problem, outermost_unknown, unknown_key, wrong_containers
 from astuner.config.yaml_file import MAX_DIGITS, reason_of, too_long
-from astuner.errors import shorten, shown
+from astuner.errors import short_repr, shorten
 
 COMMAND_LINE = "command line"
 _SEARCH_PATH = "hydra.searchpath"
@@ -81,12 +81,14 @@ def _not_parsed(line: str, error: HydraException) -> str:
     """Return why an override is not `key=value`."""
     key, equals, value = line.partition("=")
     if not equals and schema().knows(canonical_key(parts(key.strip().lstrip("+~")))[0]):
-        return f"{shown(line)} has no value; write {key.strip()}=VALUE"
+        return f"{short_repr(line)} has no value; write {key.strip()}=VALUE"
     if not equals:
-        return f"{shown(line)} is not key=value; write KEY=VALUE, with a key of the configuration and without spaces"
+        return f"{short_repr(line)} is not key=value; write KEY=VALUE, without spaces"
     if key != key.strip() or value != value.lstrip():
-        return f"{shown(line)} has a space beside the equals sign; write {shorten(f'{key.strip()}={value.strip()}')}"
-    return f"{shown(line)} is not key=value ({shorten(reason_of(error))}); quote a value with special characters"
+        return (
+            f"{short_repr(line)} has a space beside the equals sign; write {shorten(f'{key.strip()}={value.strip()}')}"
+        )
+    return f"{short_repr(line)} is not key=value ({shorten(reason_of(error))}); quote a value with special characters"
 
 
 def check_keys(result: CommandLine, is_group: Callable[[str], bool]) -> None:

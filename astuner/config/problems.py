@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, get_origin
 
 from astuner.config.keys import KeyPath, dotted, keys_in, nearest_key, parts, schema
-from astuner.errors import ConfigError, shown
+from astuner.errors import ConfigError, short_repr
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ def unknown_key(path: KeyPath, where: str) -> Problem:
     if near is None:
         section = path[:-1] if path[:-1] in schema().sections else ()
         place = f"section {dotted(section)}" if section else "the top level"
-        return Problem(f"unknown key {shown(dotted(path))}; keys of {place}: {', '.join(keys_in(section))}", where)
+        return Problem(f"unknown key {short_repr(dotted(path))}; keys of {place}: {', '.join(keys_in(section))}", where)
     if near == dotted(path):
         text = f"{near!r} is written as one word; write one level per line, each indented below the last"
     else:
-        text = f"unknown key {shown(dotted(path))}; did you mean {near!r}?"
+        text = f"unknown key {short_repr(dotted(path))}; did you mean {near!r}?"
     return Problem(text, where, keys=tuple(schema().below(parts(near))))
 
 
@@ -94,4 +94,4 @@ def wrong_containers(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPat
         elif isinstance(default, list | tuple) and isinstance(value, Mapping):
             expected = "a list"
     if expected:
-        yield path, f"{dotted(path)} is {shown(value)}; expected {expected}{accepted_items(path)}"
+        yield path, f"{dotted(path)} is {short_repr(value)}; expected {expected}{accepted_items(path)}"

@@ -14,7 +14,7 @@ from astuner.config.keys import KeyPath, dotted, schema
 from astuner.config.nested_dict import MISSING, get_at, without
 from astuner.config.problems import Problem, accepted_items
 from astuner.config.root import RunConfig
-from astuner.errors import shown
+from astuner.errors import short_repr
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -87,17 +87,17 @@ def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[st
     if first["type"] == "missing":
         if isinstance(first["loc"][-1], int):  # a list that is too short
             count = len(get_args(schema().keys[key].annotation))
-            return f"{dotted(key)} is {shown(get_at(tree, key))}; expected a list of {count} items"
+            return f"{dotted(key)} is {short_repr(get_at(tree, key))}; expected a list of {count} items"
         return f"{dotted(path)} has no {first['loc'][-1]}, which is required"
     expected = " or ".join(dict.fromkeys(_expected(details) for details in errors))
     if first["loc"][-1] == "[key]":
-        return f"a name in {dotted(key)} is {shown(first['input'])}; expected {expected}"
+        return f"a name in {dotted(key)} is {short_repr(first['input'])}; expected {expected}"
     value = get_at(tree, path, default=MISSING)
     if value is MISSING:
-        return f"an item of {dotted(path[:-1])} is {shown(first['input'])}; expected {expected}"
+        return f"an item of {dotted(path[:-1])} is {short_repr(first['input'])}; expected {expected}"
     if errors[0]["type"] == "list_type":
         expected += accepted_items(key)
-    return f"{dotted(path)} is {shown(value)}; expected {expected}"
+    return f"{dotted(path)} is {short_repr(value)}; expected {expected}"
 
 
 def _names_at(path: KeyPath, key: KeyPath) -> list[str]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner.errors import WorkflowError, shown
+from astuner.errors import WorkflowError, short_repr
 from astuner.schema import Message
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -93,13 +93,13 @@ def with_reasoning(
 
 def _normalise_message(message: Message, index: int) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise WorkflowError(f"message {index} must be a mapping with a role, got {shown(message)}")
+        raise WorkflowError(f"message {index} must be a mapping with a role, got {short_repr(message)}")
     if message["role"] not in _ROLES:
         similar = _SIMILAR_ROLES.get(message["role"].lower())
         hint = f"; write {similar!r}" if similar else ""
         # A chat template may leave out a message with another role, without an error.
         raise WorkflowError(
-            f"message {index} has the role {shown(message['role'])}; expected one of {', '.join(_ROLES)}{hint}"
+            f"message {index} has the role {short_repr(message['role'])}; expected one of {', '.join(_ROLES)}{hint}"
         )
     result: dict[str, Any] = {"role": message["role"], "content": _text(message.get("content"), index)}
     if message.get("tool_calls"):
@@ -120,7 +120,7 @@ def _text(content: object, index: int) -> str:
         return content
     if isinstance(content, Sequence):
         return "".join(_part_text(part, index) for part in content)
-    raise WorkflowError(f"message {index}: content must be text or a list of parts, got {shown(content)}")
+    raise WorkflowError(f"message {index}: content must be text or a list of parts, got {short_repr(content)}")
 
 
 def _part_text(part: object, index: int) -> str:
@@ -135,7 +135,7 @@ def _part_text(part: object, index: int) -> str:
 def _normalise_tool_call(call: object, index: int) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise WorkflowError(f"message {index} has a tool call without a function name: {shown(call)}")
+        raise WorkflowError(f"message {index} has a tool call without a function name: {short_repr(call)}")
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)

@@ -199,9 +199,9 @@ def test_redaction_of_long_texts_is_fast(monkeypatch: pytest.MonkeyPatch) -> Non
     for number in range(20):
         monkeypatch.setenv(f"SERVICE_{number}_KEY", f"sk-abcdefgh-{number:04}")
     text = "a light sketch of a long answer :// with gh and sk- in it. " * 20_000
-    start = time.perf_counter()
+    start = time.process_time()
     assert redact(text) == text
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_a_secret_within_a_key_of_a_known_format_is_removed_completely(monkeypatch: pytest.MonkeyPatch) -> None:
