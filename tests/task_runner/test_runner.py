@@ -67,6 +67,14 @@ class WrongOutput(Talk):
         return "well"  # type: ignore[return-value]
 
 
+class ForgotAwait(Workflow):
+    async def execute(self, workflow_task: Any, model_tuner: Any) -> Any:
+        return self.reply()
+
+    async def reply(self) -> WorkflowOutput:
+        return WorkflowOutput(reward=1.0)
+
+
 class NotANumber(Talk):
     reward = math.nan
 
@@ -161,6 +169,7 @@ def test_a_workflow_with_reward_needs_no_judge(tokenizer: Any):
         (Raises, "workflow", "KeyError: 'no such thing' (at "),
         (Exits, "workflow", "SystemExit: 3"),
         (OwnTimeout, "workflow", "the user's own"),
+        (ForgotAwait, "workflow", "a coroutine that was not awaited (ForgotAwait.reply); write `await`"),
         (WrongOutput, "workflow", "must return a WorkflowOutput, got str: 'well'"),
         (NotANumber, "workflow", "WorkflowOutput.reward must be a finite number, got nan"),
     ],
