@@ -92,6 +92,10 @@ class MetricsFile:
 
         return self._lines.retain_rows(identify)[0]
 
+    def check_in_place(self) -> None:
+        """Raise `RecordError` if the file was deleted, moved, replaced or shortened."""
+        self._lines.check_in_place()
+
     def close(self) -> None:
         """Close the file."""
         self._lines.close()

@@ -116,6 +116,14 @@ class RunRecord:
         """The run's folder."""
         return self._folder
 
+    def check_in_place(self) -> None:
+        """Check that the record is still there, before something else is written to its folder.
+
+        Raises:
+            RecordError: If it was deleted, moved, replaced or shortened.
+        """
+        self._metrics.check_in_place()
+
     def truncate_after(self, step: int, validated: int | None = None) -> None:
         """Remove what the resumed run repeats: metrics and episodes of later steps.
 

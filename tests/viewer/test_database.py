@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import resource
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from astuner.task_rollout.statistics import tokens_of
 from astuner.viewer import database
 from astuner.viewer.index import RunIndex
+from tests.viewer.records import Agents, an_episode, open_record
 
 
 def episodes(index: RunIndex) -> int:
@@ -79,3 +82,30 @@ def test_the_first_error_of_a_transaction_is_raised(runs: Path, tmp_path: Path):
     with pytest.raises(sqlite3.DatabaseError, match="disk full"):
         episodes(index)
     index.close()
+
+
+def advantages_of(index: RunIndex) -> dict[str, float | None]:
+    with index.reading() as db:
+        rows = list(db.execute("select episode, advantage from episodes"))
+    assert len({row["episode"] for row in rows}) == len(rows)
+    return {row["episode"]: row["advantage"] for row in rows}
+
+
+def test_episodes_of_a_running_update_are_listed_once(agents: Agents, tmp_path: Path):
+    first, second = (
+        an_episode(name, "t", 0, agents.solve(name, "?", "3", forks=False), reward=1.0) for name in ("a", "b")
+    )
+    index, other = RunIndex(tmp_path / "run", tmp_path / "cache"), RunIndex(tmp_path / "run", tmp_path / "cache")
+    with open_record(tmp_path / "run") as record:
+        record.begin_step(1, [(first, tokens_of([first])), (second, tokens_of([second]))])
+        assert advantages_of(index) == advantages_of(other) == {"a": None, "b": None}
+        record.end_step({"a": 0.5, "b": -0.5}, {})
+        assert advantages_of(index) == {"a": 0.5, "b": -0.5}
+        record.begin_step(2, [(replace(first, episode_id="c"), tokens_of([first]))])
+        assert advantages_of(other) == {"a": 0.5, "b": -0.5, "c": None}
+        record.truncate_after(1)  # as a resumed run does
+        assert advantages_of(other) == advantages_of(index) == {"a": 0.5, "b": -0.5}
+        (tmp_path / "run/episodes/pending.jsonl").write_text('{}\n[]\n{"step": 1, "path": 5}\n')
+        assert advantages_of(index) == {"a": 0.5, "b": -0.5}
+    for each in (index, other):
+        each.close()

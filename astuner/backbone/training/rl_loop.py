@@ -228,6 +228,7 @@ class RlLoop:
         current = (state.step, state.validated)
         if state.step == 0 or self._saved == current:
             return
+        context.record.check_in_place()
         with signals_deferred(), context.phase("save_checkpoint"):
             if self.session.save(state.step, state.dump(context.started)):
                 self._saved = current
@@ -245,6 +246,7 @@ class RlLoop:
 
     def _finish(self) -> RunSummary:
         context = self.context
+        context.record.check_in_place()
         with context.phase("save_checkpoint"):
             model = write_model(context.record.folder / "model", partial(self.session.save_model, step=self.state.step))
         plot_run(context.record.folder)

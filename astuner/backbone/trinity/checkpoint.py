@@ -145,6 +145,8 @@ class TrinityCheckpoints:
             return None
         try:
             progress: dict[str, Any] = json.loads((newest / _PROGRESS_FILE).read_text())
+            if type(progress["step"]) is not int:
+                raise ValueError(f"its step is {progress['step']!r}")
             return TrinityCheckpoint(newest, progress, progress.pop(_WEIGHTS))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(newest, first_line(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from astuner.backbone.trinity.backbone import on_gpus
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoint, TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.tinker_service import RemoteTinkerService
 from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, VerlTrainingBackend
+from astuner.errors import RecordError
 from tests.backbone.trinity.plans import run_config
 
 BACKEND = TinkerTrainingBackend(RemoteTinkerService("http://127.0.0.1:1", "tml-none"))
@@ -33,6 +35,27 @@ def test_state_is_restored_from_a_checkpoint(tmp_path: Path):
     assert state.saved_weights(4) is None
     state.clear()
     assert state.saved_weights(6) is None
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"step": "x", "weights": "w"}', '{"step": 2}', "null"])
+def test_damaged_progress_is_an_error_with_a_remedy(tmp_path: Path, content: str):
+    checkpoints = TrinityCheckpoints(tmp_path / "checkpoints", keep=2)
+    checkpoints.save(2, lambda _: "w", lambda folder: folder.mkdir(), {})
+    file = tmp_path / "checkpoints/step_000002/progress.json"
+    (file.parent / "complete.json").unlink()  # its sizes would tell, and the folder would count as incomplete
+    file.write_text(content or " ")
+    with pytest.raises(RecordError, match=r"cannot be read.*remove that folder to resume from the one before"):
+        checkpoints.newest()
+
+
+def test_copies_of_checkpoints_keep_their_weights(tmp_path: Path):
+    checkpoints = TrinityCheckpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(1, lambda _: "first", lambda folder: folder.mkdir(), {})
+    shutil.copytree(tmp_path / "checkpoints/step_000001", tmp_path / "checkpoints/step_best")
+    (tmp_path / "checkpoints/damaged").mkdir()
+    (tmp_path / "checkpoints/damaged/progress.json").write_text("[")
+    checkpoints.save(2, lambda _: "second", lambda folder: folder.mkdir(), {})
+    assert sorted(checkpoints.stored_weights()) == ["first", "second"]
 
 
 @pytest.mark.trinity
