@@ -110,6 +110,20 @@ class MemoryEstimate:
 class Backbone(Protocol):
     """Rolls out episodes."""
 
+    def check_config(
+        self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
+    ) -> None:
+        """Check what needs only the configuration and this machine, before services such as Ray start.
+
+        Args:
+            config, origins, ray: as in `RunContext`; the Ray cluster has not started yet.
+            trains: whether the run trains.
+
+        Raises:
+            AstunerError: the backbone cannot run the configuration. The message explains how to fix it.
+        """
+        ...
+
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check, without starting anything, that this backbone can run the configuration.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 
@@ -39,10 +40,12 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
     launcher.log_notices()
     console = make_console()
     config = launcher.config.astuner
-    with filtered_output(), launcher.services.running():
+    with filtered_output(), contextlib.ExitStack() as stack:
         backbone = load_backbone(config.backbone)
         check_engine_packages(config)
         check_loggers(config.trainer_common.logger)
+        backbone.check_config(launcher.config, launcher.origins, launcher.services.ray, trains=True)
+        stack.enter_context(launcher.services.running())
         with warn_if_slow("read_tasks", config.deadlines, ActiveEpisodes()):
             run_inputs = load_run_inputs(config, launcher.config_dir)
         folder = Path(config.experiment_dir)

@@ -237,6 +237,7 @@ class Launcher:
                 check_engine_packages(config)
                 check_loggers(self._loggers)
                 FolderLock(folder).release()
+                backbone.check_config(self.config, self.origins, self.services.ray, trains=is_training)
                 run_inputs = self._start_services_and_load(load_inputs, active, stack)
                 backbone.preflight(
                     PreflightContext(

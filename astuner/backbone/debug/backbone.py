@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.training.memory_estimate import engine_memory, model_shape
 from astuner.backbone.training.run_inputs import api_key
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
-from astuner.config.root import AstunerConfig, starts_vllm
+from astuner.config.keys import KeyPath
+from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine
@@ -18,6 +19,7 @@ from astuner.llm_engine.protocol import LlmEngine
 from astuner.llm_engine.vllm_server.installation import installed_vllm
 from astuner.llm_engine.vllm_server.server import vllm_server
 from astuner.llm_engine.vllm_server.settings import settings_for
+from astuner.ray_cluster.head import StartedRay
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 
@@ -38,6 +40,11 @@ class DebugBackbone:
         state.totals.add(episodes)
         write_summary(context, state, model=None)
         return episodes
+
+    def check_config(
+        self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
+    ) -> None:
+        """Do nothing: this backbone uses no other service, so that `preflight` checks everything."""
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check nothing: the checks of the configuration cover this backbone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -15,9 +15,11 @@ from astuner.backbone.local.supervised import SupervisedLoop
 from astuner.backbone.training.memory_estimate import estimate_training_memory
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.session import dry_run, evaluate
-from astuner.config.root import AstunerConfig
+from astuner.config.keys import KeyPath
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device
+from astuner.ray_cluster.head import StartedRay
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
@@ -42,6 +44,11 @@ class LocalBackbone:
         with _local_session(context) as session:
             session.sync(0)
             return dry_run(context, session.roll_out, split)
+
+    def check_config(
+        self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
+    ) -> None:
+        """Do nothing: this backbone uses no other service, so that `preflight` checks everything."""
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check nothing: the checks of the configuration cover this backbone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from astuner.backbone.trinity.rules import runner_count
 from astuner.backbone.trinity.run_facts import Device, Mode, TrinityRunFacts
 from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server
 from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, TrainingBackend, VerlTrainingBackend
+from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.llm_engine.causal_lm import choose_device
@@ -32,7 +33,7 @@ from astuner.llm_engine.context_length import context_length
 from astuner.localhost import ADDRESS
 from astuner.ray_cluster.connection import check_ray_reachable
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
-from astuner.ray_cluster.head import is_own_ray
+from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
@@ -73,15 +74,33 @@ class TrinityBackbone:
         with _trinity_session(context, "bench") as session:
             return dry_run(context, session.run_on_explorer, split)
 
+    def check_config(
+        self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
+    ) -> None:
+        """Check that Trinity supports the configuration on this machine."""
+        run, training_backend = config.astuner, _planned_training_backend(config)
+        # What depends on the model and the tasks is checked in `preflight`.
+        facts = TrinityRunFacts(
+            mode="both" if trains else "bench",
+            device=training_backend.device,
+            model_path=run.model.path,
+            checkpoint_root_dir=Path(run.experiment_dir).absolute() / _STATE_DIR,
+            total_steps=1,
+            namespace="astuner",
+            max_model_len=run.rollout.max_model_len,
+            tinker_base_url=training_backend.tinker_url,
+            takes_policy=training_backend.takes_policy,
+            runners=runner_count(run),
+            origins=origins,
+        )
+        with _trinity_environment(is_own_ray(run.trainer_common.ray_address, ray), training_backend):
+            training_backend.prepare_imports()
+            trinity_config(config, facts)
+
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check that Trinity supports the configuration, and that Ray is reachable if the run joins it."""
         address = preflight_context.config.astuner.trainer_common.ray_address
-        training_backend = _configured_training_backend(preflight_context.config)
-        if training_backend is None:
-            # The server that the run starts has no port yet.
-            server = RemoteTinkerService(f"http://{ADDRESS}", LOCAL_KEY, takes_policy=True)
-            device = _server_device(preflight_context.config.astuner)
-            training_backend = TinkerTrainingBackend(server, device=device)
+        training_backend = _planned_training_backend(preflight_context.config)
         mode: Mode = "both" if preflight_context.trains else "bench"
         with _trinity_environment(is_own_ray(address, preflight_context.ray), training_backend):
             training_backend.prepare_imports()
@@ -123,6 +142,15 @@ def _configured_training_backend(config: RunConfig) -> TrainingBackend | None:
     if url is not None:
         return TinkerTrainingBackend(RemoteTinkerService.probed(url), TinkerPolicy.from_config(config.astuner))
     return VerlTrainingBackend() if on_gpus(config.astuner) else None
+
+
+def _planned_training_backend(config: RunConfig) -> TrainingBackend:
+    """Return the training backend for checks; the server that the run starts has no port yet."""
+    configured = _configured_training_backend(config)
+    if configured is not None:
+        return configured
+    server = RemoteTinkerService(f"http://{ADDRESS}", LOCAL_KEY, takes_policy=True)
+    return TinkerTrainingBackend(server, device=_server_device(config.astuner))
 
 
 def _trinity_environment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +17,16 @@ from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import dry_run, evaluate
 from astuner.backbone.verl.composition import compose_verl_config
-from astuner.backbone.verl.run_facts import VerlRunFacts
-from astuner.config.root import AstunerConfig
+from astuner.backbone.verl.run_facts import RolloutEngine, VerlRunFacts
+from astuner.config.keys import KeyPath
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
 from astuner.ray_cluster.connection import check_ray_reachable
-from astuner.ray_cluster.head import is_own_ray
+from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
@@ -54,6 +55,29 @@ class VerlBackbone:
         with _verl_session(context) as session:
             session.sync(0)
             return dry_run(context, session.roll_out, split)
+
+    def check_config(
+        self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
+    ) -> None:
+        """Check that verl supports the configuration on this machine."""
+        from astuner.backbone.verl.cluster import verl_environment
+
+        run, device = config.astuner, choose_device(config.astuner.trainer_common.device)
+        # What depends on the model and the tasks is checked in `preflight`.
+        facts = VerlRunFacts(
+            device="cuda" if device.type == "cuda" else "cpu",
+            rollout_engine=_rollout_engine(run, device),
+            model_path=run.model.path,
+            checkpoint_folder=Path(run.experiment_dir) / "checkpoints",
+            total_steps=1,
+            n_val=0,
+            ray=ray,
+            origins=origins,
+        )
+        with verl_environment(facts.device, own_ray=is_own_ray(run.trainer_common.ray_address, ray)):
+            compose_verl_config(config, facts)
+        if facts.rollout_engine == "embedded" and run.rollout.name == "vllm":
+            logger.warning("rollout.name: vllm is set aside: vLLM is not installed here, and verl samples without it")
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check that verl and its engine support the configuration, and that Ray is reachable."""
@@ -136,6 +160,22 @@ def _start_session(
     return VerlSession(context, trainer, worker_pool, engine, dtype, facts.total_steps)
 
 
+def _rollout_engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:
+    """Return the engine: on a CPU without vLLM, the embedded one.
+
+    Raises:
+        BackboneError: the engine is vLLM on a GPU, which is not installed.
+    """
+    engine = config.rollout.name
+    if engine == "auto":
+        engine = "vllm" if device.type == "cuda" else "embedded"
+    if engine == "vllm" and find_spec("vllm") is None:
+        if device.type == "cpu":
+            return "embedded"
+        raise BackboneError("rollout.name is vllm, but vLLM is not installed; run: astuner install verl")
+    return engine
+
+
 def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
     """Return the values of verl's configuration that depend on the model, the tasks and the device.
 
@@ -149,13 +189,7 @@ def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
     common, path = config.trainer_common, inputs.model_path
     device = choose_device(common.device)
     text_config = AutoConfig.from_pretrained(path).get_text_config()
-    engine = config.rollout.name
-    if engine == "auto":
-        engine = "vllm" if device.type == "cuda" else "embedded"
-    if engine == "vllm" and find_spec("vllm") is None:
-        command = "astuner install verl" + (" --cpu --vllm" if device.type == "cpu" else "")
-        alternative = "; or set rollout.name: embedded" if device.type == "cpu" else ""
-        raise BackboneError(f"rollout.name is vllm, but vLLM is not installed; run: {command}{alternative}")
+    engine = _rollout_engine(config, device)
     if engine == "vllm" and device.type == "cpu":
         check_head_size(path, text_config)
     order = TaskOrder.from_config(config, inputs.tasks.training)

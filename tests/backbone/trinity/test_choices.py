@@ -95,3 +95,10 @@ def test_invalid_setting_leaves_the_earlier_record_in_place(
     model_folder: Path, tmp_path: Path, override: str, message: str
 ):
     assert message in refused_beside_a_record(trinity_job(model_folder, tmp_path), tmp_path, override)
+
+
+def test_what_the_configuration_decides_is_refused_before_ray_starts(model_folder: Path, tmp_path: Path):
+    settings = {"asynchrony__sync_style": "fully_async", "asynchrony__max_staleness": 0}
+    printed = refused_beside_a_record(trinity_job(model_folder, tmp_path, **settings), tmp_path, "--with-ray")
+    assert "asynchrony.sync_style is 'fully_async', and no step may run ahead" in printed
+    assert "service ray" not in printed

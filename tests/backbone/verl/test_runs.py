@@ -9,7 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
+from astuner.config.loading import with_values
+from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, losses, refused_beside_a_record
@@ -109,15 +112,14 @@ def test_ctrl_c_saves_the_last_complete_step(model_folder: Path, tmp_path: Path)
     assert (checkpoint / "model" / "model.safetensors").exists()
 
 
-def test_a_missing_vllm_is_reported_with_its_install_command(
-    model_for_vllm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_vllm_is_an_error_on_gpus_and_set_aside_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
     from astuner.backbone.verl import backbone
 
     monkeypatch.setattr(backbone, "find_spec", lambda name: None)
-    job = make_job("Letters", model_for_vllm, tmp_path, rollout__name="vllm")
-    with pytest.raises(BackboneError, match=r"vLLM is not installed; run: astuner install verl --cpu --vllm; or"):
-        job.tune(tmp_path / "records")
+    run = with_values(RunConfig(), {"astuner.rollout.name": "vllm"}).astuner
+    with pytest.raises(BackboneError, match="vLLM is not installed; run: astuner install verl$"):
+        backbone._rollout_engine(run, torch.device("cuda"))
+    assert backbone._rollout_engine(run, torch.device("cpu")) == "embedded"
 
 
 @pytest.mark.parametrize(
