@@ -117,7 +117,7 @@ def test_a_missing_vllm_is_an_error_on_gpus_and_set_aside_on_a_cpu(monkeypatch: 
 
     monkeypatch.setattr(backbone, "find_spec", lambda name: None)
     run = with_values(RunConfig(), {"astuner.rollout.name": "vllm"}).astuner
-    with pytest.raises(BackboneError, match="vLLM is not installed; run: astuner install verl$"):
+    with pytest.raises(BackboneError, match=r"vLLM is not installed; run: astuner install verl$"):
         backbone._rollout_engine(run, torch.device("cuda"))
     assert backbone._rollout_engine(run, torch.device("cpu")) == "embedded"
 
