@@ -160,7 +160,7 @@ class RolloutConfig(Section):
     compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(
         ["nonsense"], trainers="checked in every answer", resume="same"
     )
-    """Signs of degenerate output: nonsense (endless repetition, broken characters), wrong_toolcall."""
+    """Signs of degenerate output: nonsense (repetition, random letters or words, broken characters), wrong_toolcall."""
     agent_madness_termination: bool = key(
         True, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="ends the episode", resume="same"
     )
