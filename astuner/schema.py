@@ -336,6 +336,8 @@ class Episode:
         dropped_samples: the number of samples left out because of `max_sample_per_task`.
         error_kind, error: the error of a `failed` or `dropped` episode; `max_steps` for an `ok` one that was cut.
         error_traceback: the tracebacks of the exceptions that made it fail.
+        process_effects: the settings of the process that it, or an episode at the same time, changed; they were put
+            back.
         metadata: the metadata of the workflow.
         log_metrics: the metrics of the workflow.
         ended_processes: the processes that the episode had left running and astuner has ended: command line and id.
@@ -354,6 +356,7 @@ class Episode:
     error_kind: str | None = None
     error: str | None = None
     error_traceback: str | None = None
+    process_effects: tuple[str, ...] = ()
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_metrics: Mapping[str, float] = field(default_factory=dict)

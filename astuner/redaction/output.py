@@ -13,7 +13,7 @@ import threading
 import tty
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from loguru import logger
 
@@ -95,6 +95,17 @@ def _descriptor_of(stream: TextIO) -> int | None:
         return stream.fileno()
     except (AttributeError, OSError, ValueError):
         return None
+
+
+def reopened_stream(stream: TextIO, fd: int) -> TextIO:
+    """Return a new stream for a closed standard stream, redacted if the closed one was.
+
+    Args:
+        stream: the closed stream.
+        fd: its file descriptor, which is open.
+    """
+    opened = open(fd, "r" if fd == 0 else "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
+    return cast(TextIO, _RedactedStream(opened)) if isinstance(stream, _RedactedStream) else opened
 
 
 class _RedactedStream:

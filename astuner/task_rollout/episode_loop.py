@@ -30,10 +30,12 @@ class JobResult(Generic[T]):
     Attributes:
         value: what the job returned; None if it raised.
         uncaught: the exceptions that nothing caught, in order. The job's own exception is one of them.
+        effects: the settings of the process that the job changed (see `ProcessState`).
     """
 
     value: T | None
     uncaught: tuple[UncaughtError, ...] = ()
+    effects: tuple[str, ...] = ()
 
 
 def run_job(job: Job[T], received: Sequence[int] = ()) -> JobResult[T]:

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Generic, TypeVar
 
@@ -20,6 +20,7 @@ from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.signals import signal_handlers
 from astuner.debugging.tracebacks import Stack, thread_stack
 from astuner.task_rollout.episode_loop import Job, JobResult, run_job
+from astuner.task_rollout.process_state import ProcessState
 from astuner.task_rollout.uncaught import hooks
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class _QueuedJob(Generic[T]):
     job: Job[T]
     index: int
+    state: ProcessState
     started: float | None = None
     thread: threading.Thread | None = None
     abandoned: bool = False
@@ -75,11 +77,11 @@ class EpisodePool(Generic[T]):
         Raises:
             DebuggerQuit: the user quit the debugger.
         """
-        with hooks.installed():
-            yield from self._run(jobs)
+        with hooks.installed(), contextlib.closing(ProcessState()) as state:
+            yield from self._run(jobs, state)
 
-    def _run(self, jobs: Sequence[Job[T]]) -> Iterator[tuple[int, JobResult[T] | StuckJob]]:
-        queued_jobs = [_QueuedJob(job, index) for index, job in enumerate(jobs)]
+    def _run(self, jobs: Sequence[Job[T]], state: ProcessState) -> Iterator[tuple[int, JobResult[T] | StuckJob]]:
+        queued_jobs = [_QueuedJob(job, index, state) for index, job in enumerate(jobs)]
         for _ in range(min(self.workers, len(queued_jobs)) - len(self._threads)):
             self._start_worker()
         for queued in queued_jobs:
@@ -98,6 +100,7 @@ class EpisodePool(Generic[T]):
             pending.discard(queued)
             if isinstance(result, BaseException):
                 raise result
+            state.check()  # before this thread prints, or writes the record
             yield queued.index, result
 
     def close(self) -> None:
@@ -124,7 +127,9 @@ class EpisodePool(Generic[T]):
             queued.started = time.monotonic()
             result: JobResult[T] | BaseException
             try:
-                result = run_job(queued.job)
+                with queued.state.watched() as mark:
+                    result = run_job(queued.job)
+                result = replace(result, effects=tuple(mark.effects))
             except BaseException as error:
                 result = error
             self._results.put((queued, result))
@@ -161,11 +166,11 @@ class InlinePool(Generic[T]):
         Raises:
             KeyboardInterrupt: a signal arrived, or the user quit the debugger.
         """
-        with hooks.installed():
+        with hooks.installed(), contextlib.closing(ProcessState(in_main_thread=True)) as state:
             for index, job in enumerate(jobs):
-                with _signals_end_run() as received:
+                with state.watched() as mark, _signals_end_run() as received:
                     result = run_job(job, received)
-                yield index, result
+                yield index, replace(result, effects=tuple(mark.effects))
 
     def close(self) -> None:
         """Do nothing: there are no threads to end."""

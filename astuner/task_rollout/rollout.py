@@ -202,9 +202,16 @@ def _failed_episode(
 
 def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[Episode]) -> Episode:
     """Return the episode of a job. An exception that nothing caught makes it `failed`."""
-    if not result.uncaught and result.value is not None:
-        return result.value
     episode = result.value or _failed_episode(task, tuner.calls, "internal", "it has no result")
+    if result.effects:
+        logger.warning(
+            "episode {} changed the process, which other episodes and the run share. This was put back: {}",
+            task.episode_id,
+            "; ".join(result.effects),
+        )
+        episode = replace(episode, process_effects=result.effects)
+    if not result.uncaught and result.value is not None:
+        return episode
     tracebacks = [episode.error_traceback, *(error.traceback for error in result.uncaught)]
     error_traceback = "\n\n".join(filter(None, tracebacks))
     if result.value is not None and episode.status == "failed":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
+import pickle
 from typing import Any
 
 import pytest
@@ -189,7 +191,7 @@ def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
 
 def test_interrupt_before_the_workflow_starts_is_a_failed_episode(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object) -> None:  # as a signal does, wherever the thread stands
-        raise KeyboardInterrupt
+        raise SystemExit(3)
 
     monkeypatch.setattr("astuner.task_runner.runner.deadline", interrupted)
     episode = run(tokenizer, Talk)
@@ -258,3 +260,72 @@ def test_a_workflow_may_return_its_own_output_when_it_is_cut(tokenizer: Any):
 def test_an_episode_within_the_limit_is_not_marked(tokenizer: Any):
     episode = run(tokenizer, Talk, settings={"max_calls": 1})
     assert (episode.status, episode.error_kind, episode.error) == ("ok", None, None)
+
+
+class Evil:
+    """An object of which no method can be used."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __len__ = __bool__ = __float__ = __reduce__ = __format__ = __eq__ = __str__  # type: ignore[assignment]
+
+    def __hash__(self) -> int:
+        return 1
+
+
+class EvilText(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __len__ = __format__ = __eq__ = __getitem__ = __str__  # type: ignore[assignment]
+    __hash__ = str.__hash__
+
+
+class EvilMapping(dict[str, object]):
+    def items(self) -> Any:
+        raise SystemExit(3)
+
+    keys = values = __len__ = __iter__ = items  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"a": Evil()}, {Evil(): 1}, {"a": EvilText("x")}, {EvilText("k"): 1}, {"a": [EvilMapping()]}, EvilMapping(a=1)],
+    ids=["value", "key", "text", "text as key", "nested mapping", "mapping"],
+)
+def test_metadata_of_hostile_objects_is_recorded_as_text(tokenizer: Any, metadata: dict[Any, Any]):
+    class Returns(Talk):
+        async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+            await super().execute(workflow_task, model_tuner)
+            return WorkflowOutput(reward=1.0, metadata=metadata)
+
+    episode = run(tokenizer, Returns)
+    assert episode.status == "ok"
+    assert json.loads(json.dumps(episode.metadata)) == episode.metadata
+    assert pickle.loads(pickle.dumps(episode)) == episode
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**400, Evil(), EvilText("1"), 10**5000, [1.0]],
+    ids=["large", "object", "text", "too large to print", "list"],
+)
+def test_log_metric_or_reward_that_is_no_float_fails_the_episode(tokenizer: Any, value: Any):
+    class Logs(Talk):
+        async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+            await super().execute(workflow_task, model_tuner)
+            return WorkflowOutput(reward=1.0, log_metrics={"name": value})
+
+    class Judges(BaseJudge):
+        def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            return value, True
+
+    logs = run(tokenizer, Logs)
+    assert (logs.status, logs.error_kind) == ("failed", "workflow")
+    assert "log_metrics['name'] must be a finite number, got " in (logs.error or "")
+    judged = run(tokenizer, Talk, judge=Judges(TaskJudgeConfig()))
+    assert (judged.status, judged.error_kind) == ("failed", "judge")
+    assert "expected (reward, is_success): a finite number and a bool" in (judged.error or "")

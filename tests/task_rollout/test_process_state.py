@@ -1,0 +1,151 @@
+"""Changes that an episode makes to the process are found, named with the episode, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import logging
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.schema import Episode, Task
+from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_runner import TaskRunner
+
+
+def run(
+    tokenizer: Any, in_main_thread: bool, bodies: dict[str, Callable[[], Any]], workers: int = 1
+) -> dict[str, Episode]:
+    class Changes(Workflow):
+        async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+            bodies[workflow_task.task_id]()
+            await model_tuner.chat([{"role": "user", "content": "hi"}])
+            return WorkflowOutput(reward=1.0)
+
+    ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
+    engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=4096)
+    runner = TaskRunner(Changes, None, engine, ChatCodec(tokenizer, "qwen3"), 30.0)
+    rollout = TaskRollout(runner, workers=workers, in_main_thread=in_main_thread)
+    episodes = rollout.run(BatchRequest([Task(name, "q") for name in bodies], 1, "train", 1, 1, CallSettings()))
+    rollout.close()
+    return {episode.task.task_id: episode for episode in episodes}
+
+
+def nothing() -> None:
+    pass
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "the recursion limit": (lambda: sys.setrecursionlimit(60), sys.getrecursionlimit),
+    "the switch interval": (lambda: sys.setswitchinterval(1.0), sys.getswitchinterval),
+    "the working directory": (lambda: os.chdir("/"), os.getcwd),
+    "the environment: NEW_VARIABLE": (lambda: os.environ.update(NEW_VARIABLE="1"), lambda: dict(os.environ)),
+    "the environment: PATH": (lambda: os.environ.pop("PATH"), lambda: dict(os.environ)),
+    "the garbage collector": (gc.disable, gc.isenabled),
+    "the socket timeout": (lambda: socket.setdefaulttimeout(1e-6), socket.getdefaulttimeout),
+    "logging.disable": (lambda: logging.disable(logging.CRITICAL), lambda: logging.root.manager.disable),
+    "module json: dumps": (lambda: setattr(json, "dumps", None), lambda: json.dumps),
+    "module time: monotonic": (lambda: setattr(time, "monotonic", None), lambda: time.monotonic),
+    "module random: choice": (lambda: delattr(random, "choice"), lambda: random.choice),
+    "torch's default dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
+}
+
+
+@pytest.mark.parametrize("in_main_thread", [True, False])
+@pytest.mark.parametrize("name", CHANGES)
+def test_change_is_named_with_its_episode_and_put_back(
+    tokenizer: Any, name: str, in_main_thread: bool, log: list[str]
+) -> None:
+    change, read = CHANGES[name]
+    before = read()
+    seen: list[Any] = []
+    bodies = {"sound": nothing, "changes": change, "next": lambda: seen.append(read())}
+    episodes = run(tokenizer, in_main_thread, bodies)
+    assert read() == before
+    assert seen == [before]
+    assert [episode.process_effects for episode in episodes.values() if episode.task.task_id != "changes"] == [(), ()]
+    (effect,) = episodes["changes"].process_effects
+    assert effect.startswith(name)
+    (text,) = [line for line in log if "changed the process" in line]
+    assert "episode train-000001-changes-0 changed the process" in text
+    assert effect in text
+
+
+def test_signal_handler_in_the_main_thread_is_put_back(tokenizer: Any) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    change = {"changes": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN)}
+    assert run(tokenizer, True, change)["changes"].process_effects == (f"signal handlers: {int(signal.SIGUSR1)}",)
+    assert signal.getsignal(signal.SIGUSR1) == before
+
+
+def test_closed_streams_are_opened_again() -> None:
+    """In a process of its own: it closes the standard streams."""
+    code = """
+import asyncio, os, sys
+from astuner.task_rollout.pool import EpisodePool, InlinePool
+
+async def closes():
+    sys.stdout.close()
+    os.close(2)
+
+async def sound():
+    print("from the next episode")
+
+for pool in (EpisodePool(1, 60.0), InlinePool()):
+    results = dict(pool.run([closes, sound]))
+    print(results[0].effects, results[1].effects)
+    print("still here", file=sys.stderr, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    effects = "('sys.stdout: closed', 'file descriptor 2: closed') ()"
+    assert done.stdout == f"from the next episode\n{effects}\n" * 2, done
+    assert done.stderr == "still here\n" * 2
+
+
+def test_temporary_change_of_a_concurrent_episode_is_left_alone(tokenizer: Any, tmp_path: Path) -> None:
+    entered, other_ended = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def changes_for_a_while() -> None:
+        with contextlib.chdir(tmp_path), contextlib.redirect_stdout(io.StringIO()) as output:
+            entered.set()
+            assert other_ended.wait(20)
+            print("captured")
+            seen.extend([os.getcwd(), output.getvalue()])
+
+    bodies = {"changes": changes_for_a_while, "first": lambda: entered.wait(20), "second": other_ended.set}
+    episodes = run(tokenizer, False, bodies, workers=2)
+    assert seen == [str(tmp_path), "captured\n"]
+    assert {episode.process_effects for episode in episodes.values()} == {()}
+
+
+def test_change_of_one_of_several_concurrent_episodes(tokenizer: Any) -> None:
+    before = dict(os.environ)
+    both = threading.Barrier(2)
+
+    def changes() -> None:
+        both.wait(20)
+        os.environ["NEW_VARIABLE"] = "1"
+
+    episodes = run(tokenizer, False, {"changes": changes, "other": lambda: both.wait(20)}, workers=2)
+    assert dict(os.environ) == before
+    effects = [effect for episode in episodes.values() for effect in episode.process_effects]
+    assert len(effects) == 1
+    assert effects[0].startswith("the environment: NEW_VARIABLE")
