@@ -53,7 +53,7 @@ def nothing() -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "the recursion limit": (lambda: sys.setrecursionlimit(60), sys.getrecursionlimit),
+    "the recursion limit": (lambda: sys.setrecursionlimit(400), sys.getrecursionlimit),
     "the switch interval": (lambda: sys.setswitchinterval(1.0), sys.getswitchinterval),
     "the working directory": (lambda: os.chdir("/"), os.getcwd),
     "the environment: NEW_VARIABLE": (lambda: os.environ.update(NEW_VARIABLE="1"), lambda: dict(os.environ)),

@@ -191,7 +191,7 @@ def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
 
 def test_interrupt_before_the_workflow_starts_is_a_failed_episode(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object) -> None:  # as a signal does, wherever the thread stands
-        raise SystemExit(3)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr("astuner.task_runner.runner.deadline", interrupted)
     episode = run(tokenizer, Talk)
