@@ -139,6 +139,8 @@ class RolloutConfig(Section):
     """Models behind the agents that are not trained, by tag, each with model, base_url and api_key_env."""
     agentscope_disable_toolcalls: bool = key(False, trainers="shows the model no tools", resume="same")
     """Show the model no tools, whatever the workflow registers."""
+    sandbox: bool = key(True, trainers="applies to the tools of episodes", resume="same")
+    """Run AgentScope's execute_python_code in a sandbox: without network, your files and your environment variables."""
     max_env_worker: Count = key(
         128,
         used_by=TRAINING,

@@ -27,6 +27,7 @@ from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_reader import read_tasks
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
+from astuner.tools import sandbox_agentscope
 from astuner.workflow import Workflow
 
 
@@ -80,6 +81,7 @@ class RunInputs:
             on_max_steps=config.rollout.multi_turn.on_max_steps,
             judge_inline=runs_inline(config),
         )
+        sandbox_agentscope(enabled=config.rollout.sandbox)
         is_debug = config.backbone == "debug"
         return TaskRollout(
             runner,

@@ -1,0 +1,223 @@
+"""Runs one Python program in a sandbox. Executed by path with `python -I -S`, so it imports the standard library only.
+
+Stdin is one JSON object with `code`, `folder`, `env`, `python`, `readable`, `limits` and `report`, the descriptor of a
+pipe. Stdout and stderr are the program's. The pipe gets one JSON object with `returncode` (-n if signal n ended the
+program) and `missing`, the protections that this system does not have.
+
+Three processes: the launcher, the init process of the program's PID namespace, and the program. When init ends, the
+kernel ends whatever else runs in the namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import resource
+import signal
+import struct
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
+_CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
+_MS_REC_PRIVATE = 0x4000 | 0x40000
+_MS_NOSUID_NODEV = 2 | 4
+_PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+_NOBODY = 65534
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
+_LANDLOCK_READ = 1 | 4 | 8  # execute, read a file, read a folder
+_LANDLOCK_FILE = 1 | 2 | 4 | 1 << 14  # the rights that a rule on a file may have
+_LANDLOCK_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1}  # of its first versions
+
+# socket, io_uring_setup, ptrace, process_vm_readv, process_vm_writev, keyctl, add_key, bpf, unshare, setns, mount
+_DENIED = {
+    "x86_64": (0xC000003E, (41, 425, 101, 310, 311, 250, 248, 321, 272, 308, 165)),
+    "aarch64": (0xC00000B7, (198, 425, 117, 270, 271, 219, 217, 280, 97, 268, 40)),
+}
+# kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, pidfd_send_signal: without a PID namespace
+_SIGNALS = {"x86_64": (62, 200, 129, 297, 424), "aarch64": (129, 130, 138, 240, 424)}
+_SECCOMP_ALLOW, _SECCOMP_EPERM, _SECCOMP_KILL = 0x7FFF0000, 0x00050001, 0x80000000
+_X32 = 0x40000000
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+
+def main() -> None:
+    """Run the program that stdin describes."""
+    job = json.load(sys.stdin)
+    missing: list[str] = []
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    has_namespaces = _enter_namespaces(job["folder"], job["limits"]["disk"])
+    if not has_namespaces:
+        missing.append("processes")
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(_kill_descendants()))
+    init = os.fork()
+    if init == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if sys.platform == "linux":
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _init(job, missing, has_namespaces)
+    os.close(job["report"])
+    os.waitpid(init, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if not has_namespaces:
+        _kill_descendants()
+
+
+def _enter_namespaces(folder: str, disk: int) -> bool:
+    if sys.platform != "linux":
+        return False
+    uid, gid = os.geteuid(), os.getegid()
+    if uid == 0:
+        # The limit on processes does not apply to root's real user id. Files are opened with the effective one.
+        with contextlib.suppress(OSError):
+            os.setresuid(_NOBODY, 0, 0)
+    flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWPID | _CLONE_NEWNET
+    if _LIBC.unshare(flags) != 0:
+        return False
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    _LIBC.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
+    options = f"size={disk},mode=700".encode()
+    _LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_NOSUID_NODEV, options)
+    return True
+
+
+def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoReturn:
+    """Run the program, report how it ended, and exit."""
+    start_read, start_write = os.pipe()
+    program = os.fork()
+    if program == 0:
+        os.close(start_read)
+        _run_program(job, missing, has_namespaces, start_write)
+    os.close(start_write)
+    with os.fdopen(start_read) as start:
+        lacking = json.loads(start.read() or "null")
+    status = None
+    while status is None:
+        pid, ended = os.wait()
+        status = ended if pid == program else None
+    report = {"returncode": os.waitstatus_to_exitcode(status), "missing": lacking}
+    os.write(job["report"], json.dumps(report).encode())
+    os._exit(0)
+
+
+def _run_program(job: dict[str, Any], missing: list[str], has_namespaces: bool, start: int) -> NoReturn:
+    os.close(job["report"])
+    os.chdir(job["folder"])
+    Path("program.py").write_text(job["code"], encoding="utf-8", errors="surrogatepass")
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.closerange(3, start)
+    os.closerange(start + 1, 256)
+    os.setsid()
+    _set_limits(job["limits"], has_namespaces)
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if not _restrict_files(job["folder"], job["readable"]):
+        missing.append("files")
+    if not _filter_system_calls(has_namespaces) and not has_namespaces:
+        missing.append("network")
+    os.write(start, json.dumps(missing).encode())
+    os.close(start)
+    os.execve(job["python"], [job["python"], "-u", "program.py"], job["env"])
+
+
+def _set_limits(limits: dict[str, int], has_namespaces: bool) -> None:
+    values = {
+        resource.RLIMIT_CPU: limits["cpu_seconds"],
+        resource.RLIMIT_AS: limits["memory"],
+        resource.RLIMIT_FSIZE: limits["file_size"],
+        resource.RLIMIT_NOFILE: limits["open_files"],
+        resource.RLIMIT_CORE: 0,
+    }
+    if has_namespaces:  # where the limit counts the processes of this sandbox only
+        values[resource.RLIMIT_NPROC] = limits["processes"]
+    elif sys.platform == "linux":
+        values[resource.RLIMIT_NPROC] = limits["processes"] + _count_tasks(os.getresuid()[0])
+    for name, value in values.items():
+        _, hard = resource.getrlimit(name)
+        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (limit, limit))
+
+
+def _count_tasks(uid: int) -> int:
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            if process.stat().st_uid in (uid, os.geteuid()):
+                count += len(list((process / "task").iterdir()))
+    return count
+
+
+def _restrict_files(folder: str, readable: list[str]) -> bool:
+    """Allow reading of `readable`, and everything in `folder`; return whether the kernel has Landlock."""
+    if sys.platform != "linux":
+        return False
+    version = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
+    if version < 1:
+        return False
+    handled = _LANDLOCK_RIGHTS[min(version, 3)]
+    ruleset = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, struct.pack("=Q", handled), 8, 0)
+    rules = [(path, _LANDLOCK_READ) for path in readable]
+    rules += [(path, _LANDLOCK_FILE & ~1) for path in _DEVICES]
+    for path, rights in [*rules, (folder, handled)]:
+        try:
+            descriptor = os.open(path, 0o10000000 | os.O_CLOEXEC)  # O_PATH
+        except OSError:
+            continue
+        allowed = rights & handled & (-1 if Path(path).is_dir() else _LANDLOCK_FILE)
+        _LIBC.syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, descriptor), 0)
+        os.close(descriptor)
+    restricted = bool(_LIBC.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) == 0)
+    os.close(ruleset)
+    return restricted
+
+
+def _filter_system_calls(has_namespaces: bool) -> bool:
+    """Let sockets and access to other processes fail with EPERM; return whether the kernel has seccomp filters."""
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in _DENIED:
+        return False
+    architecture, always_denied = _DENIED[machine]
+    denied = always_denied if has_namespaces else (*always_denied, *_SIGNALS[machine])
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    program = [
+        (load, 0, 0, 4),
+        (equal, 1, 0, architecture),
+        (answer, 0, 0, _SECCOMP_KILL),
+        (load, 0, 0, 0),
+        (at_least, 0, 1, _X32),
+        (answer, 0, 0, _SECCOMP_KILL),
+    ]
+    for number in denied:
+        program += [(equal, 0, 1, number), (answer, 0, 0, _SECCOMP_EPERM)]
+    program.append((answer, 0, 0, _SECCOMP_ALLOW))
+    instructions = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    filter_ = struct.pack("@HP", len(program), ctypes.addressof(instructions))
+    return bool(_LIBC.prctl(_PR_SET_SECCOMP, 2, ctypes.c_char_p(filter_), 0, 0) == 0)
+
+
+def _kill_descendants() -> int:
+    """Kill what the program has left running, which this process has adopted; return the exit code."""
+    for _ in range(1000):
+        children = []
+        for thread in Path("/proc/self/task").glob("*/children"):
+            children += [int(word) for word in thread.read_text().split()]
+        if not children:
+            break
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return 0
+
+
+if __name__ == "__main__":
+    main()
