@@ -137,7 +137,6 @@ def test_a_changed_workflow_needs_no_more_than_the_same_command(folder: Path):
         ("rollout.agentscope_workflow='agents->Unscored'", ("no episode has a reward", "no judge is configured")),
         ("rollout.num_repeat=1", ("rollout.num_repeat must be at least 2",)),
         ("debug.base_url=localhost:8000", ("debug.base_url is 'localhost:8000'", "an address such as http://127.0.0.1:8000/v1")),
-        ("rollout.name=sglang", ("rollout.name is 'sglang', which --backbone=debug does not support",)),
         ("--keep-engine", ("--keep-engine needs a vLLM server that astuner starts", "rollout.name: vllm")),
         ("trainer_common.algorithm.adv_estimator=sft", ("algorithm sft has none",)),
         ("--db=|", ("names no tag", "--db=TAG")),
