@@ -86,25 +86,52 @@ class PreflightContext:
 
 
 @dataclass(frozen=True)
+class MemoryPart:
+    """One use of memory.
+
+    Attributes:
+        name: what it is for.
+        size: bytes.
+        fix: the configuration keys that make it smaller.
+    """
+
+    name: str
+    size: int
+    fix: str
+
+
+@dataclass(frozen=True)
 class MemoryEstimate:
     """The peak memory of a run.
 
     Attributes:
-        parameters: number of weights.
+        parameters: number of weights; 0 if the model is in other processes.
         trained: number of trained weights.
-        parts: bytes per use, for example weights or optimiser state.
+        phases: what the process holds in each phase of a step.
         available: bytes of the device.
+        excluded: processes that the estimate does not cover; "" for none.
     """
 
     parameters: int
     trained: int
-    parts: dict[str, int]
+    phases: Mapping[str, tuple[MemoryPart, ...]]
     available: int
+    excluded: str = ""
+
+    @property
+    def peak(self) -> str:
+        """The phase that needs most."""
+        return max(self.phases, key=lambda phase: sum(part.size for part in self.phases[phase]))
+
+    @property
+    def parts(self) -> tuple[MemoryPart, ...]:
+        """What the process holds at the peak."""
+        return self.phases[self.peak]
 
     @property
     def total(self) -> int:
-        """The sum of `parts`, in bytes."""
-        return sum(self.parts.values())
+        """Bytes at the peak."""
+        return sum(part.size for part in self.parts)
 
 
 class Backbone(Protocol):
@@ -138,8 +165,8 @@ class Backbone(Protocol):
         """Roll out `debug.debug_first_n_tasks` tasks as a training step or a validation would, without training."""
         ...
 
-    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Estimate the memory of a run without loading weights; None if the model is in other processes."""
+    def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
+        """Estimate the memory of a run without loading weights."""
         ...
 
 

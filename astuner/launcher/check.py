@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from pathlib import Path
 
 from rich.console import Console
@@ -29,6 +28,7 @@ from astuner.run_record import check_loggers
 from astuner.task_rollout import ActiveEpisodes
 
 _MAX_TASKS = 2
+_MAX_PARTS = 4
 
 
 def check_run(launcher: Launcher, *, dry_run: bool) -> None:
@@ -54,7 +54,9 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
         )
         _print_inputs(console, launcher, run_inputs)
         _print_size(console, config, run_inputs)
-        _print_memory(console, config, backbone.estimate(config, run_inputs.model_path))
+        estimate = backbone.estimate(config, run_inputs)
+        _print_memory(console, estimate)
+        _check_memory(estimate)
         if dry_run:  # which looks for faults in the inputs, too
             episodes = launcher.dry_run(run_inputs)
             console.print(episode_table("dry run", episodes))
@@ -103,7 +105,7 @@ def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) 
             f"→ {updates_per_step} optimiser steps",
             soft_wrap=True,
         )
-        validations = math.ceil(steps / common.test_freq) + common.val_before_train
+        validations = -(-steps // common.test_freq) + common.val_before_train
         episodes = len(run_inputs.tasks.validation) * validation_repeats(config)
         console.print(f"validation {episodes} episodes, {validations} times")
         if run_inputs.tasks.validation and (notice := greedy_validation_notice(config)) is not None:
@@ -113,27 +115,38 @@ def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) 
     )
 
 
-def _print_memory(console: Console, config: AstunerConfig, estimate: MemoryEstimate | None) -> None:
-    if estimate is None:
-        holder = "the server at debug.base_url holds" if config.backbone == "debug" else "other processes hold"
-        console.print(f"memory     not estimated: {holder} the model")
-        return
+def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
+    excluded = f", without {estimate.excluded}" if estimate.excluded else f", in the {estimate.peak}"
+    total, available = _format_size(estimate.total), _format_size(estimate.available)
+    console.print(f"memory     about {total} of {available} at the peak{excluded}", soft_wrap=True)
+    if estimate.parameters:
+        console.print(f"           {estimate.parameters:,} weights, {estimate.trained:,} of them trained")
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, size in estimate.parts.items():
-        if size:
-            table.add_row(f"           {name}", _format_size(size))
-    console.print(f"memory     about {_format_size(estimate.total)} of {_format_size(estimate.available)} at the peak")
-    console.print(f"           {estimate.parameters:,} weights, {estimate.trained:,} of them trained")
+    for part in estimate.parts:
+        if part.size:
+            table.add_row(f"           {part.name}", _format_size(part.size))
     console.print(table)
-    if estimate.total > estimate.available:
-        console.print(
-            "[yellow]the memory is probably too small[/]: lower trainer_common.max_tokens_per_micro_batch, set "
-            "model.gradient_checkpointing, or train adapters (model.lora.rank: 16)",
-            soft_wrap=True,
-        )
+
+
+def _check_memory(estimate: MemoryEstimate) -> None:
+    """Check that the estimate fits.
+
+    Raises:
+        BackboneError: it does not fit. The message names the largest parts and the keys that make them smaller.
+    """
+    if estimate.total <= estimate.available:
+        return
+    largest = sorted(estimate.parts, key=lambda part: -part.size)[:_MAX_PARTS]
+    lines = "".join(f"\n  {part.name}: {_format_size(part.size)}; {part.fix}" for part in largest)
+    raise BackboneError(
+        f"the run needs about {_format_size(estimate.total)} of memory, and this machine has "
+        f"{_format_size(estimate.available)}. The largest parts, and what makes them smaller:{lines}"
+    )
 
 
 def _format_size(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+    if size < 2**30:
+        return f"{size / 2**20:.1f} MiB"
+    return f"{size / 2**30:,.2f} GiB" if size < 2**50 else "more than 1 PiB"

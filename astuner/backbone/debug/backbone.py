@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
-from astuner.backbone.training.memory_estimate import engine_memory, model_shape
-from astuner.backbone.training.run_inputs import api_key
+from astuner.backbone.training.memory_estimate import (
+    BatchShape,
+    engine_parts,
+    model_shape,
+    process_estimate,
+    process_parts,
+)
+from astuner.backbone.training.run_inputs import RunInputs, api_key
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
 from astuner.config.keys import KeyPath
@@ -49,12 +56,19 @@ class DebugBackbone:
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check nothing: the checks of the configuration cover this backbone."""
 
-    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Estimate the memory of the engine from the shape of the model; None if the user's own server runs it."""
-        if config.debug.base_url:
-            return None
-        shape = model_shape(config, model_path)
-        return MemoryEstimate(shape.parameters, 0, engine_memory(config, shape), shape.available)
+    def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
+        """Estimate the memory of the process and its engine; a server's memory is not included."""
+        batch = BatchShape.of(config, run_inputs)
+        episodes = min(config.debug.debug_first_n_tasks, len(run_inputs.tasks.training)) * config.rollout.num_repeat
+        concurrent = min(config.debug.debug_max_parallel, config.rollout.max_num_seqs, episodes)
+        batch = replace(batch, episodes=episodes, concurrent=concurrent)
+        if config.debug.base_url or starts_vllm(config):
+            server = "the server at debug.base_url" if config.debug.base_url else "the vLLM server"
+            return process_estimate(config, batch, excluded=f"{server}, which holds the model")
+        shape = model_shape(config, run_inputs.model_path)
+        weights, cache = engine_parts(config, shape, batch)
+        parts = (*process_parts(config, batch, shape.device), *weights, cache)
+        return MemoryEstimate(shape.parameters, 0, {"rollout": parts}, shape.available)
 
 
 @contextlib.contextmanager

@@ -9,11 +9,12 @@ import torch
 
 from astuner.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.local.memory import estimate_training_memory
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.session import LocalSession
 from astuner.backbone.local.supervised import SupervisedLoop
-from astuner.backbone.training.memory_estimate import estimate_training_memory
 from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.session import dry_run, evaluate
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
@@ -53,9 +54,9 @@ class LocalBackbone:
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check nothing: the checks of the configuration cover this backbone."""
 
-    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate:
+    def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
         """Estimate the memory of a run from the shape of the model."""
-        return estimate_training_memory(config, model_path)
+        return estimate_training_memory(config, run_inputs)
 
 
 @contextlib.contextmanager

@@ -63,9 +63,8 @@ def micro_batches(
     Returns:
         Micro-batches, in an order that depends on the rows only.
     """
-    padded_budget = min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
     if should_pack is None:
-        return _padded_batches(rows, range(len(rows)), padded_budget, device)
+        return _padded_batches(rows, range(len(rows)), padded_budget(token_budget, device), device)
     encoded = [encode_ids(row.token_ids) for row in rows]
     batches: list[MicroBatch] = []
     for chosen in _prefix_groups(encoded, token_budget):
@@ -73,8 +72,13 @@ def micro_batches(
         if should_pack(packing):
             batches.append(_pad(rows, chosen, device, packing))
         else:
-            batches += _padded_batches(rows, chosen, padded_budget, device)
+            batches += _padded_batches(rows, chosen, padded_budget(token_budget, device), device)
     return batches
+
+
+def padded_budget(token_budget: int, device: torch.device) -> int:
+    """Return the maximum number of tokens of a padded micro-batch, for a budget of `token_budget` tokens."""
+    return min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
 
 
 def _prefix_groups(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ import torch
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
+from astuner.backbone.local.memory import return_free_memory
 from astuner.backbone.local.optimiser import Optimiser
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate
@@ -82,8 +83,12 @@ class LocalSession(TrainingSession):
         """Update the weights."""
         assert self._engine is not None
         self._engine.free_cache()
+        return_free_memory()
         self.policy.prepare_update()
-        return self._policy_update.step(episodes, step)
+        try:
+            return self._policy_update.step(episodes, step)
+        finally:
+            return_free_memory()
 
     def sync(self, step: int) -> None:
         """Copy the policy's weights to the engine, which is started by the first call."""
@@ -99,6 +104,7 @@ class LocalSession(TrainingSession):
         else:
             self.spare_cores.adapt_threads()
         self._engine.update_weights(self.policy.full_weights(), step)
+        return_free_memory()
 
     def save(self, step: int, progress: dict[str, Any]) -> bool:
         """Write the checkpoint of `step`."""

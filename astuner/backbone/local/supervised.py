@@ -17,6 +17,7 @@ from astuner.algorithms import (
 )
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.forward import token_logprobs
+from astuner.backbone.local.memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.session import LocalSession
 from astuner.backbone.training.rl_loop import RlLoop
@@ -65,6 +66,7 @@ class SupervisedLoop(RlLoop):
                 loss = self._loss(batch, scales)
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
+                return_free_memory()
             norm = session.optimiser.step(step)
             state.step = step
             tokens = sum(len(row.token_ids) for row in rows)

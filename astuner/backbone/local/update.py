@@ -30,6 +30,7 @@ from astuner.algorithms.credit_assignment import (
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
 from astuner.algorithms.update_records import SampleKey
 from astuner.backbone.local.forward import token_logprobs
+from astuner.backbone.local.memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.optimiser import GradientNotFinite, Optimiser
 from astuner.backbone.local.policy import Policy
@@ -199,6 +200,8 @@ class PolicyUpdate:
             loss, logprobs = self._loss(batch, batch_scales, sums, first=first, only=only)
             loss.backward()  # type: ignore[no-untyped-call]
             sums.logprobs.add(rows, batch, logprobs)
+            del loss, logprobs
+            return_free_memory()
 
     def _loss(
         self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool

@@ -1,118 +1,275 @@
-"""Estimates of the peak memory of a run from the shape of its model, without loading weights."""
+"""Estimates of the peak memory of a run from the shape of its model, without loading weights.
+
+Before an agent runs, the lengths of its prompts and answers are not known. The estimate assumes answers of half the
+maximum length, and prompts as long as the tasks' own texts, without system prompts and the output of tools. If a step
+fills its micro-batches, these lengths matter little.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-from astuner.backbone.base import MemoryEstimate
+from astuner.backbone.base import MemoryEstimate, MemoryPart
+from astuner.backbone.training.lora import with_lora
+from astuner.backbone.training.run_inputs import RunInputs, validation_repeats
 from astuner.config.root import AstunerConfig
-from astuner.errors import ModelError
+from astuner.errors import AstunerError, ModelError
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
+from astuner.llm_engine.embedded import fast_forward
+from astuner.llm_engine.embedded.forward import KvShape
+from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_prefix_cache_tokens
 
-# Activations of a decoder layer (attention and gated MLP) that its backward pass needs, in sizes of the hidden state.
-# With gradient checkpointing, only the layer's input is stored.
-_ACTIVATIONS_PER_LAYER = 16
+# What a process with PyTorch gains after its imports: further imports, threads with their stacks, kernels and buffers.
+_RUNTIME = 110 * 2**20
+# A CUDA context with PyTorch's kernels and workspaces.
+_CUDA_CONTEXT = 600 * 2**20
+# An episode in the main process: its objects, and a Python int in several tuples for each of its tokens.
+_EPISODE, _EPISODE_TOKEN = 20_000, 66
+# Tokens of the shorter of two forward passes whose activations are counted.
+_COUNTED_TOKENS = 32
+_PROMPTS = 16
+
+SMALLER_MODEL = "use a smaller model.path"
+_CACHE = "lower rollout.max_num_seqs or rollout.max_env_worker"
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Numbers of tokens in a training step.
+
+    Attributes:
+        groups: tasks of a mini-batch.
+        rows: samples of a mini-batch.
+        prompt: tokens of a prompt.
+        answer: trained tokens of a sample, on average.
+        longest: tokens of the longest sample.
+        episodes: episodes that the process holds at once, in training or in validation.
+        concurrent: episodes that run at the same time.
+    """
+
+    groups: int
+    rows: int
+    prompt: int
+    answer: int
+    longest: int
+    episodes: int
+    concurrent: int
+
+    @property
+    def row(self) -> int:
+        """Tokens of a sample."""
+        return self.prompt + self.answer
+
+    @property
+    def distinct(self) -> int:
+        """Tokens of a mini-batch in which every prompt counts once."""
+        return self.groups * self.prompt + self.rows * self.answer
+
+    @staticmethod
+    def of(config: AstunerConfig, run_inputs: RunInputs) -> BatchShape:
+        """Return the shape of a step of the run."""
+        common, rollout, tasks = config.trainer_common, config.rollout, run_inputs.tasks
+        batch = min(config.data.train_batch_size, len(tasks.training))
+        if common.algorithm.adv_estimator == "sft":
+            longest = max((_transcript_length(run_inputs, index) for index in range(min(_PROMPTS, batch))), default=1)
+            longest = min(longest, rollout.max_model_len)
+            return BatchShape(batch, batch, 0, longest, longest, 0, 0)
+        episodes = batch * rollout.num_repeat
+        steps = rollout.multi_turn.expected_steps
+        validation = len(tasks.validation) * validation_repeats(config)
+        mini_batches = min(common.mini_batch_num, episodes)
+        answer = max(min(rollout.max_response_length_in_one_turn, rollout.max_model_len - 1), 1)
+        prompt = max(min(_prompt_length(run_inputs), rollout.max_model_len - answer), 1)
+        return BatchShape(
+            groups=_divided(batch, mini_batches),
+            rows=_divided(episodes, mini_batches) * steps,
+            prompt=prompt,
+            answer=_divided(answer, 2),
+            longest=prompt + answer,
+            episodes=max(episodes, validation),
+            concurrent=min(rollout.max_env_worker, rollout.max_num_seqs, max(episodes, validation)),
+        )
+
+
+def _divided(number: int, by: int) -> int:
+    """Return the quotient, rounded up; exact for numbers of any size."""
+    return -(-number // by)
+
+
+def _prompt_length(run_inputs: RunInputs) -> int:
+    """Return the tokens of the longest of the first prompts, as far as the tasks' own texts determine it."""
+    lengths = [1]
+    for task in run_inputs.tasks.training[:_PROMPTS]:
+        question = {"role": "user", "content": task.main_query}
+        try:
+            lengths.append(len(run_inputs.codec.render([*task.init_messages, question], None)))
+        except AstunerError:  # the template needs what only the agent adds
+            lengths.append(len(run_inputs.tokenizer.encode(task.main_query)))
+    return max(lengths)
+
+
+def _transcript_length(run_inputs: RunInputs, index: int) -> int:
+    task = run_inputs.tasks.training[index]
+    return len(run_inputs.codec.transcript(task.init_messages, task.metadata.get("tools"))[0])
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The shape of a model.
+    """The shape of a model in training.
 
     Attributes:
-        model: the model on PyTorch's meta device, without weights.
+        model: the model on PyTorch's meta device, without weights; with adapters if the run trains them.
         text: the transformers configuration of its language model.
-        parameters: number of distinct weights; tied weights count once.
-        width: bytes of a weight in the dtype that the model computes in.
+        parameters: number of distinct weights without adapters; tied weights count once.
+        trained: number of trained weights.
+        dtype: the dtype that the model computes in.
         device: the device that it would be loaded to.
+        joins_weights: whether the embedded engine joins the weights of its layers.
     """
 
-    model: torch.nn.Module
+    model: Any
     text: Any
     parameters: int
-    width: int
+    trained: int
+    dtype: torch.dtype
     device: torch.device
+    joins_weights: bool
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the dtype that the model computes in."""
+        return self.dtype.itemsize
+
+    @property
+    def kv(self) -> KvShape:
+        """Shape of the keys and values of a token."""
+        return fast_forward.kv_shape(self.model, self.dtype, self.device)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the keys and values that packed attention copies for a token of a sample, for all query heads."""
+        return self.kv.bytes_per_token // self.kv.heads * int(self.text.num_attention_heads)
+
+    @cached_property
+    def layer_parameters(self) -> int:
+        """Number of weights without the embeddings."""
+        embeddings = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        tied = {id(module.weight): module.weight.numel() for module in embeddings if module is not None}
+        in_embeddings: int = sum(tied.values())
+        return self.parameters - in_embeddings
+
+    @cached_property
+    def activation_bytes(self) -> float:
+        """Bytes of a token that the backward pass needs, without the logits."""
+        # On the meta device, attention also keeps its weights, which grow with the length. A real kernel does not.
+        short, long = (self._kept_per_token(tokens) for tokens in (_COUNTED_TOKENS, 2 * _COUNTED_TOKENS))
+        return 2 * short - long
+
+    def _kept_per_token(self, tokens: int) -> float:
+        """Return the bytes per token that a forward pass over a sequence keeps for its backward pass."""
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        body = base.get_decoder()
+        body.train()
+        kept: dict[int, torch.UntypedStorage] = {}
+        weights = {parameter.untyped_storage()._cdata for parameter in base.parameters()}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights:
+                kept[storage._cdata] = storage
+            return tensor
+
+        ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
+        mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device="meta")
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            body(input_ids=ids, attention_mask=mask, use_cache=False)
+        total: int = sum(storage.nbytes() for storage in kept.values())
+        return total / tokens
 
     @property
     def available(self) -> int:
         """Memory of the device in bytes."""
         if self.device.type == "cuda":
             return int(torch.cuda.get_device_properties(self.device).total_memory)
-        return int(psutil.virtual_memory().total)
+        return machine_memory()
+
+
+def machine_memory() -> int:
+    """Return the main memory in bytes that this process may use: the machine's, or the limit of its control group."""
+    total = int(psutil.virtual_memory().total)
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path("/sys/fs/cgroup", name).read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return total
 
 
 def model_shape(config: AstunerConfig, model_path: str) -> ModelShape:
     """Read the shape of a model.
 
     Raises:
-        ModelError: `model_path` has no readable configuration.
+        ModelError: `model_path` has no readable configuration, or the model lacks the target modules of LoRA.
     """
-    from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
     device = choose_device(config.trainer_common.device)
+    dtype = compute_dtype(config.model.dtype, device)
     try:
         shape = AutoConfig.from_pretrained(model_path)
-        with init_empty_weights():
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(shape)
         model.tie_weights()  # loading on the meta device gives tied weights a tensor each
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model.path {model_path!r} cannot be read by transformers: {error}") from error
-    width = torch.empty((), dtype=compute_dtype(config.model.dtype, device)).element_size()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ModelShape(model, shape.get_text_config(), parameters, width, device)
+    model.to(dtype)
+    parameters = trained = sum(parameter.numel() for parameter in model.parameters())
+    joins_weights = fast_forward.supports(model) and fast_forward.joins_weights(model, device)
+    if config.model.lora.rank:
+        with torch.device("meta"):
+            model = with_lora(model, config.model.lora)
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return ModelShape(model, shape.get_text_config(), parameters, trained, dtype, device, joins_weights)
 
 
-def engine_memory(config: AstunerConfig, shape: ModelShape) -> dict[str, int]:
-    """Return the bytes that the embedded engine needs for its weights and for its key-value cache."""
-    text = shape.text
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    cached = config.rollout.max_num_seqs * config.rollout.max_model_len
-    return {
-        "engine: weights": shape.parameters * shape.width,
-        "engine: key-value cache, at most": cached * text.num_hidden_layers * heads * head_dim * 2 * shape.width,
-    }
+def engine_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -> tuple[list[MemoryPart], MemoryPart]:
+    """Return the embedded engine's weights, and its key-value cache while it samples."""
+    parts = [MemoryPart("engine: weights", shape.parameters * shape.width, SMALLER_MODEL)]
+    if shape.joins_weights:
+        parts.append(MemoryPart("engine: joined weights", shape.parameters * shape.width, SMALLER_MODEL))
+    kv, seqs = shape.kv, config.rollout.max_num_seqs
+    running = min(batch.concurrent * batch.row, default_lane_tokens(kv, seqs, config.rollout.max_model_len))
+    kept = min(batch.distinct * config.trainer_common.mini_batch_num, default_prefix_cache_tokens(kv, seqs))
+    return parts, MemoryPart("engine: key-value cache", (running + kept) * kv.bytes_per_token, _CACHE)
 
 
-def estimate_training_memory(config: AstunerConfig, model_path: str) -> MemoryEstimate:
-    """Estimate the peak memory of a run that trains and samples in one process; no weights are loaded.
-
-    Raises:
-        ModelError: `model_path` has no readable configuration.
-    """
-    shape = model_shape(config, model_path)
-    parameters, width, text = shape.parameters, shape.width, shape.text
-    trained = _lora_parameters(shape.model, config.model.lora.rank) if config.model.lora.rank else parameters
-    frozen_width = width if config.model.lora.rank else 4
-    supervised = config.trainer_common.algorithm.adv_estimator == "sft"
-    uses_reference = (config.trainer_common.use_kl_loss or config.trainer_common.algorithm.use_kl_in_reward) and not (
-        supervised or config.model.lora.rank
-    )
-    tokens = max(config.trainer_common.max_tokens_per_micro_batch, 1)
-    per_layer = 1 if config.model.gradient_checkpointing else _ACTIVATIONS_PER_LAYER
-    hidden, layers = text.hidden_size, text.num_hidden_layers
-    parts = {
-        "weights": parameters * frozen_width + (trained * 4 if config.model.lora.rank else 0),
-        "gradients": trained * 4,
-        "optimiser (AdamW)": trained * 8,
-        "reference model": parameters * width if uses_reference else 0,
-        "activations of a micro-batch": tokens * hidden * layers * per_layer * width,
-        "logits of a micro-batch": tokens * text.vocab_size * 4 * 3,
-    }
-    if not supervised:
-        parts |= engine_memory(config, shape)
-        if config.model.lora.rank:
-            parts["weights with adapters merged, for the engine"] = parameters * width
-    return MemoryEstimate(parameters, trained, parts, shape.available)
-
-
-def _lora_parameters(model: torch.nn.Module, rank: int) -> int:
-    """Return the number of adapter weights, on all linear layers except the head."""
-    linear = [
-        layer for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and "head" not in name
+def process_parts(config: AstunerConfig, batch: BatchShape, device: torch.device) -> list[MemoryPart]:
+    """Return what a run needs besides the model: the process with its libraries, and the episodes of a step."""
+    if device.type == "cuda":
+        return [MemoryPart("CUDA context and kernels", _CUDA_CONTEXT, "use another GPU")]
+    # This process has imported the libraries and the user's code, and has read the tasks.
+    libraries = psutil.Process().memory_info().rss + _RUNTIME
+    tokens = batch.row * config.rollout.multi_turn.expected_steps
+    fix = "lower rollout.num_repeat, data.train_batch_size or trainer_common.val_pass_n"
+    return [
+        MemoryPart("Python, libraries and tasks", libraries, "use a machine with more memory"),
+        MemoryPart("episodes", batch.episodes * (_EPISODE + _EPISODE_TOKEN * tokens), fix),
     ]
-    return sum(rank * (layer.in_features + layer.out_features) for layer in linear)
+
+
+def process_estimate(config: AstunerConfig, batch: BatchShape, excluded: str) -> MemoryEstimate:
+    """Return the estimate of a process whose model is in other processes.
+
+    Args:
+        config: the configuration.
+        batch: the shape of a step.
+        excluded: the other processes.
+    """
+    parts = tuple(process_parts(config, batch, torch.device("cpu")))
+    return MemoryEstimate(0, 0, {"step": parts}, machine_memory(), excluded)

@@ -14,7 +14,9 @@ from loguru import logger
 import astuner
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.training.episode_worker import AgentJob
+from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
 from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import dry_run, evaluate
 from astuner.backbone.training.tinker_policy import TinkerPolicy
@@ -107,9 +109,13 @@ class TrinityBackbone:
             trinity_config(preflight_context.config, _run_facts(preflight_context, mode, training_backend, "astuner"))
             check_ray_reachable(address)
 
-    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Return None: the model is in other processes, possibly on other machines."""
-        return None
+    def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
+        """Estimate the memory of this process; the model is in others, possibly on other machines."""
+        return process_estimate(
+            config,
+            BatchShape.of(config, run_inputs),
+            excluded="Trinity's explorer, trainer and engines, which hold the model",
+        )
 
 
 def on_gpus(config: AstunerConfig) -> bool:

@@ -13,7 +13,9 @@ from loguru import logger
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.training.checkpoints import RESUME_HINT
+from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
 from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import dry_run, evaluate
 from astuner.backbone.verl.composition import compose_verl_config
@@ -89,9 +91,13 @@ class VerlBackbone:
             compose_verl_config(preflight_context.config, facts)
             check_ray_reachable(address)
 
-    def estimate(self, config: AstunerConfig, model_path: str) -> MemoryEstimate | None:
-        """Return None: the model is in verl's workers and engines, possibly on other machines."""
-        return None
+    def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
+        """Estimate the memory of this process; the model is in others, possibly on other machines."""
+        return process_estimate(
+            config,
+            BatchShape.of(config, run_inputs),
+            excluded="verl's workers, engines and episode workers, which hold the model",
+        )
 
 
 @contextlib.contextmanager

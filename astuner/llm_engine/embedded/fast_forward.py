@@ -41,6 +41,21 @@ def supports(model: PreTrainedModel) -> bool:
     )
 
 
+def joins_weights(model: PreTrainedModel, device: torch.device) -> bool:
+    """Return whether `FastForward` copies and concatenates the weights of a model that it supports."""
+    return device.type == "cpu" and sum(weight.numel() for weight in model.parameters()) < _FUSE_PARAMETERS
+
+
+def kv_shape(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> KvShape:
+    """Return the shape of the cache of a token."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return KvShape(
+        2 * config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or heads, width, dtype, device
+    )
+
+
 def _is_supported_weight(name: str) -> bool:
     """Return whether `FastForward` uses a weight. Adapters and quantised layers have other weights."""
     if name in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
@@ -110,10 +125,9 @@ class FastForward:
         self._num_layers: int = config.num_hidden_layers
         self._names = WeightNames(model)
         embedding = self._names.tensors["model.embed_tokens.weight"]
-        small = sum(p.numel() for p in model.parameters()) < _FUSE_PARAMETERS
-        self._fuse = small and embedding.device.type == "cpu"
+        self._fuse = joins_weights(model, embedding.device)
         self.vocab_size = embedding.shape[0]
-        self.kv_shape = KvShape(2 * self._num_layers, self._kv_heads, self._head_dim, embedding.dtype, embedding.device)
+        self.kv_shape = kv_shape(model, embedding.dtype, embedding.device)
         self._cos, self._sin = _rope_table(model, max_model_len, embedding.dtype)
         self._set_weights(self._names.tensors)
 
