@@ -87,6 +87,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         self._received = received
         # Tasks, and calls in executors.
         self._started: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+        self._subprocesses: weakref.WeakSet[asyncio.SubprocessTransport] = weakref.WeakSet()
 
     def run_to_end(self, coroutine: Coroutine[object, object, None]) -> None:
         """Run a coroutine to its end.
@@ -145,6 +146,10 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         generators = list(self._asyncgens)  # type: ignore[attr-defined]
         if closing := [self.create_task(generator.aclose()) for generator in generators]:
             await asyncio.wait(closing, timeout=_CANCEL_SECONDS)
+        # The transport of a process that the episode left would close itself on the closed loop, which fails.
+        for transport in list(self._subprocesses):
+            transport.close()
+        await asyncio.sleep(0)  # its pipes close in the next iteration
 
     # What follows overrides asyncio's methods.
 
@@ -159,6 +164,11 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         future = super().run_in_executor(executor, func, *args)
         self._started.add(future)
         return future
+
+    async def _make_subprocess_transport(self, *args: Any, **options: Any) -> asyncio.SubprocessTransport:
+        transport: asyncio.SubprocessTransport = await super()._make_subprocess_transport(*args, **options)  # type: ignore[misc]
+        self._subprocesses.add(transport)
+        return transport
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Collect the exception of a callback or of a task that was not awaited, which asyncio would only log."""
