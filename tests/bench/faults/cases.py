@@ -5,15 +5,28 @@ The words follow from the fault: what is wrong and what to change. They are not 
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.bench.faults import injections
-from tests.bench.faults.runs import AGENTS, Report, Run, math_run
+from tests.bench.faults.changes import (
+    LLAMA,
+    judge,
+    keys,
+    other_vocabulary,
+    patched,
+    rows,
+    several,
+    shared_validation,
+    template,
+    tokenizer_config,
+    without_system,
+    without_tools,
+    workflow,
+)
+from tests.bench.faults.runs import Report, Run, math_run
 
 
 @dataclass(frozen=True)
@@ -22,7 +35,7 @@ class Fault:
 
     Attributes:
         name: its name in the result.
-        source: a thread of the field in which it was reported.
+        source: a thread in which it, or a fault of its kind, was reported; "" if none is known.
         words: regular expressions that one message must match, all of them, in any order and case: those of what is
             wrong and those of what to change.
         change: changes an ordinary run so that it has the fault.
@@ -54,148 +67,76 @@ class Fault:
         return all(re.search(word, text, re.IGNORECASE | re.DOTALL) for word in self.words)
 
 
-def keys(**values: Any) -> Callable[[Run], None]:
-    """Return a change of configuration keys; `__` stands for a dot."""
-    return lambda run: run.keys.update({key.replace("__", "."): value for key, value in values.items()})
-
-
-def workflow(name: str, **values: Any) -> Callable[[Run], None]:
-    """Return a change of the workflow, and of keys."""
-    return keys(rollout__agentscope_workflow=f"{AGENTS}->{name}", **values)
-
-
-def judge(name: str) -> Callable[[Run], None]:
-    """Return a change of the judge."""
-    return keys(task_judge__judge_protocol=f"{AGENTS}->{name}")
-
-
-def patched(patch: Callable[[], None], **values: Any) -> Callable[[Run], None]:
-    """Return a change of a component, and of keys."""
-
-    def change(run: Run) -> None:
-        run.patch = patch
-        keys(**values)(run)
-
-    return change
-
-
-def rows(change: Callable[[int, dict[str, Any]], dict[str, Any]]) -> Callable[[Run], None]:
-    """Return a change of the rows of the training data."""
-
-    def apply(run: Run) -> None:
-        run.training = [change(index, row) for index, row in enumerate(run.training)]
-
-    return apply
-
-
-def template(change: Callable[[str], str], **values: Any) -> Callable[[Run], None]:
-    """Return a change of the chat template; the run renders with the template of the tokenizer."""
-
-    def apply(run: Run) -> None:
-        folder = run.copy_of_model()
-        (folder / "astuner_renderer.json").unlink()
-        file = folder / "chat_template.jinja"
-        changed = change(file.read_text())
-        assert changed != file.read_text()
-        file.write_text(changed)
-        run.keys["model.renderer"] = {"name": "default", "tool_parser": "qwen3"}
-        keys(**values)(run)
-
-    return apply
-
-
-def tokenizer_config(values: Mapping[str, Any]) -> Callable[[Run], None]:
-    """Return a change of tokenizer_config.json."""
-
-    def apply(run: Run) -> None:
-        file = run.copy_of_model() / "tokenizer_config.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
-
-    return apply
-
-
-def several(*changes: Callable[[Run], None]) -> Callable[[Run], None]:
-    """Return several changes as one."""
-
-    def apply(run: Run) -> None:
-        for change in changes:
-            change(run)
-
-    return apply
-
-
-def other_vocabulary(run: Run) -> None:
-    """Give the tokenizer's tokens other ids."""
-    folder = run.copy_of_model()
-    file = folder / "tokenizer.json"
-    content = json.loads(file.read_text())
-    size = 1 + max([*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])])
-    ids = injections.permuted_ids(size)
-    content["model"]["vocab"] = {text: ids[number] for text, number in content["model"]["vocab"].items()}
-    for token in content["added_tokens"]:
-        token["id"] = ids[token["id"]]
-    content["added_tokens"].sort(key=lambda token: token["id"])
-    file.write_text(json.dumps(content))
-
-
-def shared_validation(run: Run) -> None:
-    """Validate on training tasks."""
-    run.validation = [*run.validation, *run.training[:4]]
-
-
-def without_tools(text: str) -> str:
-    """Return a template that ignores `tools`."""
-    return text.replace("{%- if tools %}", "{%- if false %}", 1)
-
-
-def without_system(text: str) -> str:
-    """Return a template that leaves the system message out, with tools and without."""
-    text = text.replace("{{- messages[0].content + '\\n\\n' }}", "")
-    return re.sub(r"\{%- elif messages\[0\]\.role == 'system' %\}\n.*?\n", "", text, count=1)
-
-
-LLAMA = (
-    "{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n{{ message.content }}"
-    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-
 FAULTS: tuple[Fault, ...] = (
     Fault(
         "tools_not_in_template",
-        "",
+        "https://github.com/ggml-org/llama.cpp/issues/27129",
         ("tool", "template", "never sees|not render|leaves? .*out"),
         template(without_tools),
     ),
     Fault(
         "tool_parser_never_fires",
-        "",
+        "https://github.com/vllm-project/vllm/issues/17161",
         ("tool call", "pars", "renderer|tool_parser"),
         keys(model__renderer={"name": "default", "tool_parser": "deepseek-v3"}),
     ),
-    Fault("answer_retokenised_by_client", "", ("retokenised", "unchanged"), workflow("RetokenisedByClient")),
-    Fault("system_prompt_changes", "", ("system", "chang|another", "same"), workflow("SystemChanges")),
-    Fault("judge_gives_zero_to_all", "", ("judge", "reference", "same reward|reward 0|lowest"), judge("GivesZero")),
+    Fault(
+        "answer_retokenised_by_client",
+        "https://github.com/verl-project/verl/issues/3960",
+        ("retokenised", "unchanged"),
+        workflow("RetokenisedByClient"),
+    ),
+    Fault(
+        "system_prompt_changes",
+        "https://github.com/NousResearch/hermes-agent/issues/15866",
+        ("system", "chang|another", "same"),
+        workflow("SystemChanges"),
+    ),
+    Fault(
+        "judge_gives_zero_to_all",
+        "https://github.com/huggingface/trl/issues/3452",
+        ("judge", "reference", "same reward|reward 0|lowest"),
+        judge("GivesZero"),
+    ),
     Fault(
         "judge_gives_zero_to_crashed",
-        "",
+        "https://github.com/NVIDIA-NeMo/Gym/pull/2015",
         ("crash", "reward|scored", "raise|leave|exception"),
         workflow("SwallowsCrash"),
     ),
-    Fault("judge_gives_nan", "", ("judge|reward", "nan", "division|empty|missing|finite"), judge("GivesNan")),
+    Fault(
+        "judge_gives_nan",
+        "https://github.com/modelscope/ms-swift/issues/8123",
+        ("judge|reward", "nan", "division|empty|missing|finite"),
+        judge("GivesNan"),
+    ),
     Fault(
         "reward_column_is_text",
-        "",
+        "https://github.com/THUDM/slime/pull/2121",
         ("reward", "text|string|str", "number|float"),
         several(judge("ReadsRewardColumn"), rows(lambda _, row: {**row, "reward": "1.0"})),
     ),
-    Fault("validation_in_training", "", ("validation", "training", "remove|other data"), shared_validation),
     Fault(
-        "mask_off_by_one", "", ("mask", "off by one|shift", "bug|report|remove"), patched(injections.mask_off_by_one)
+        "validation_in_training",
+        "https://github.com/miroblog/deep_rl_trader/issues/4",
+        ("validation", "training", "remove|other data"),
+        shared_validation,
     ),
-    Fault("group_of_one", "", ("num_repeat", "at least 2|4 or more", "compare"), keys(rollout__num_repeat=1)),
+    Fault(
+        "mask_off_by_one",
+        "https://github.com/verl-project/verl/pull/3287",
+        ("mask", "off by one|shift", "bug|report|remove"),
+        patched(injections.mask_off_by_one),
+    ),
+    Fault(
+        "group_of_one",
+        "https://github.com/ruc-datalab/DeepAnalyze/issues/116",
+        ("num_repeat", "at least 2|4 or more", "compare"),
+        keys(rollout__num_repeat=1),
+    ),
     Fault(
         "advantages_of_another_batch",
-        "",
+        "https://github.com/PeterGriffinJin/Search-R1/issues/65",
         ("advantage", "reward", "other|another"),
         patched(injections.advantages_of_batch_before),
         from_step=2,
@@ -203,16 +144,21 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "stale_weights",
-        "",
+        "https://github.com/huggingface/trl/issues/3679",
         ("stale|old", "weights", "sync|transfer"),
         patched(injections.stale_weights),
         from_step=2,
         steps=3,
     ),
-    Fault("wrong_chat_template", "", ("template", "wrong", "tokenizer|model.renderer"), template(lambda _: LLAMA)),
+    Fault(
+        "wrong_chat_template",
+        "https://github.com/unslothai/unsloth/issues/416",
+        ("template", "wrong", "tokenizer|model.renderer"),
+        template(lambda _: LLAMA),
+    ),
     Fault(
         "end_token_never_sampled",
-        "",
+        "https://github.com/huggingface/trl/issues/1623",
         ("end|eos", "token", "eos_token|template"),
         several(
             template(lambda text: text.replace("<|im_end|>", "<|endoftext|>")),
@@ -221,31 +167,49 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "every_answer_truncated",
-        "",
+        "https://github.com/huggingface/trl/pull/5759",
         ("truncated|cut", "all|every", "max_response_length_in_one_turn"),
         keys(rollout__max_response_length_in_one_turn=3),
     ),
     Fault(
-        "greedy_training", "", ("temperature", "greed|equal|same", "0\\.7|1\\.0|raise"), keys(rollout__temperature=0.0)
+        "greedy_training",
+        "https://github.com/SkyworkAI/Skywork-OR1/issues/39",
+        ("temperature", "greed|equal|same", "0\\.7|1\\.0|raise"),
+        keys(rollout__temperature=0.0),
     ),
-    Fault("learning_rate_0", "", ("lr", "0", "greater|raise|larger|positive"), keys(trainer_common__optim__lr=0.0)),
-    Fault("learning_rate_1000", "", ("lr", "1000", "lower|less than or equal"), keys(trainer_common__optim__lr=1000.0)),
+    Fault(
+        "learning_rate_0",
+        "https://github.com/unslothai/unsloth/issues/2824",
+        ("lr", "0", "greater|raise|larger|positive"),
+        keys(trainer_common__optim__lr=0.0),
+    ),
+    Fault(
+        "learning_rate_1000",
+        "https://github.com/datawhalechina/hello-agents/issues/770",
+        ("lr", "1000", "lower|at most"),
+        keys(trainer_common__optim__lr=1000.0),
+    ),
     Fault(
         "lora_not_attached",
-        "",
+        "https://github.com/huggingface/trl/issues/6700",
         ("lora|adapter", "no .*weight|not attached|nothing", "target_modules"),
         patched(injections.adapters_not_attached, model__lora__rank=8),
     ),
-    Fault("tokenizer_of_another_model", "", ("tokenizer", "model", "use|copy"), other_vocabulary),
+    Fault(
+        "tokenizer_of_another_model",
+        "https://github.com/huggingface/transformers/issues/12842",
+        ("tokenizer", "model", "use|copy"),
+        other_vocabulary,
+    ),
     Fault(
         "logprobs_at_another_temperature",
-        "",
+        "https://github.com/huggingface/trl/issues/4159",
         ("logprob", "temperature", "rollout.temperature|processed_logprobs"),
         patched(injections.other_temperature, rollout__temperature=0.7),
     ),
     Fault(
         "doubled_bos",
-        "",
+        "https://github.com/huggingface/trl/issues/3853",
         ("bos|begin", "double|2|twice", "template|add_bos_token"),
         several(
             template(lambda text: "{{ bos_token }}{{ bos_token }}" + text),
@@ -253,28 +217,56 @@ FAULTS: tuple[Fault, ...] = (
         ),
     ),
     Fault(
-        "environment_never_advances", "", ("observation|environment", "same", "step|advance"), workflow("FrozenWalk")
+        "environment_never_advances",
+        "https://github.com/silverlight6/TFTMuZeroAgent/pull/46",
+        ("observation|environment", "same", "step|advance"),
+        workflow("FrozenWalk"),
     ),
-    Fault("cache_answers_other_prompt", "", ("cache", "prompt", "turn off|key"), patched(injections.cache_of_answers)),
-    Fault("tool_always_fails", "", ("tool", "fail", "repair|fix|check|remove"), workflow("ToolAlwaysFails")),
+    Fault(
+        "cache_answers_other_prompt",
+        "https://github.com/langchain-ai/langchain/issues/40403",
+        ("cache", "prompt", "turn off|key"),
+        patched(injections.cache_of_answers),
+    ),
+    Fault(
+        "tool_always_fails",
+        "https://github.com/PrimeIntellect-ai/verifiers/pull/1416",
+        ("tool", "fail", "repair|fix|check|remove"),
+        workflow("ToolAlwaysFails"),
+    ),
     Fault(
         "seeds_all_equal",
-        "",
+        "https://github.com/thinking-machines-lab/tinker-feedback/issues/79",
         ("seed", "equal|same|identical", "own seed|different seed"),
         patched(injections.equal_seeds),
     ),
-    Fault("judge_gives_one_to_all", "", ("judge", "every|all", "reference"), judge("GivesOne")),
-    Fault("reward_is_inverted", "", ("invert|contradict|direction", "reward", "judge"), judge("Inverted")),
-    Fault("system_prompt_not_in_template", "", ("system", "template", "renders?"), template(without_system)),
+    Fault(
+        "judge_gives_one_to_all",
+        "https://github.com/Liuziyu77/Visual-RFT/issues/176",
+        ("judge", "every|all", "reference"),
+        judge("GivesOne"),
+    ),
+    Fault(
+        "reward_is_inverted",
+        "https://github.com/NVlabs/alpamayo-recipes/issues/29",
+        ("invert|contradict|direction", "reward", "judge"),
+        judge("Inverted"),
+    ),
+    Fault(
+        "system_prompt_not_in_template",
+        "https://github.com/withcatai/node-llama-cpp/issues/624",
+        ("system", "template", "renders?"),
+        template(without_system),
+    ),
     Fault(
         "results_of_tools_trained",
-        "",
+        "https://github.com/asuzukosi/post-training-experiments/issues/19",
         ("mask", "tool|not sample", "report|remove"),
         patched(injections.results_of_tools_trained),
     ),
     Fault(
         "end_tokens_not_trained",
-        "",
+        "https://github.com/huggingface/trl/pull/6357",
         ("mask", "miss|end", "padding|end token"),
         patched(injections.end_tokens_not_trained),
     ),
@@ -282,29 +274,34 @@ FAULTS: tuple[Fault, ...] = (
     Fault("answer_in_prompt", "", ("prompt", "answer", "leave|remove"), workflow("ShowsAnswer")),
     Fault(
         "prefix_cache_kept_over_update",
-        "",
+        "https://github.com/InternLM/lmdeploy/issues/4917",
         ("cache", "weights", "clear|reset"),
         patched(injections.prefix_cache_kept, trainer_common__total_epochs=3),
         from_step=2,
         steps=3,
     ),
-    Fault("no_gradient", "", ("gradient", "0|zero", "trainable|mask|target_modules"), patched(injections.no_gradient)),
+    Fault(
+        "no_gradient",
+        "https://github.com/huggingface/trl/issues/3926",
+        ("gradient", "0|zero", "trainable|mask|target_modules"),
+        patched(injections.no_gradient),
+    ),
     Fault(
         "optimiser_has_no_effect",
-        "",
+        "https://github.com/allenai/open-instruct/pull/1642",
         ("weight", "no .*changed|unchanged", "optimiser|lr"),
         patched(injections.optimiser_without_effect),
     ),
     Fault(
         "same_batch_every_step",
-        "",
+        "https://github.com/hpcaitech/ColossalAI/issues/3746",
         ("tasks", "same", "shuffle|order|reader"),
         patched(injections.same_batch),
         from_step=2,
     ),
     Fault(
         "adapters_not_sent_to_engine",
-        "",
+        "https://github.com/huggingface/trl/issues/3189",
         ("weights|adapter", "engine", "sync|transfer|merged"),
         patched(injections.adapters_not_sent, model__lora__rank=8, trainer_common__optim__lr=3e-3),
         from_step=2,
@@ -312,7 +309,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "references_are_missing",
-        "",
+        "https://github.com/mozilla-ai/lumigator/issues/620",
         ("answer", "empty|missing", "fill|remove"),
         rows(lambda index, row: {**row, "answer": row["answer"] if index % 4 == 0 else ""}),
     ),
