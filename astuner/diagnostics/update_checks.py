@@ -62,7 +62,8 @@ def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
         return
     groups: dict[str, list[Episode]] = {}
     for episode in update.rollout.scored:
-        if episode.episode_id in update.advantages:
+        # An asynchronous trainer may have lost the samples of an episode, which was not trained then.
+        if episode.episode_id in update.advantages and update.samples.get(episode.episode_id):
             groups.setdefault(episode.task.task_id if reinforcement.advantage.compares_group else "", []).append(
                 episode
             )
