@@ -27,6 +27,8 @@ BASE: dict[str, object] = {
     "trainer_common__max_tokens_per_micro_batch": 20000,
     "trainer_common__mini_batch_num": 2,
     "rollout__temperature": 1.0,  # with another, vLLM takes no top_p
+    "rollout__val_kwargs__do_sample": True,  # greedy validation has one episode per task
+    "rollout__val_kwargs__temperature": 0.5,
     "trainer_common__ray_address": "auto",  # so that the GPUs of this machine are no bound
 }
 OTHERS: dict[str, tuple[object, ...]] = {
@@ -34,7 +36,9 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.model.lora.target_modules": ("q_proj", ["q_proj", "v_proj"]),
     "astuner.rollout.gpu_memory_utilization": (0.8,),
     "astuner.rollout.max_model_len": (30000,),
+    "astuner.rollout.val_kwargs.do_sample": (False,),
     "astuner.rollout.val_kwargs.num_repeat": (9,),
+    "astuner.rollout.val_kwargs.temperature": (0.25, 0.0),
     "astuner.trainer_common.mini_batch_num": (4,),
     "astuner.trainer_common.optim.betas": ((0.8, 0.99),),
     "astuner.trainer_common.kl_loss_coef": (0.5, 0.0),
