@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import math
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic  # an episode that replaces `time.monotonic` must not end the clock's thread
 
 from loguru import logger
 
@@ -52,13 +52,13 @@ class _Clock:
         while True:
             for alarm in self._wait_for_due():
                 if not is_debugged():
-                    alarm.callback(time.monotonic() - alarm.start)
+                    alarm.callback(monotonic() - alarm.start)
 
     def _wait_for_due(self) -> list[_Alarm]:
         with self._changed:
             earliest = min((alarm.due for alarm in self._alarms), default=None)
-            self._changed.wait(None if earliest is None else max(0.0, earliest - time.monotonic()))
-            now = time.monotonic()
+            self._changed.wait(None if earliest is None else max(0.0, earliest - monotonic()))
+            now = monotonic()
             due = [alarm for alarm in self._alarms if alarm.due <= now]
             for alarm in due:
                 if alarm.repeat:
@@ -84,7 +84,7 @@ def alarm(seconds: float | None, callback: Callable[[float], None], *, repeat: b
     if seconds is None:
         yield
         return
-    now = time.monotonic()
+    now = monotonic()
     entry = _Alarm(now + seconds, seconds, callback, repeat, now)
     _clock.add(entry)
     try:
