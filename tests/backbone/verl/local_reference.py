@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,10 @@ class LocalReference:
             return token_logprobs(self.policy.model, torch.tensor([ids]), mask, 1.0)[0][0].tolist()
 
     def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[UpdateResult, Weights]:
-        """Do the first training step, and return its result and the new weights."""
+        """Do the first training step, and return its result and the new weights.
+
+        The result lacks `update/changed_weights`, which only the local backbone measures.
+        """
         from astuner.backbone.local.optimiser import Optimiser
         from astuner.backbone.local.update import PolicyUpdate
 
@@ -41,7 +44,11 @@ class LocalReference:
         optimiser = Optimiser(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
         update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimiser)
         result = update.step(episodes, 1)
-        return result, {name: value.clone() for name, value in self.policy.model.state_dict().items()}
+        metrics = dict(result.metrics)
+        assert metrics.pop("update/changed_weights") > 0.0
+        return replace(result, metrics=metrics), {
+            name: value.clone() for name, value in self.policy.model.state_dict().items()
+        }
 
 
 def local_reference(folder: Path) -> LocalReference:
