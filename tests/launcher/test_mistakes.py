@@ -41,7 +41,7 @@ def test_yaml_files(astuner: Command, folder: Path, name: str, content: str | No
     ("setting", "parts"),
     [
         ("rolout.num_repeat=3", ("command line", "'astuner.rolout.num_repeat'", "did you mean 'astuner.rollout.num_repeat'?")),
-        ("rollout.num_repeat", ("command line", "is not key=value")),
+        ("rollout.num_repeat", ("command line", "has no value; write astuner.rollout.num_repeat=VALUE")),
         ("rollout.num_repeat=many", ("command line", "is 'many'", "expected a whole number")),
         ("backbone=vrel", ("'vrel'", "'debug', 'local', 'trinity' or 'verl'", "did you mean 'verl'?")),
         ("trainer_common.logger=[wandb]", ("wandb", "not installed", "pip install wandb")),

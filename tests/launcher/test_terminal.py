@@ -64,7 +64,8 @@ def test_a_run_in_a_pipe_with_closed_input_is_plain_text(folder: Path):
     assert "\n\n" not in err
     for noise in ("Loading weights", "Writing model", "it/s", "Warning", "[transformers]"):
         assert noise not in err
-    assert [line[9:18] for line in err.splitlines()[:4]] == ["training:", "step 1 · ", "step 1: 8", "step 2 · "]
+    starts = [line[9:18] for line in err.splitlines()[:5]]
+    assert starts == ["backbone ", "training:", "step 1 · ", "step 1: 8", "step 2 · "]
     assert f"record: {folder / RUN}" in err.splitlines()[-1]
 
 
