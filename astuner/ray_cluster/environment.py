@@ -46,6 +46,29 @@ def environment_set(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
             os.environ.pop(name, None)
 
 
+def pretended_gpus(count: int) -> dict[str, str]:
+    """Return the variables with which Ray starts `count` GPUs that the machine does not have.
+
+    Ray starts no more GPUs than `CUDA_VISIBLE_DEVICES` shows, if the user has set it.
+    """
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count)))}
+
+
+@contextlib.contextmanager
+def environment_replaced(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables during the block, also those that the user has set, and restore them afterwards."""
+    earlier = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in earlier.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def export_ray_address() -> None:
     """Export this Ray worker's cluster address to the processes it starts (Ray's `worker_process_setup_hook`).
 

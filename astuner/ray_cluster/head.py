@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from astuner.config.root import AstunerConfig
 from astuner.localhost import ADDRESS, free_port
-from astuner.ray_cluster.environment import LEAST_CPUS, OWN_ENVIRONMENT, OWN_RAY
+from astuner.ray_cluster.environment import LEAST_CPUS, OWN_ENVIRONMENT, OWN_RAY, pretended_gpus
 
 CLUSTER_PORT = 6379
 """Port of a head that other machines join: Ray's default port."""
@@ -71,7 +71,7 @@ def ray_head(config: AstunerConfig, *, others_join: bool) -> RayHead:
     """
     port = CLUSTER_PORT if others_join else free_port()
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
-    argv += ["--include-dashboard=false", "--disable-usage-stats", *_resource_options(config, others_join)]
+    argv += ["--include-dashboard=false", "--disable-usage-stats", f"--num-cpus={max(os.cpu_count() or 1, LEAST_CPUS)}"]
     if not others_join:
         # 0 lets the OS choose a port; the other two options do not support it.
         argv += [f"--node-ip-address={ADDRESS}", "--min-worker-port=0", "--max-worker-port=0"]
@@ -79,18 +79,13 @@ def ray_head(config: AstunerConfig, *, others_join: bool) -> RayHead:
         if importlib.util.find_spec("grpc") is not None:  # without grpc, Ray rejects the option
             argv += [f"--ray-client-server-port={free_port()}"]
     env = OWN_RAY if others_join else OWN_ENVIRONMENT
-    return RayHead(argv, env, StartedRay(f"{ADDRESS}:{port}", others_join))
-
-
-def _resource_options(config: AstunerConfig, others_join: bool) -> list[str]:
-    """Return the options that declare the machine's CPUs, GPUs and object store."""
     # Imported late: it imports PyTorch.
     from astuner.llm_engine.causal_lm import choose_device
 
-    options = [f"--num-cpus={max(os.cpu_count() or 1, LEAST_CPUS)}"]
-    if choose_device(config.trainer_common.device).type == "cuda":
-        return options  # Ray detects the GPUs
-    # Every worker requests a GPU, so that a CPU machine declares as many as there are workers.
-    common = config.trainer_common
-    gpus = (common.n_gpus_per_node or 1) * (1 if others_join else common.nnodes)
-    return [*options, f"--num-gpus={gpus}", f"--object-store-memory={_CPU_OBJECT_STORE_BYTES}"]
+    if choose_device(config.trainer_common.device).type != "cuda":  # otherwise, Ray detects the GPUs
+        # Every worker requests a GPU, so that a CPU machine declares as many as there are workers.
+        common = config.trainer_common
+        gpus = (common.n_gpus_per_node or 1) * (1 if others_join else common.nnodes)
+        argv += [f"--num-gpus={gpus}", f"--object-store-memory={_CPU_OBJECT_STORE_BYTES}"]
+        env = {**env, **pretended_gpus(gpus)}
+    return RayHead(argv, env, StartedRay(f"{ADDRESS}:{port}", others_join))

@@ -159,6 +159,7 @@ def test_built_in_services_are_processes_in_the_foreground(tmp_path: Path):
     for head in (local, open_to_others):
         assert head.config.argv[3:6] == ["start", "--head", "--block"]
         assert "--num-gpus=2" in head.config.argv
+        assert head.config.env["CUDA_VISIBLE_DEVICES"] == "0,1"  # Ray declares no more than it shows
         assert head.ray is not None
         assert head.ray.address == f"127.0.0.1:{head.config.health.port}"
     assert "--node-ip-address=127.0.0.1" in local.config.argv

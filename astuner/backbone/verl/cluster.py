@@ -13,7 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from astuner.errors import BackboneError
 from astuner.ray_cluster.connection import check_not_connected, ray_connected
-from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
+from astuner.ray_cluster.environment import (
+    OWN_ENVIRONMENT,
+    environment_replaced,
+    environment_set,
+    pretended_gpus,
+)
 
 _CPUS_PER_WORKER = 3
 # TransferQueue's controller and the request router.
@@ -84,7 +89,10 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
     runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
-    with ray_connected({**settings, "runtime_env": runtime}):
+    with contextlib.ExitStack() as stack:
+        if "num_gpus" in settings:  # on a CPU
+            stack.enter_context(environment_replaced(pretended_gpus(settings["num_gpus"])))
+        stack.enter_context(ray_connected({**settings, "runtime_env": runtime}))
         yield
 
 
