@@ -9,7 +9,7 @@ from typing import Any, cast
 import yaml
 from loguru import logger
 
-from astuner.backbone.training.checkpoints import complete_checkpoints
+from astuner.backbone.training.checkpoints import complete_checkpoints, damaged_checkpoints
 from astuner.config.resume import Locations, changed_keys
 from astuner.redaction import redact_settings
 
@@ -25,7 +25,9 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
         config_yaml: the configuration of this run, in the format of the record.
         config_dir: the folder of this run's YAML file.
     """
-    if not complete_checkpoints(folder / "checkpoints"):
+    checkpoints = folder / "checkpoints"
+    # A run with damaged checkpoints only is not replaced: loading them reports the damage.
+    if not complete_checkpoints(checkpoints) and not damaged_checkpoints(checkpoints):
         return False
     is_finished = (folder / "summary.json").exists()
     earlier = _read_mapping(folder / "config.yaml")

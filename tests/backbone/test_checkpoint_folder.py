@@ -117,6 +117,20 @@ def test_incomplete_checkpoints_are_left_out(checkpoints: CheckpointFolder, dama
     assert names(checkpoints) == ["step_000002", "step_000006"]
 
 
+@pytest.mark.parametrize("damage", [without_file, cut])
+def test_damaged_checkpoints_are_named(
+    checkpoints: CheckpointFolder, log: list[str], damage: Callable[[Path], None]
+) -> None:
+    damage(checkpoints.folder / "step_000004")
+    checkpoints.newest()
+    (warning,) = log
+    assert f"{checkpoints.folder / 'step_000004'} is damaged" in warning
+    assert f"{checkpoints.folder / 'step_000002'} is used instead" in warning
+    damage(checkpoints.folder / "step_000002")
+    with pytest.raises(RecordError, match=r"step_000004 cannot be read \(its files differ from complete\.json\)"):
+        checkpoints.newest()
+
+
 @pytest.mark.parametrize("state", ["trainer.pt", "progress.json"])
 def test_checkpoints_of_earlier_versions_are_read(checkpoints: CheckpointFolder, state: str) -> None:
     for folder in complete_checkpoints(checkpoints.folder):

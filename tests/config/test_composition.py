@@ -116,7 +116,11 @@ def test_every_reference_that_leads_nowhere_is_reported(write: Write, minimal: s
     ("line", "problem"),
     [
         ("  rollout: []", r"run\.yaml:2: astuner\.rollout is \[\]; expected a section with keys below it$"),
-        ("  trainer_common: {logger: {}}", r"run\.yaml:2: astuner\.trainer_common\.logger is \{\}; expected a list$"),
+        (
+            "  trainer_common: {logger: {}}",
+            r"run\.yaml:2: astuner\.trainer_common\.logger is \{\}; "
+            r"expected a list of console, tensorboard, wandb, swanlab, trackio$",
+        ),
         ("  services: [a]", r"run\.yaml:2: astuner\.services is \['a'\]; expected a mapping$"),
         ("trinity: [1]", r"run\.yaml:2: trinity is \[1\]; expected a mapping$"),
     ],

@@ -47,7 +47,7 @@ def one_problem(key: str, value: object) -> str:
         ("astuner.project_name", 2024, "text (in quotes if YAML reads it as another type)"),
         ("astuner.task_reader.huggingface_dat_repo.training_split", True,
          "text (in quotes if YAML reads it as another type)"),
-        ("astuner.trainer_common.logger", "console", "a list"),
+        ("astuner.trainer_common.logger", "console", "a list of console, tensorboard, wandb, swanlab, trackio"),
         ("astuner.trainer_common.optim.betas", 0.9, "a list"),
         ("astuner.rollout", [1], "a section with keys below it"),
         ("astuner.rollout", "fast", "a section with keys below it"),

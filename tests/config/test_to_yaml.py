@@ -121,6 +121,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     run.pop("context_tracker", None)
     run.get("asynchrony", {}).pop("sync_interval", None)
     trainer["mini_batch_num"] = 1
+    trainer.update(n_gpus_per_node=None, nnodes=1)
     algorithm = trainer.setdefault("algorithm", {})
     algorithm["task_norm_patch"] = False
     algorithm.pop("prompt_loss_weight", None)

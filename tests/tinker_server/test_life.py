@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import ModelError
 from astuner.schema import SamplingParams
 from astuner.tinker_server.base_model import BaseLanguageModel
@@ -217,9 +218,9 @@ def test_server_shutdown_deletes_ephemeral_checkpoints(base_model: BaseLanguageM
 async def test_request_cancelled_during_loading_releases_the_sampler(base_model: BaseLanguageModel, tmp_path: Path):
     store = CheckpointStore(tmp_path)
     pool = SamplerPool(base_model, store, 1)
-    lora = LoraSettings(rank=2)
-    run = TrainingRun("run", "tiny", lora, {}, datetime.now(UTC))
-    saved = store.save(run, "sampler_weights", "x", TrainableModel(base_model, lora).weights(), None)
+    lora, policy = LoraSettings(rank=2), TinkerPolicy()
+    run = TrainingRun("run", "tiny", lora, policy, {}, datetime.now(UTC))
+    saved = store.save(run, "sampler_weights", "x", TrainableModel(base_model, lora, policy).weights(), None)
 
     async def sample_from_saved() -> None:
         async with pool.acquire(saved):

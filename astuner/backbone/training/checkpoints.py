@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from loguru import logger
 from safetensors import SafetensorError
 
 from astuner.errors import RecordError
@@ -28,6 +29,7 @@ _MARKER = "complete.json"
 # Versions of astuner without the marker wrote one of these files last.
 _LAST_FILES = ("trainer.pt", "progress.json")
 _NAME = re.compile(r"step_([0-9]{6,})")
+_DAMAGED = f"its files differ from {_MARKER}"
 _EARLIER, _PARTIAL, _REMOVED = ".earlier_", ".partial_", ".removed_"
 
 
@@ -115,7 +117,11 @@ class CheckpointFolder:
         return final
 
     def newest(self) -> Path | None:
-        """Return the newest complete checkpoint, or None. Repair what a killed process has left."""
+        """Return the newest complete checkpoint, or None. Repair what a killed process has left.
+
+        Raises:
+            RecordError: there are only damaged checkpoints.
+        """
         for path in self.folder.glob(f"{_EARLIER}step_*"):
             final = path.with_name(path.name.removeprefix(_EARLIER))
             if not final.exists():  # killed between the two renames of `atomic_dir`
@@ -123,19 +129,18 @@ class CheckpointFolder:
         for prefix in (_EARLIER, _PARTIAL, _REMOVED):
             for path in self.folder.glob(f"{prefix}step_*"):
                 _remove(path)
-        return next(reversed(complete_checkpoints(self.folder)), None)
+        newest = next(reversed(complete_checkpoints(self.folder)), None)
+        damaged = [path for path in damaged_checkpoints(self.folder) if newest is None or path > newest]
+        if damaged and newest is None:
+            raise unreadable(damaged[-1], _DAMAGED)
+        for path in damaged:
+            logger.warning("the checkpoint {} is damaged ({}); {} is used instead", path, _DAMAGED, newest)
+        return newest
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Return the complete checkpoints in a folder `checkpoints`, the oldest first."""
-    found = {}
-    for path in folder.glob("step_*"):
-        match = _NAME.fullmatch(path.name)
-        # Numbers with unnecessary zeros, as in step_0000020, are names of copies.
-        if match is None or path.name != f"step_{int(match[1]):06d}" or path.is_symlink():
-            continue
-        if _is_complete(path, int(match[1])):
-            found[int(match[1])] = path
+    found = {step: path for step, path in _folders(folder) if _is_complete(path, step)}
     # A process may have been killed while it replaced a checkpoint by another of the same step.
     for path in folder.glob(f"{_EARLIER}step_*"):
         match = _NAME.fullmatch(path.name.removeprefix(_EARLIER))
@@ -144,16 +149,40 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return [found[step] for step in sorted(found)]
 
 
-def _is_complete(path: Path, step: int) -> bool:
-    """Return whether a folder has the marker of `step`, and each file with the size that the marker names."""
+def damaged_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints that were complete and whose files have changed since, the oldest first."""
+    return [
+        path for step, path in sorted(_folders(folder)) if _marked_files(path, step) and not _is_complete(path, step)
+    ]
+
+
+def _folders(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield the step and the path of each folder with the name of a checkpoint."""
+    for path in folder.glob("step_*"):
+        match = _NAME.fullmatch(path.name)
+        # Numbers with unnecessary zeros, as in step_0000020, are names of copies.
+        if match is not None and path.name == f"step_{int(match[1]):06d}" and not path.is_symlink():
+            yield int(match[1]), path
+
+
+def _marked_files(path: Path, step: int) -> dict[str, object] | None:
+    """Return the file sizes in the marker of `step`; empty if it is damaged or of another step, None without one."""
     try:
         marker = json.loads((path / _MARKER).read_bytes())
-        return bool(marker["step"] == step and marker["files"] and _file_sizes(path).items() >= marker["files"].items())
+        return dict(marker["files"]) if marker["step"] == step else {}
     except FileNotFoundError:
-        sizes = [(path / name).stat().st_size for name in _LAST_FILES if (path / name).is_file()]
-        return any(sizes)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return False
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+
+
+def _is_complete(path: Path, step: int) -> bool:
+    """Return whether a folder has the marker of `step`, and each file with the size that the marker names."""
+    marked = _marked_files(path, step)
+    if marked is None:
+        return any((path / name).stat().st_size for name in _LAST_FILES if (path / name).is_file())
+    sizes = _file_sizes(path)
+    return bool(marked) and all(sizes.get(name) == size for name, size in marked.items())
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

@@ -173,12 +173,12 @@ def test_dapo_leaves_out_groups_that_only_a_length_punishment_tells_apart(
 
 
 def test_notices_about_a_job_reach_its_log(make_job: MakeJob, tmp_path: Path):
-    job = make_job("Letters", trainer_common__kl_loss_coef=0.7, trainer_common__nnodes=3)
+    job = make_job("Letters", trainer_common__kl_loss_coef=0.7, rollout__n_vllm_engine=3)
     job.dump_job_as_yaml(tmp_path / "mine.yaml")
     tuned = AstunerJob().load_job_from_yaml(tmp_path / "mine.yaml").tune(tmp_path / "records")
     log_text = (tuned.record / "run.log").read_text()
     assert "no effect while use_kl_loss is false: astuner.trainer_common.kl_loss_coef" in log_text
-    assert "astuner.trainer_common.nnodes" in log_text
+    assert "astuner.rollout.n_vllm_engine" in log_text
 
 
 def test_a_tenth_of_crashing_episodes_is_counted_and_the_step_completes(make_job: MakeJob, tmp_path: Path):
