@@ -38,7 +38,7 @@ problems = [
         f"engine and trainer differ by more than {MOST_DIFFERENCE}": not all(
             row.metrics["logprob_difference"] < MOST_DIFFERENCE for row in steps
         ),
-        f"a step had other than {MINI_BATCHES} optimiser steps": not all(
+        f"a step had other than {MINI_BATCHES} optimizer steps": not all(
             row.metrics["update/optimiser_steps"] == MINI_BATCHES for row in steps
         ),
         "there is no model": not (record / "model" / "model.safetensors").exists(),

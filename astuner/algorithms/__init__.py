@@ -4,7 +4,7 @@ With `algorithm = resolve(config)` and `rule = algorithm.rule`, a trainer does t
 
 1.  Shape the rewards of all episodes: `overlong_punishment`, `token_kl` → `episode_sums` → `rewards_with_kl`.
 2.  Compute `rule.advantages(rewards, group_ids)` over all episodes of the step.
-3.  For each mini-batch (one optimiser step; the samples of an episode stay together), compute `sample_scales` over all
+3.  For each mini-batch (one optimizer step; the samples of an episode stay together), compute `sample_scales` over all
     its samples.
 4.  For each micro-batch of the mini-batch, compute `rule.policy_loss(PolicyBatch(…))` and `token_weights`, and
     back-propagate the sum of token losses × weights. The gradients of the micro-batches add up to that of the loss.

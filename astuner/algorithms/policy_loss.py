@@ -177,7 +177,7 @@ def reinforce_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     """Return -A log π at each token. There is no ratio, so `clip` must be `NO_CLIP`.
 
     This is REINFORCE, as used by RLOO (arXiv:2402.14740). Its gradient is correct for tokens that the current policy
-    sampled. With several optimiser steps per training step (`mini_batch_num`), all steps after the first are off-policy
+    sampled. With several optimizer steps per training step (`mini_batch_num`), all steps after the first are off-policy
     and are not corrected.
     """
     assert clip == NO_CLIP, clip

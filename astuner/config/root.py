@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 from astuner.config.conditions import FOR_SFT, OLDER_PROTOCOL
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.model import ModelConfig
-from astuner.config.optimiser import UpdateConfig
+from astuner.config.optimizer import UpdateConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, RolloutConfig
 from astuner.config.section import TRAINING, BackboneName, Section, from_run, key, mirrors, unsupported
 from astuner.config.services import ServiceConfig, ServiceName

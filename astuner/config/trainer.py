@@ -17,7 +17,7 @@ from astuner.config.conditions import (
     WITHOUT_KL_IN_REWARD,
     WITHOUT_KL_LOSS,
 )
-from astuner.config.optimiser import FsdpConfig, OptimConfig
+from astuner.config.optimizer import FsdpConfig, OptimConfig
 from astuner.config.section import (
     ALL,
     RAY,
@@ -287,7 +287,7 @@ class TrainerCommonConfig(Section):
         + sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates"),
         resume="same",
     )
-    """Optimiser steps per training step."""
+    """Optimizer steps per training step."""
     max_tokens_per_micro_batch: PositiveInt = key(
         16384,
         no_effect=(TINKER_SERVER,),
@@ -299,7 +299,7 @@ class TrainerCommonConfig(Section):
     fsdp_config: FsdpConfig = key(FsdpConfig(), used_by=RAY, no_effect=(TINKER_SERVER, VERL_ON_CPU), resume="any")
     """Sharding (verl, trinity)."""
     optim: OptimConfig = key(OptimConfig(), resume="same")
-    """Optimiser."""
+    """Optimizer."""
     use_kl_loss: bool = key(
         True,
         verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss"),

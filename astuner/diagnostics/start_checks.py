@@ -180,14 +180,14 @@ def learning_rate(start: StartEvidence) -> Result:
     rate = common.optim.lr
     if rate > _LARGEST_RATE:
         yield (
-            f"trainer_common.optim.lr is {rate:g}: AdamW changes every weight by about this amount in each optimiser "
+            f"trainer_common.optim.lr is {rate:g}: AdamW changes every weight by about this amount in each optimizer "
             "step, which destroys the model",
             "lower trainer_common.optim.lr to 1e-6 to 1e-5 for all weights, or 1e-5 to 1e-3 for LoRA",
         )
     steps = (common.total_training_steps or 100_000) * common.mini_batch_num
     if rate * steps < _SMALLEST_TOTAL_CHANGE:
         yield (
-            f"trainer_common.optim.lr is {rate:g}: in {steps} optimiser steps no weight changes by more than "
+            f"trainer_common.optim.lr is {rate:g}: in {steps} optimizer steps no weight changes by more than "
             f"{rate * steps:.2g}, so the model stays as it is",
             "raise trainer_common.optim.lr to 1e-6 to 1e-5 for all weights, or 1e-5 to 1e-3 for LoRA",
         )

@@ -46,8 +46,8 @@ def weights_unchanged(update: UpdateEvidence) -> Result:
     if changed == 0 and norm > 0 and rate > 0:
         yield (
             f"no trained weight changed in this step, although the gradient's norm is {norm:.3g} and the learning rate "
-            f"{rate:.3g}: the optimiser step has no effect",
-            "check that the optimiser has the model's parameters and that model.lora is attached to modules that are "
+            f"{rate:.3g}: the optimizer step has no effect",
+            "check that the optimizer has the model's parameters and that model.lora is attached to modules that are "
             "used; raise trainer_common.optim.lr if it is below the rounding of the weights",
         )
 

@@ -95,14 +95,14 @@ def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) 
     steps = order.total_steps(common.total_epochs, common.total_training_steps)
     if common.algorithm.adv_estimator == "sft":
         updates_per_step = 1
-        console.print(f"step       {batch} transcripts → 1 optimiser step")
+        console.print(f"step       {batch} transcripts → 1 optimizer step")
     else:
         updates_per_step = common.mini_batch_num
         episodes = batch * repeats
         samples = episodes * config.rollout.multi_turn.expected_steps
         console.print(
             f"step       {batch} tasks × {repeats} repeats → {episodes} episodes → about {samples} samples "
-            f"→ {updates_per_step} optimiser steps",
+            f"→ {updates_per_step} optimizer steps",
             soft_wrap=True,
         )
         validations = -(-steps // common.test_freq) + common.val_before_train
@@ -111,7 +111,7 @@ def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) 
         if run_inputs.tasks.validation and (notice := greedy_validation_notice(config)) is not None:
             console.print(f"           {notice}", soft_wrap=True)
     console.print(
-        f"run        {steps} steps ({order.steps_per_epoch} per epoch), {steps * updates_per_step} optimiser steps"
+        f"run        {steps} steps ({order.steps_per_epoch} per epoch), {steps * updates_per_step} optimizer steps"
     )
 
 

@@ -89,8 +89,8 @@ class TinkerCheckpoint:
         weights: dict[str, Tensor] = self._read("trained.safetensors", load_file)
         return weights
 
-    def optimiser_state(self) -> dict[str, Any]:
-        """Read the optimiser's state.
+    def optimizer_state(self) -> dict[str, Any]:
+        """Read the optimizer's state.
 
         Raises:
             TinkerRequestError: the checkpoint was deleted.
@@ -154,7 +154,7 @@ class CheckpointStore:
         kind: Kind,
         name: str,
         weights: Mapping[str, Tensor],
-        optimiser_state: dict[str, Any] | None,
+        optimizer_state: dict[str, Any] | None,
         *,
         ttl_seconds: int | None = None,
         overwrite: bool = False,
@@ -176,8 +176,8 @@ class CheckpointStore:
         checkpoint = TinkerCheckpoint(run.run_id, kind, name, folder, now, expires, ephemeral)
         with atomic_dir(folder, "the checkpoint", _ADVICE) as partial_folder:
             save_file(dict(weights), partial_folder / "trained.safetensors")
-            if optimiser_state is not None:
-                save_synced(optimiser_state, partial_folder / "optimiser.pt")
+            if optimizer_state is not None:
+                save_synced(optimizer_state, partial_folder / "optimiser.pt")
             _write_info(checkpoint, partial_folder)
         run_file = self.folder / run.run_id / "run.json"
         if not run_file.exists():

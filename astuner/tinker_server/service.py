@@ -115,11 +115,11 @@ class TinkerService:
         return self._start_computation(request, "forward_backward" if backward else "forward", run)
 
     def optim_step(self, request: wire.OptimStepRequest) -> dict[str, Any]:
-        """Take an optimiser step."""
+        """Take an optimizer step."""
         return self._start_computation(request, "optim_step", lambda model: model.optim_step(request.adam_params))
 
     def save_weights(self, request: wire.SaveWeightsRequest) -> dict[str, Any]:
-        """Save the weights and the optimiser's state."""
+        """Save the weights and the optimizer's state."""
         run = self.models.get(request.model_id).run
 
         def save(model: TrainableModel) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class TinkerService:
                 "weights",
                 request.path or f"checkpoint-{uuid.uuid4().hex[:8]}",
                 model.weights(),
-                model.optimiser_state(),
+                model.optimizer_state(),
                 ttl_seconds=request.ttl_seconds,
                 overwrite=request.overwrite,
             )
@@ -164,7 +164,7 @@ class TinkerService:
         return self._start_once(request, model, "save_weights_for_sampler", work)
 
     def load_weights(self, request: wire.LoadWeightsRequest) -> dict[str, Any]:
-        """Load a checkpoint, with or without the optimiser's state."""
+        """Load a checkpoint, with or without the optimizer's state."""
         checkpoint = self.store.find(request.path)
         if checkpoint.kind != "weights":
             raise TinkerRequestError(
@@ -185,7 +185,7 @@ class TinkerService:
         def load(model: TrainableModel) -> dict[str, Any]:
             if model.policy != run.policy:
                 active.trainable = model = TrainableModel(self.base_model, run.lora, run.policy)
-            model.load(checkpoint.weights(), checkpoint.optimiser_state() if request.optimizer else None)
+            model.load(checkpoint.weights(), checkpoint.optimizer_state() if request.optimizer else None)
             return {"type": "load_weights", "path": checkpoint.path}
 
         return self._start_computation(request, "load_weights", load)

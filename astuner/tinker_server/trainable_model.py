@@ -1,4 +1,4 @@
-"""A model in training: forward and backward passes, optimiser steps, and its state."""
+"""A model in training: forward and backward passes, optimizer steps, and its state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SEED_LOCK = threading.Lock()
 class TrainableModel:
     """The base model with trainable adapters, or a fully trainable copy of it.
 
-    Gradients accumulate over passes until an optimiser step. Not thread-safe.
+    Gradients accumulate over passes until an optimizer step. Not thread-safe.
 
     Attributes:
         model: the module.
@@ -44,7 +44,7 @@ class TrainableModel:
         self._uses_lora = lora.rank > 0
         self.model = _with_adapters(base_model, lora, policy) if self._uses_lora else base_model.trainable_copy()
         self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self._optimiser = torch.optim.AdamW(self._parameters)
+        self._optimizer = torch.optim.AdamW(self._parameters)
         self._has_gradient = False
 
     def run(self, forward_pass: ForwardPass, *, backward: bool, check_open: Callable[[], None]) -> dict[str, Any]:
@@ -116,14 +116,14 @@ class TrainableModel:
                 f"the gradient norm is {norm}; the gradient was dropped, the weights are unchanged; lower the learning "
                 "rate"
             )
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group.update(
                 lr=params.learning_rate,
                 betas=(params.beta1, params.beta2),
                 eps=params.eps,
                 weight_decay=params.weight_decay,
             )
-        self._optimiser.step()
+        self._optimizer.step()
         self._drop_gradient()
         return {"metrics": {"optim/grad_norm": norm, "optim/lr": params.learning_rate}}
 
@@ -135,25 +135,25 @@ class TrainableModel:
             named = self.model.state_dict()
         return {name: value.detach().cpu().clone().contiguous() for name, value in named.items()}
 
-    def optimiser_state(self) -> dict[str, Any]:
-        """Return the optimiser's state."""
-        return self._optimiser.state_dict()
+    def optimizer_state(self) -> dict[str, Any]:
+        """Return the optimizer's state."""
+        return self._optimizer.state_dict()
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], optimiser_state: dict[str, Any] | None) -> None:
-        """Load weights and the optimiser's state. If there is no optimiser state, reset the optimiser.
+    def load(self, weights: Mapping[str, Tensor], optimizer_state: dict[str, Any] | None) -> None:
+        """Load weights and the optimizer's state. If there is no optimizer state, reset the optimizer.
 
         Raises:
             TinkerRequestError: the weights do not fit the model.
         """
         load_weights(self.model, weights)
-        self._optimiser = torch.optim.AdamW(self._parameters)
-        if optimiser_state is not None:
-            self._optimiser.load_state_dict(optimiser_state)
+        self._optimizer = torch.optim.AdamW(self._parameters)
+        if optimizer_state is not None:
+            self._optimizer.load_state_dict(optimizer_state)
         self._drop_gradient()
 
     def _drop_gradient(self) -> None:
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         self._has_gradient = False
 
 

@@ -96,7 +96,7 @@ class ForwardBackwardRequest(ModelRequest):
 
 
 class AdamParams(WireModel):
-    """The optimiser's hyperparameters for one step."""
+    """The optimizer's hyperparameters for one step."""
 
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1e-4
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -107,13 +107,13 @@ class AdamParams(WireModel):
 
 
 class OptimStepRequest(ModelRequest):
-    """Take an optimiser step with the accumulated gradient."""
+    """Take an optimizer step with the accumulated gradient."""
 
     adam_params: AdamParams
 
 
 class SaveWeightsRequest(ModelRequest):
-    """Save the weights and the optimiser's state."""
+    """Save the weights and the optimizer's state."""
 
     path: Name | None = None
     ttl_seconds: Annotated[int, Field(gt=0)] | None = None
@@ -129,7 +129,7 @@ class SaveWeightsForSamplerRequest(ModelRequest):
 
 
 class LoadWeightsRequest(ModelRequest):
-    """Load a checkpoint, with or without the optimiser's state."""
+    """Load a checkpoint, with or without the optimizer's state."""
 
     path: str
     optimizer: bool

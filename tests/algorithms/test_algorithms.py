@@ -65,7 +65,7 @@ def mini_batch_loss(
     max_response_length: int = 10,
     kl_coef: float = 0.0,
 ) -> Tensor:
-    """Return the loss of one optimiser step, the sum over its micro-batches."""
+    """Return the loss of one optimizer step, the sum over its micro-batches."""
     assert algorithm.rule is not None
     rows = [row for rows in micro_batches for row in rows]
     scales = sample_scales(

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from astuner.backbone.base import MemoryEstimate
 from astuner.backbone.local.memory import estimate_training_memory
-from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.training.memory_estimate import BatchShape, engine_parts, model_shape, process_estimate
 from astuner.backbone.training.run_inputs import RunInputs
@@ -76,19 +76,19 @@ def test_adapters_are_those_that_a_run_trains(tmp_path: Path, modules: object):
     assert model_shape(config, str(tmp_path)).trained == sum(weight.numel() for weight in policy.trainable())
 
 
-def test_weights_gradients_and_optimiser_are_those_of_a_policy(model_folder: Path, estimate: Any):
+def test_weights_gradients_and_optimizer_are_those_of_a_policy(model_folder: Path, estimate: Any):
     config = run_config()
     policy = Policy(config.model, str(model_folder), CPU)
-    optimiser = Optimiser(policy.trainable(), config.trainer_common.optim, 1)
+    optimizer = Optimizer(policy.trainable(), config.trainer_common.optim, 1)
     for weight in policy.trainable():
         weight.grad = torch.ones_like(weight)
     gradients = sum(weight.grad.nbytes for weight in policy.trainable() if weight.grad is not None)
-    optimiser.step(1)
-    moments = [state[name] for state in optimiser.state()["state"].values() for name in ("exp_avg", "exp_avg_sq")]
+    optimizer.step(1)
+    moments = [state[name] for state in optimizer.state()["state"].values() for name in ("exp_avg", "exp_avg_sq")]
     parts = sizes(estimate())
     assert parts["weights"] == sum(weight.nbytes for weight in policy.model.parameters())
     assert parts["gradients"] == gradients
-    assert parts["optimiser (AdamW)"] == sum(moment.nbytes for moment in moments)
+    assert parts["optimizer (AdamW)"] == sum(moment.nbytes for moment in moments)
 
 
 @pytest.mark.parametrize("rank", [0, 4])

@@ -1,7 +1,7 @@
 """Compare the step time and the time to the first reward of astuner's local backbone with TRL's `GRPOTrainer`.
 
 Both train the same random Qwen3-shaped model of 1 M parameters on the same prompts, with the same group size,
-completion length, reward function and optimiser, in float32 and without KL. Each framework runs in its own process with
+completion length, reward function and optimizer, in float32 and without KL. Each framework runs in its own process with
 its default number of threads, and their steps alternate. Several rounds with new processes repeat this, so there are
 also several measurements of the time to the first reward (from the start of the process, imports included).
 

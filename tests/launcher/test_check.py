@@ -32,6 +32,6 @@ def test_what_fits_is_shown_part_by_part(astuner: Command):
     ended = astuner("check", "--conf", "run.yaml")
     assert ended.code == 0, ended.out
     assert "memory     about " in ended.out
-    for part in ("Python, libraries and tasks", "weights", "optimiser (AdamW)", "engine: weights"):
+    for part in ("Python, libraries and tasks", "weights", "optimizer (AdamW)", "engine: weights"):
         assert part in ended.out
     assert ended.out.splitlines()[-1] == "OK: this configuration can run"

@@ -169,7 +169,7 @@ def test_check_with_debug(astuner: Command, folder: Path):
     ended = astuner("check", "--conf", "run.yaml", "--backbone=debug", "--dry-run")
     assert ended.code == 0, ended.out
     assert "engine: key-value cache" in ended.out
-    assert "optimiser (AdamW)" not in ended.out
+    assert "optimizer (AdamW)" not in ended.out
     elsewhere = astuner("check", "--conf", "run.yaml", "--backbone=debug", "astuner.debug.base_url=http://x/v1")
     assert "at the peak, without the server at debug.base_url, which holds the model" in elsewhere.out
 

@@ -51,7 +51,7 @@ def test_training_resumes_exactly_after_a_server_restart(base_model: BaseLanguag
         assert train(training, 3) == expected
         loaded = weights_of(served, training)
         assert all(torch.equal(loaded[name], value) for name, value in last.items())
-        reset = client.create_training_client_from_state(state)  # resets the optimiser
+        reset = client.create_training_client_from_state(state)  # resets the optimizer
         losses = train(reset, 3)
         assert losses[0] == expected[0]
         assert losses[1] != expected[1]
@@ -59,7 +59,7 @@ def test_training_resumes_exactly_after_a_server_restart(base_model: BaseLanguag
         assert sampling.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=3)).result().sequences[0].tokens
 
 
-def test_loading_restores_weights_and_optimiser(served: Served, client: Any):
+def test_loading_restores_weights_and_optimizer(served: Served, client: Any):
     training = client.create_lora_training_client(served.model, rank=2)
     train(training, 1)
     path = training.save_state("one").result().path
@@ -96,7 +96,7 @@ def test_checkpoint_names(served: Served, client: Any):
         "tinker://../../weights/x",
         "tinker://..%2f..%2fetc/weights/x",
         "tinker://RUN/weights/../weights/one",
-        "tinker://RUN/optimisers/one",
+        "tinker://RUN/optimizers/one",
         "/etc/passwd",
         "tinker://RUN/weights/..",
     ],

@@ -1,4 +1,4 @@
-"""Passes, optimiser steps and adapters, compared with plain PyTorch."""
+"""Passes, optimizer steps and adapters, compared with plain PyTorch."""
 
 from __future__ import annotations
 

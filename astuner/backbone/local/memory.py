@@ -33,7 +33,7 @@ _MICRO_BATCH = "lower trainer_common.max_tokens_per_micro_batch"
 def return_free_memory() -> None:
     """Return freed memory to the operating system.
 
-    glibc keeps freed blocks of up to 32 MiB. Rollout, micro-batches, optimiser and sync allocate blocks of different
+    glibc keeps freed blocks of up to 32 MiB. Rollout, micro-batches, optimizer and sync allocate blocks of different
     sizes, so the process would come to hold the sum of their peaks instead of the highest one.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
@@ -53,7 +53,7 @@ def estimate_training_memory(config: AstunerConfig, run_inputs: RunInputs) -> Me
     held = [
         *process_parts(config, batch, shape.device),
         MemoryPart("weights", weights, SMALLER_MODEL),
-        MemoryPart("optimiser (AdamW)", shape.trained * 8, _ADAPTERS),
+        MemoryPart("optimizer (AdamW)", shape.trained * 8, _ADAPTERS),
     ]
     update = _update_parts(config, shape, batch)
     if config.trainer_common.algorithm.adv_estimator == "sft":

@@ -17,7 +17,7 @@ from astuner.backbone.local.pack_costs import PackCosts, count_pack_costs
 from astuner.backbone.local.packed_attention import MODEL_TYPES, enable_packed_attention, supports_packing
 from astuner.backbone.training.lora import merged_weights, with_lora
 from astuner.config.model import ModelConfig
-from astuner.config.optimiser import PackMode
+from astuner.config.optimizer import PackMode
 from astuner.context_tracker import Packing
 from astuner.errors import BackboneError, ModelError
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm

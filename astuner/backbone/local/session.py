@@ -15,7 +15,7 @@ from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
 from astuner.backbone.local.memory import return_free_memory
-from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate
 from astuner.backbone.training.checkpoints import CheckpointFolder, save_synced, unreadable
@@ -54,17 +54,17 @@ class LocalSession(TrainingSession):
         self._rollout: TaskRollout | None = None
 
     @cached_property
-    def optimiser(self) -> Optimiser:
+    def optimizer(self) -> Optimizer:
         """The optimizer of the policy. Created lazily."""
         common = self._config.trainer_common
         order = TaskOrder.from_config(self._config, self.context.run_inputs.tasks.training)
         total_steps = order.total_steps(common.total_epochs, common.total_training_steps)
-        return Optimiser(self.policy.trainable(), common.optim, total_steps)
+        return Optimizer(self.policy.trainable(), common.optim, total_steps)
 
     @cached_property
     def _policy_update(self) -> PolicyUpdate:
         algorithm = resolve(self._config.trainer_common.algorithm)
-        return PolicyUpdate(self._config, algorithm, self.policy, self.optimiser)
+        return PolicyUpdate(self._config, algorithm, self.policy, self.optimizer)
 
     @property
     def compute_dtype(self) -> str:
@@ -110,7 +110,7 @@ class LocalSession(TrainingSession):
         """Write the checkpoint of `step`."""
         state = {
             "trained": self.policy.training_state(),
-            "optimiser": self.optimiser.state(),
+            "optimiser": self.optimizer.state(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all(),
             "progress": {**progress, "step": step},
@@ -131,7 +131,7 @@ class LocalSession(TrainingSession):
         try:
             state = torch.load(checkpoint / _STATE_FILE, map_location=self.policy.device, weights_only=True)
             self.policy.load_training_state(state["trained"])
-            self.optimiser.load(state["optimiser"])
+            self.optimizer.load(state["optimiser"])
             torch.set_rng_state(state["rng"].cpu())
             torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
             progress: dict[str, Any] = state["progress"]

@@ -67,7 +67,7 @@ class SupervisedLoop(RlLoop):
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
                 return_free_memory()
-            norm = session.optimiser.step(step)
+            norm = session.optimizer.step(step)
             state.step = step
             tokens = sum(len(row.token_ids) for row in rows)
             trained = int(sum(np.sum(row.train_counts) for row in rows))
@@ -75,7 +75,7 @@ class SupervisedLoop(RlLoop):
             metrics = {
                 "loss/sft": total,
                 "grad_norm": norm,
-                "lr": session.optimiser.lr(step),
+                "lr": session.optimizer.lr(step),
                 "tokens/raw": tokens,
                 "tokens/trained": trained,
                 "time/step": timestamp() - started,

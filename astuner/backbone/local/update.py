@@ -32,7 +32,7 @@ from astuner.algorithms.update_records import SampleKey
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
-from astuner.backbone.local.optimiser import GradientNotFinite, Optimiser
+from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.config.root import AstunerConfig
 from astuner.diagnostics import sampled_logprobs
@@ -92,13 +92,13 @@ class PolicyUpdate:
     Attributes:
         config: the run's configuration.
         algorithm: the resolved algorithm; it must have a rule.
-        policy, optimiser: the model and its optimizer.
+        policy, optimizer: the model and its optimizer.
     """
 
     config: AstunerConfig
     algorithm: Algorithm
     policy: Policy
-    optimiser: Optimiser
+    optimizer: Optimizer
     _gaps: list[float] = field(default_factory=list, init=False)
 
     @property
@@ -144,7 +144,7 @@ class PolicyUpdate:
         self, rows: Sequence[TrainingRow], advantages: StepAdvantages, sums: _Sums, step: int
     ) -> dict[str, float]:
         norms: list[float] = []
-        before = self.optimiser.sampled_weights()
+        before = self.optimizer.sampled_weights()
         count, seed = self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step)
         index_lists = mini_batches(rows, advantages.groups, count, seed)
         for part in ([rows[index] for index in indexes] for indexes in index_lists):
@@ -152,8 +152,8 @@ class PolicyUpdate:
                 self._accumulate(part, sums, first=not norms, only=len(index_lists) == 1)
                 if not norms:
                     self._check_logprob_gap(sums, advantages.episodes, step)
-                norms.append(self.optimiser.step(step))
-        changed = self.optimiser.sampled_weights() != before
+                norms.append(self.optimizer.step(step))
+        changed = self.optimizer.sampled_weights() != before
         return self._summary(sums, norms, step) | {"update/changed_weights": float(changed.float().mean())}
 
     @torch.no_grad()
@@ -285,7 +285,7 @@ class PolicyUpdate:
             "ratio/max": loss["ratio_max"],
             "logprob_difference": values["logprob_difference"] / compared,
             "grad_norm": sum(norms) / steps,
-            "lr": self.optimiser.lr(step),
+            "lr": self.optimizer.lr(step),
             "update/optimiser_steps": steps,
         }
 

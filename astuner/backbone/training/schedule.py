@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from astuner.config.optimiser import OptimConfig
+from astuner.config.optimizer import OptimConfig
 from astuner.config.root import AstunerConfig
 from astuner.schema import Task
 

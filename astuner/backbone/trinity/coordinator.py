@@ -35,7 +35,7 @@ class CoordinatorJob:
         agent: the job of processes that run episodes.
         uses_tinker: whether a Tinker service samples; otherwise vLLM does.
         max_model_len: maximum number of tokens of prompt and completion together.
-        updates: optimiser steps in a training step.
+        updates: optimizer steps in a training step.
         runners: number of processes that run episodes.
     """
 

@@ -26,7 +26,7 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the metrics of a training step.
 
     Args:
-        parts: Trinity's metrics of each optimiser step. Sums over tokens are divided by the same number for a whole
+        parts: Trinity's metrics of each optimizer step. Sums over tokens are divided by the same number for a whole
             step, so that their quotients are means over tokens.
     """
     updates = [part for part in parts if part.get(_TRAINED_TOKENS)]

@@ -1,7 +1,7 @@
 """Computed values of Trinity's configuration, by name: keys (`key(trinity=sets(..., rule=NAME))`), fixed_settings.yaml.
 
 The first line of each docstring describes the value in docs/en/backbone_trinity_keys.md. A step of Trinity's trainer is
-one optimiser step; a training step of astuner has `trainer_common.mini_batch_num` of them.
+one optimizer step; a training step of astuner has `trainer_common.mini_batch_num` of them.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object
 
 
 def sampling_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
-    """The number of optimiser steps of a training step."""
+    """The number of optimizer steps of a training step."""
     return {"updates": config.trainer_common.mini_batch_num}
 
 

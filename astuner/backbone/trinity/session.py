@@ -123,7 +123,7 @@ class TrinitySession(TrainingSession):
         self.actors.start()
 
     def wait_for_update(self, step: int) -> None:
-        """Wait until the trainer has finished `step`. The trainer does the optimiser steps even without any reward."""
+        """Wait until the trainer has finished `step`. The trainer does the optimizer steps even without any reward."""
         events, last = self.event_consumer, step * self._updates
         with self.context.phase("update"):
             advantages = events.wait_for_update(step, last)

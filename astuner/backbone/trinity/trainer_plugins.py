@@ -54,7 +54,7 @@ class MiniBatchStrategy(SampleStrategy):
 
         Args:
             buffer_config: Trinity's buffer configuration.
-            updates: optimiser steps in a training step.
+            updates: optimizer steps in a training step.
         """
         super().__init__(buffer_config)
         self._updates = updates

@@ -21,9 +21,9 @@ from astuner.llm_engine.causal_lm import load_causal_lm
 
 
 class WholeBatchTrainer(Trainer):
-    """Takes one optimiser step over all experiences of a trainer step.
+    """Takes one optimizer step over all experiences of a trainer step.
 
-    The stock trainer splits them into parts of `buffer.train_batch_size` and takes an optimiser step for each.
+    The stock trainer splits them into parts of `buffer.train_batch_size` and takes an optimizer step for each.
     """
 
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ class VerlTrainer(PPOTrainerSync):
         return [row.float() for row in self.get(keys, ["ref_log_prob"])["ref_log_prob"].unbind()]
 
     def update(self, keys: list[str], lengths: list[int], mini_batch_size: int, rate: float) -> dict[str, Any]:
-        """Do the optimiser steps of a training step.
+        """Do the optimizer steps of a training step.
 
         Args:
             keys: keys of the rows, ordered by worker and then mini-batch.
@@ -229,7 +229,7 @@ class VerlTrainer(PPOTrainerSync):
         return metrics
 
     def save(self, folder: Path, step: int) -> None:
-        """Save model, optimiser and random state with verl's checkpoint manager."""
+        """Save model, optimizer and random state with verl's checkpoint manager."""
         self.actor_rollout_wg.save_checkpoint(str(folder), None, step, max_ckpt_to_keep=None)
 
     def load(self, folder: Path) -> None:

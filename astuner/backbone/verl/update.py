@@ -163,7 +163,7 @@ class VerlUpdate:
     def _update_weights(
         self, stored: _StoredRows, advantages: StepAdvantages, step: int
     ) -> tuple[dict[str, float], dict[SampleKey, tuple[float, ...]]]:
-        """Do the optimiser steps. Mini-batches without any gradient are skipped.
+        """Do the optimizer steps. Mini-batches without any gradient are skipped.
 
         Returns:
             Metrics, and the logprobs of each sample's trained tokens, as computed during the update.

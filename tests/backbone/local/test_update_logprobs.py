@@ -12,11 +12,11 @@ import torch
 from astuner import AstunerJob
 from astuner.algorithms import resolve
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
 from astuner.config.model import ModelConfig
-from astuner.config.optimiser import PackMode
+from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
 from astuner.run_record import (
@@ -43,8 +43,8 @@ def update(
         replace(episode, samples=tuple(build_samples(episode.calls)))
         for episode in episodes_of(policy, by_call=by_call)
     ]
-    optimiser = Optimiser(policy.trainable(), config.trainer_common.optim, 1)
-    return policy, made, PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser).step(made, 1)
+    optimizer = Optimizer(policy.trainable(), config.trainer_common.optim, 1)
+    return policy, made, PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer).step(made, 1)
 
 
 def recomputed(policy: Policy, sample: Sample) -> list[float]:

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from astuner.algorithms import resolve
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.optimiser import Optimiser
+from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.model import ModelConfig
-from astuner.config.optimiser import PackMode
+from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
 from astuner.schema import Episode, LlmCall, Task
@@ -26,7 +26,7 @@ from astuner.schema import Episode, LlmCall, Task
 REINFORCEMENT = [name for name in ALGORITHMS if name != "sft"]
 
 
-class Watched(Optimiser):
+class Watched(Optimizer):
     """Keeps the gradient of each step."""
 
     def __init__(self, *args: Any) -> None:
@@ -94,14 +94,14 @@ def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tupl
     with torch.no_grad():  # away from the reference, so that there is a KL
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
-    optimiser = Watched(policy.trainable(), config.trainer_common.optim, 1)
+    optimizer = Watched(policy.trainable(), config.trainer_common.optim, 1)
     merge = "none" if mode == "none" else "leaf"
     episodes = [
         replace(episode, samples=tuple(build_samples(episode.calls, merge)))
         for episode in episodes_of(policy, by_call=by_call)
     ]
-    result = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser).step(episodes, 1)
-    return optimiser.gradients, result
+    result = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer).step(episodes, 1)
+    return optimizer.gradients, result
 
 
 @pytest.mark.parametrize("by_call", [False, True], ids=["by episode", "by call"])
@@ -128,7 +128,7 @@ def test_a_length_punishment_revives_no_group_that_is_all_right(model_folder: Pa
         {"data": {"max_response_length": 15}, "trainer_common": {"algorithm": settings, "use_kl_loss": False}}
     )
     policy = Policy(ModelConfig(), str(model_folder), torch.device("cpu"))
-    optimiser = Watched(policy.trainable(), config.trainer_common.optim, 1)
+    optimizer = Watched(policy.trainable(), config.trainer_common.optim, 1)
     episodes = []
     for number, length in enumerate((3, 14)):
         call = LlmCall("c", f"e{number}", (5, 6), (7,) * length, (-1.0,) * length, "stop", agent_name="a")
@@ -136,8 +136,8 @@ def test_a_length_punishment_revives_no_group_that_is_all_right(model_folder: Pa
         rewards = {"agent_rewards": {"a": 1.0}} if apart else {}
         samples = tuple(build_samples([call]))
         episodes.append(Episode(f"e{number}", Task("t", "?"), number, "ok", 1.0, True, (call,), samples, **rewards))
-    update = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimiser)
+    update = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer)
     result = update.step(episodes, 1)
     assert not result.signal
     assert result.metrics["reward/shaped"] < 1.0
-    assert optimiser.gradients == []
+    assert optimizer.gradients == []

@@ -7,7 +7,7 @@ import pytest
 from astuner.backbone.trinity.metrics import update_metrics
 
 
-def test_step_metrics_combine_those_of_its_optimiser_steps():
+def test_step_metrics_combine_those_of_its_optimizer_steps():
     taught = {"actor/ratio/trained_tokens": 4.0, "actor/loss/policy": 1.0, "actor/ratio/kl_sum": 2.0}
     idle = {"actor/loss/policy": 9.0, "time/read_experience": 3.0, "staleness/max": 2.0, "staleness/mean": 2.0}
     fresh = {"time/read_experience": 0.5, "staleness/max": 1.0, "staleness/mean": 1.0}

@@ -13,7 +13,7 @@ from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from tests.backbone.trinity.plans import GPU, TINKER, run_config
 
 
-def test_a_step_of_trinitys_trainer_is_an_optimiser_step() -> None:
+def test_a_step_of_trinitys_trainer_is_an_optimizer_step() -> None:
     run = run_config(
         trainer_common__mini_batch_num=3,
         trainer_common__save_freq=5,

@@ -65,12 +65,12 @@ def tinker_trainer_step(config: RunConfig, model: Path, batches: list[list[Any]]
     from trinity.trainer.tinker.tinker_trainer import TinkerTrainerWrapper
     from trinity.trainer.tinker.utils import to_tinker_input
 
-    from astuner.backbone.local.optimiser import Optimiser
+    from astuner.backbone.local.optimizer import Optimizer
     from astuner.backbone.trinity.trainer_plugins import EpisodeLoss
 
     run, policy = config.astuner, local_reference(model).policy
     common = run.trainer_common
-    optimiser = Optimiser(policy.trainable(), common.optim, TOTAL_STEPS)
+    optimizer = Optimizer(policy.trainable(), common.optim, TOTAL_STEPS)
     algorithm = common.algorithm.model_dump(mode="json")
     loss = EpisodeLoss("tinker", algorithm, common.kl_loss_coef, common.kl_loss_type)
     reference = local_reference(model)
@@ -93,7 +93,7 @@ def tinker_trainer_step(config: RunConfig, model: Path, batches: list[list[Any]]
             logits = policy.model(input_ids=ids).logits[0, :-1].log_softmax(-1)
             logprobs.append(logits.gather(-1, ids[0, 1:, None])[:, 0])
         TinkerTrainerWrapper._loss_func(trainer, [], logprobs)[0].backward()
-        optimiser.step(1)
+        optimizer.step(1)
     return policy.model.state_dict()
 
 

@@ -52,13 +52,13 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
     from verl.utils.py_functional import append_to_dict
     from verl.workers.engine.utils import prepare_micro_batches
 
-    from astuner.backbone.local.optimiser import Optimiser
+    from astuner.backbone.local.optimizer import Optimizer
     from astuner.backbone.trinity.rules import loss_args
     from astuner.backbone.trinity.verl_trainer import worker_rows
     from tests.backbone.trinity.plans import GPU
 
     run, policy, reference = config.astuner, local_reference(model).policy, local_reference(model)
-    optimiser = Optimiser(policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
+    optimizer = Optimizer(policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
     loss = build_trinity_loss(
         AlgorithmConfig(
             policy_loss_fn="astuner.backbone.trinity.trainer_plugins.EpisodeLoss",
@@ -99,7 +99,7 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
                 if isinstance(value, Metric)
             }
         )
-        optimiser.step(1)
+        optimizer.step(1)
     return policy.model.state_dict(), metrics_by_batch
 
 

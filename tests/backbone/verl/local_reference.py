@@ -37,12 +37,12 @@ class LocalReference:
 
         The result lacks `update/changed_weights`, which only the local backbone measures.
         """
-        from astuner.backbone.local.optimiser import Optimiser
+        from astuner.backbone.local.optimizer import Optimizer
         from astuner.backbone.local.update import PolicyUpdate
 
         run = config.astuner
-        optimiser = Optimiser(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
-        update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimiser)
+        optimizer = Optimizer(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
+        update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimizer)
         result = update.step(episodes, 1)
         metrics = dict(result.metrics)
         assert metrics.pop("update/changed_weights") > 0.0

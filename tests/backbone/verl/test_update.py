@@ -107,7 +107,7 @@ def assert_same_record(result: UpdateResult, expected: UpdateResult) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_any_number_of_episodes_makes_all_optimiser_steps(cluster: VerlCluster, model_folder: Path, count: int):
+def test_any_number_of_episodes_makes_all_optimizer_steps(cluster: VerlCluster, model_folder: Path, count: int):
     # The workers' weights have changed in earlier tests; sample with the current ones.
     folder = model_folder.parent / f"updated-{cluster.trainer.workers}-{count}"
     cluster.trainer.save_model(folder, "float32")

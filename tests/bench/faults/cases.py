@@ -287,10 +287,10 @@ FAULTS: tuple[Fault, ...] = (
         patched(injections.no_gradient),
     ),
     Fault(
-        "optimiser_has_no_effect",
+        "optimizer_has_no_effect",
         "https://github.com/allenai/open-instruct/pull/1642",
-        ("weight", "no .*changed|unchanged", "optimiser|lr"),
-        patched(injections.optimiser_without_effect),
+        ("weight", "no .*changed|unchanged", "optimizer|lr"),
+        patched(injections.optimizer_without_effect),
     ),
     Fault(
         "same_batch_every_step",

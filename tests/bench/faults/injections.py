@@ -172,10 +172,10 @@ def same_batch() -> None:
 
 
 def no_gradient() -> None:
-    """Lose the gradient before the optimiser step."""
-    from astuner.backbone.local.optimiser import Optimiser
+    """Lose the gradient before the optimizer step."""
+    from astuner.backbone.local.optimizer import Optimizer
 
-    step = Optimiser.step
+    step = Optimizer.step
 
     def without(self: Any, number: int) -> float:
         for parameter in self._parameters:
@@ -183,10 +183,10 @@ def no_gradient() -> None:
                 parameter.grad.zero_()
         return step(self, number)
 
-    Optimiser.step = without  # type: ignore[method-assign]
+    Optimizer.step = without  # type: ignore[method-assign]
 
 
-def optimiser_without_effect() -> None:
+def optimizer_without_effect() -> None:
     """Skip every step of AdamW, as a gradient scaler does after an overflow."""
     torch.optim.AdamW.step = lambda self, closure=None: None  # type: ignore[method-assign, assignment]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from astuner.backbone.training.schedule import learning_rate
-from astuner.config.optimiser import OptimConfig
+from astuner.config.optimizer import OptimConfig
 from astuner.errors import BackboneError
 
 _VALUES_PER_PARAMETER = 256
@@ -29,7 +29,7 @@ class GradientNotFinite(BackboneError):
         self.norm = norm
 
 
-class Optimiser:
+class Optimizer:
     """AdamW, gradient clipping, and the schedule of `trainer_common.optim`."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], config: OptimConfig, total_steps: int) -> None:

@@ -71,7 +71,7 @@ class FsdpConfig(Section):
         verl=sets("actor_rollout_ref.actor.fsdp_config.optimizer_offload"),
         trinity=sets("trainer.optimizer_offload"),
     )
-    """Keep optimiser state in host memory between uses."""
+    """Keep optimizer state in host memory between uses."""
 
 
 PackMode = Literal["auto", "tree", "leaf", "none"]
