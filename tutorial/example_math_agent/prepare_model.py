@@ -63,6 +63,7 @@ def transcript(rng: random.Random, avoid: set[str], tools: list[dict]) -> dict:
         task = make_task(rng)
     question, answer = task["question"], task["answer"]
     messages = [{"role": "system", "content": system_prompt}, {"role": "user", "content": question}]
+    final: dict[str, str] = {"role": "assistant"}
     if rng.random() < 0.5:
         expression = question.removeprefix("What is ").removesuffix("?")
         call = {"name": "execute_python_code", "arguments": json.dumps({"code": f"print({expression})"})}
@@ -73,7 +74,10 @@ def transcript(rng: random.Random, avoid: set[str], tools: list[dict]) -> dict:
         ]
     else:
         answer = str(int(answer) + rng.choice([1, -1, 10, -10, 100, -100]))
-    messages.append({"role": "assistant", "content": f"\\boxed{{{answer}}}"})
+        # The thinking makes the first token, which decides against the tool, one that supervised training trains.
+        final["reasoning_content"] = "I can do this in my head."
+    final["content"] = f"\\boxed{{{answer}}}"
+    messages.append(final)
     return {"messages": messages, "tools": tools}
 
 
