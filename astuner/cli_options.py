@@ -43,10 +43,10 @@ OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
 _TINKER_LIMITS = (
-    ("--max-models", None, 4, "Models in training at once."),
-    ("--max-engines", None, 3, "Sampling engines in memory."),
-    ("--max-samplers", None, 8, "Samplers per run on disk."),
-    ("--max-body", 65536, 64, "MiB of a request."),
+    ("--max-models", None, 4, "Maximum number of models in training."),
+    ("--max-engines", None, 3, "Maximum number of sampling engines in memory."),
+    ("--max-samplers", None, 8, "Maximum number of samplers per run on disk."),
+    ("--max-body", 65536, 64, "Maximum size of a request, in MiB."),
 )
 
 

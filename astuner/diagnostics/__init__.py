@@ -1,4 +1,4 @@
-"""Checks for faults that raise no error: what is wrong with a run, its evidence, and how to fix it."""
+"""Checks for faults that raise no error. A finding says what is wrong, with the evidence, and how to fix it."""
 
 from astuner.diagnostics.evidence import StartEvidence, StepEvidence, UpdateEvidence
 from astuner.diagnostics.fork_fixes import fix_for, fixes_for

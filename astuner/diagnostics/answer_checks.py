@@ -1,4 +1,4 @@
-"""Checks of what was sampled: answers, their ends, logprobs, masks and versions."""
+"""Checks of the sampled answers: truncation, duplicates, tool calls, loss masks and policy versions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from astuner.diagnostics.evidence import Result, StepEvidence, text_of
 from astuner.schema import Episode, LlmCall
 
-# Log of the probability of an alarm by chance, in one step.
+# Log of the probability of a false alarm in one step.
 _LOG_CHANCE = math.log(1e-9)
 _LOG_CHANCE_OF_TRUNCATION = math.log(1e-4)
 # Mean logprob of sampled tokens below which a model writes noise.
 _LOWEST_LOGPROB = -2.5
-# float32 gives logprobs in steps of about this size, so that those of near certain tokens are often equal.
+# Resolution of logprobs in float32. Logprobs of nearly certain tokens are often equal, because they round to it.
 _ROUNDING = 4e-6
 _BITS = 40
 _NAME = re.compile(r'"(?:name|function|tool|tool_name)"\s*:\s*"([^"]+)"')
@@ -24,7 +24,7 @@ _TAGGED_NAME = re.compile(r"<function=([\w.-]+)|<invoke name=\"([\w.-]+)\"|Actio
 
 
 def every_answer_truncated(step: StepEvidence) -> Result:
-    """Find a run in which no answer ends by itself."""
+    """Find a run in which no answer ends with an end token."""
     calls = step.sampled_calls
     if step.stops or not _are_truncated_by_fault(step):
         return
@@ -46,19 +46,19 @@ def every_answer_truncated(step: StepEvidence) -> Result:
         f"all {len(calls)} answers were truncated at their length limit, {max(len(c.completion_ids) for c in calls)} "
         f"tokens at most: none sampled an end token ({stops})",
         "raise rollout.max_response_length_in_one_turn (and data.max_response_length, rollout.max_model_len), or, if "
-        "answers go on after their end, correct the end token: eos_token of the tokenizer and the chat template",
+        "answers continue after their end, correct the end token: eos_token of the tokenizer and the chat template",
     )
 
 
 def _are_truncated_by_fault(step: StepEvidence) -> bool:
-    """Return whether it is improbable that no answer of a step has ended, given the model and the earlier steps."""
+    """Return whether it is improbable, given the model and the earlier steps, that all answers of a step are cut."""
     count = len(step.sampled_calls)
     if step.stops_before:
         # Half of the rate of earlier steps, because it changes while the model learns.
         rate = step.stops_before / step.calls_before / 2
         return count * math.log1p(-rate) < _LOG_CHANCE_OF_TRUNCATION
     logprobs = [value for call in step.sampled_calls for value in call.logprobs]
-    # A model that has not learned to write yet does not end its answers either, but for one in hundreds by chance.
+    # An untrained model samples the end token only by chance, in one of some hundred answers.
     knows_language = bool(logprobs) and sum(logprobs) / len(logprobs) > _LOWEST_LOGPROB
     return count >= 8 if knows_language else count + step.calls_before >= 1000
 
@@ -73,7 +73,7 @@ def identical_samples(step: StepEvidence) -> Result:
         return
     count = sum(len(calls) for calls in compared)
     equal_seeds = all(len({call.sampling.seed for call in calls}) == 1 for calls in compared)
-    # If samples were independent, each further one would equal the first with the first one's probability.
+    # If the samples are independent, each of them equals the first sample with the probability of the first sample.
     log_chance = sum((len(calls) - 1) * sum(calls[0].logprobs) for calls in compared)
     why = f"which has a probability of 1e{log_chance / math.log(10):.0f} if they are sampled independently"
     if equal_seeds and compared[0][0].sampling.seed is not None:
@@ -106,7 +106,7 @@ def answers_of_other_prompts(step: StepEvidence) -> Result:
 
 
 def _bits(logprobs: Sequence[float]) -> float:
-    """Return the information in the rounding of logprobs, which different prompts agree in by chance only."""
+    """Return the number of random bits in the rounding of logprobs. Different prompts rarely agree in these bits."""
     return sum(math.log2(-logprob / _ROUNDING) for logprob in logprobs if logprob < -_ROUNDING)
 
 
@@ -121,7 +121,7 @@ def tool_calls_not_parsed(step: StepEvidence) -> Result:
         name = _written_call(text_of(call.messages[-1]))
         if name is None:
             continue
-        # Decoded once per set of tools: the name of a tool is in its prompt.
+        # The prompt contains the names of the offered tools. One prompt is decoded for each set of tools.
         if call.tools_hash not in prompts:
             prompts[call.tools_hash] = step.start.decode(call.prompt_ids)
         if name in prompts[call.tools_hash]:
@@ -178,15 +178,15 @@ def mask_differs_from_calls(step: StepEvidence) -> Result:
     if context or missed or changed or lost:
         yield (
             f"the loss mask is wrong: it trains {context} tokens that the model did not sample (prompts or results of "
-            f"tools) and misses {missed} that it did; {changed} calls have other tokens than were sampled and {lost} "
-            f"are in no sample, for example in {example or 'several episodes'}",
-            "this is a bug in the building of samples: remove extensions that change samples, and report it with the "
-            "episode's file; if only ends of turns are missed, the mask treats the end token as padding",
+            f"tools) and misses {missed} tokens that the model sampled; {changed} calls have different tokens than "
+            f"were sampled, and {lost} calls are in no sample, for example in {example or 'several episodes'}",
+            "this is a bug in the building of samples: remove extensions that change samples, and report the bug with "
+            "the episode's file; if only ends of turns are missed, the mask treats the end token as padding",
         )
 
 
 def _untrained_calls(episodes: Sequence[Episode]) -> int:
-    """Return the number of sampled calls that no sample contains, in episodes that lost no sample to the limit."""
+    """Return the number of sampled calls that no sample contains, in episodes without dropped samples."""
     lost = 0
     for episode in episodes:
         if episode.status == "ok" and not episode.dropped_samples and episode.samples:
@@ -196,7 +196,7 @@ def _untrained_calls(episodes: Sequence[Episode]) -> int:
 
 
 def old_weights(step: StepEvidence) -> Result:
-    """Find answers that were sampled with older weights than the run allows."""
+    """Find answers whose weights are older than the run allows."""
     config = step.start.config
     allowed = config.asynchrony.max_staleness if config.backbone == "trinity" else 0
     if not step.start.trains:
@@ -210,7 +210,7 @@ def old_weights(step: StepEvidence) -> Result:
         yield (
             f"{len(old)} of {len(step.sampled_calls)} answers were sampled with stale weights, those after step "
             f"{min(old.values())}, while step {step.step} trains the weights after step {step.step - 1}: the engine "
-            "does not get the updated weights",
+            "does not receive the updated weights",
             "check the transfer of weights to the engine (sync); restart the engine, and do not share its server with "
             "another run",
         )

@@ -1,4 +1,4 @@
-"""What the checks look at: the inputs of a run, the episodes of a step, and the result of its update."""
+"""Inputs of the checks: the inputs of a run, the episodes of a step, and the result of the step's update."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from astuner.run_record import SampleUpdate
 from astuner.schema import Episode, LlmCall, TaskSet
 
 Result = Iterator[tuple[str, str]]
-"""The findings of a check: what is wrong with its evidence, and how to fix it."""
+"""The findings of a check. Each is a pair: the fault with its evidence, and how to fix it."""
 
 _PROBE_SYSTEM, _PROBE_USER, _PROBE_RESULT = "system probe 7391", "user probe 2846", "result probe 5170"
 _PROBE_TOOL = {
@@ -33,7 +33,7 @@ _CONTROL_TEXT = re.compile(r"<\|[A-Za-z_]{2,30}\|>|<(?:start|end)_of_turn>")
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """What the chat template renders, found by rendering probe messages.
+    """Properties of the chat template, found by rendering probe messages.
 
     Attributes:
         shows_system, shows_user, shows_tools, shows_results: whether the prompt contains a system message, a user
@@ -54,7 +54,7 @@ class TemplateFacts:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the files of the model and its tokenizer state.
+    """Properties of the model and its tokenizer, read from their files.
 
     Attributes:
         vocabulary: number of rows of the model's embedding; None if unknown.
@@ -80,8 +80,8 @@ class StartEvidence:
     Attributes:
         config: the configuration.
         tasks: the tasks.
-        template: what the chat template renders.
-        model: the files of the model.
+        template: properties of the chat template.
+        model: properties of the model and its tokenizer.
         decode: returns the text of token ids.
         trains: whether the run trains.
     """
@@ -102,9 +102,9 @@ class StepEvidence:
         start: the inputs of the run.
         step: the training step, 1-based.
         episodes: all episodes, including failed ones.
-        previous_tasks: the ids of the tasks of the step before; None for the first step of a process.
-        calls_before, stops_before: number of sampled answers in the earlier steps of this process, and of those among
-            them that ended by themselves.
+        previous_tasks: the ids of the previous step's tasks; None for the first step of a process.
+        calls_before: number of sampled answers in the earlier steps of this process.
+        stops_before: number of these answers that end with an end token.
     """
 
     start: StartEvidence
@@ -121,12 +121,12 @@ class StepEvidence:
 
     @functools.cached_property
     def sampled_calls(self) -> tuple[LlmCall, ...]:
-        """The calls whose answer the model in training sampled."""
+        """The calls whose answers were sampled from the model in training."""
         return tuple(call for e in self.episodes for call in e.calls if call.trained and call.completion_ids)
 
     @functools.cached_property
     def stops(self) -> int:
-        """The number of sampled answers that ended by themselves."""
+        """The number of sampled answers that end with an end token."""
         return sum(call.finish_reason == "stop" for call in self.sampled_calls)
 
 
@@ -153,10 +153,10 @@ class UpdateEvidence:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The conversation of an episode, from the messages of its last call.
+    """The longest conversation of an episode.
 
     Attributes:
-        messages: request and answer.
+        messages: messages of the request, and the answer.
         results: the results of tools, as (tool name, arguments, text).
     """
 
@@ -165,7 +165,7 @@ class Transcript:
 
     @staticmethod
     def of(episode: Episode) -> Transcript:
-        """Return the transcript of an episode: its longest conversation."""
+        """Return the transcript of an episode, from the call with the most messages."""
         messages = max((call.messages for call in episode.calls), key=len, default=())
         called: dict[str, tuple[str, str]] = {}
         results = []
@@ -235,7 +235,7 @@ def _is_one_token(tokenizer: Any, text: str) -> bool:
 
 
 def model_facts(codec: ChatCodec, model_path: str) -> ModelFacts:
-    """Read the configuration files of a model; what cannot be read is unknown."""
+    """Read the configuration files of a model. Values that cannot be read are unknown."""
     from transformers import AutoConfig, GenerationConfig
 
     tokenizer = codec.tokenizer

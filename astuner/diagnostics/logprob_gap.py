@@ -1,4 +1,4 @@
-"""The cause of a difference between the sampler's and the trainer's logprobs, from the shape of the difference."""
+"""The most likely cause of a difference between the sampler's and the trainer's logprobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from astuner.schema import Sample
 
-# Mean difference below which logprobs count as equal, nats a token.
+# Mean difference below which logprobs count as equal, nats per token.
 _SMALLEST_SHIFT = 1e-2
 
 TokenPairs = tuple[Sequence[float], Sequence[float]]
@@ -22,7 +22,12 @@ def sampled_logprobs(sample: Sample) -> list[float]:
 
 @dataclass(frozen=True)
 class GapCause:
-    """Why logprobs differ: the text of the finding and the fix."""
+    """A cause of different logprobs.
+
+    Attributes:
+        text: the finding, with the evidence.
+        fix: what to change.
+    """
 
     text: str
     fix: str
@@ -33,11 +38,11 @@ def explain_logprob_gap(samples: Sequence[TokenPairs], difference: float, *, ear
 
     Args:
         samples: the logprobs of each sample.
-        difference: mean absolute difference, nats a token.
-        earlier: this difference in earlier steps.
+        difference: mean absolute difference, in nats per token.
+        earlier: this difference in each earlier step.
     """
     pairs = [(s, t) for s, t in samples if len(s) == len(t) and len(s) > 0]
-    start = f"the logprobs of the rollout and of the trainer differ by {difference:.3g} nats a token on average"
+    start = f"the logprobs of the rollout and of the trainer differ by {difference:.3g} nats per token on average"
     if (shifted := off_by_one(pairs)) is not None:
         return shifted
     aligned = _mean_difference(pairs, 0)
@@ -46,48 +51,49 @@ def explain_logprob_gap(samples: Sequence[TokenPairs], difference: float, *, ear
     rest = sorted(value for value in size if value <= 5 * aligned / 2)
     if few and rest and len(few) < len(size) / 3 and rest[len(rest) // 2] < aligned / 50:
         return GapCause(
-            f"{start}, but only in {len(few)} of {len(size)} samples; the others agree: these answers were sampled for "
-            "another prompt, or with other weights",
-            "turn off caches of answers in the engine or in a proxy before it; check that all engines get the weights",
+            f"{start}, but only in {len(few)} of {len(size)} samples: these answers were sampled for another prompt, "
+            "or with other weights",
+            "turn off caches of answers in the engine, or in a proxy before it; check that all engines receive the "
+            "weights",
         )
     slope, share = _scale(pairs)
     is_first = not any(value < difference / 5 for value in earlier)
     if share > (0.35 if is_first else 0.8) and abs(slope) > 0.03:
-        fitting = "a higher" if slope < 0 else "a lower"
+        comparison = "higher" if slope < 0 else "lower"
         return GapCause(
-            f"{start}, in proportion to the logprob itself ({share:.0%} of the variance): the sampler's logprobs are "
-            f"of another temperature than the trainer's ({fitting} one fits)",
+            f"{start}, in proportion to the logprob itself ({share:.0%} of the variance): the sampler's and the "
+            f"trainer's logprobs have different temperatures (the sampler's is {comparison})",
             "make both use rollout.temperature: a server must return logprobs after temperature (vLLM: logprobs-mode "
             "processed_logprobs), and a proxy must not change the temperature",
         )
     if not is_first:
         return GapCause(
             f"{start}, and by {min(earlier):.2g} in an earlier step: the engine samples with stale weights, or with a "
-            "key-value cache of them",
-            "check the transfer of weights to the engine (sync), with adapters merged in, and that the engine clears "
-            "its prefix cache after it",
+            "key-value cache of stale weights",
+            "check the transfer of weights to the engine (sync): adapters must be merged in, and the engine must clear "
+            "its prefix cache afterwards",
         )
     return GapCause(
-        f"{start}: the engine did not sample with the trained weights, with another tokenizer or template, or in "
-        "another precision",
+        f"{start}: the engine may have sampled with other weights than the trained ones, with another tokenizer or "
+        "chat template, or in another precision",
         "set model.dtype: float32; if the difference remains, check that the engine serves the model of model.path, "
-        "and report it",
+        "and report a bug",
     )
 
 
 def off_by_one(samples: Sequence[TokenPairs]) -> GapCause | None:
-    """Return the finding for logprobs that agree only if they are shifted by one token; None if they are not."""
+    """Return the finding for logprobs that agree only after a shift by one token; None for other logprobs."""
     pairs = [(s, t) for s, t in samples if len(s) == len(t) and len(s) > 1]
     aligned = _mean_difference(pairs, 0)
     shifted = min(_mean_difference(pairs, -1), _mean_difference(pairs, 1))
-    # An update that changed the weights in between changes logprobs in place, and not by a shift.
+    # Different weights change the logprobs, but do not shift them.
     if not (pairs and aligned > _SMALLEST_SHIFT and shifted < aligned / 5):
         return None
     return GapCause(
-        f"the trainer's logprobs of the trained tokens differ from the sampler's by {aligned:.3g} nats a token, but by "
-        f"{shifted:.2g} if they are shifted by one token: the loss mask, or the logprobs, are off by one",
+        f"the trainer's logprobs of the trained tokens differ from the sampler's by {aligned:.3g} nats per token, but "
+        f"by {shifted:.2g} if they are shifted by one token: the loss mask, or the logprobs, are off by one",
         "this is a bug in the building of training rows: logits at position i belong to token i + 1; remove extensions "
-        "that change masks, rows or logprobs, and report it",
+        "that change masks, rows or logprobs, and report the bug",
     )
 
 

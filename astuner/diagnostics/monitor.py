@@ -19,15 +19,15 @@ from astuner.model_tuner import ChatCodec
 from astuner.run_record import RunFinding, SampleUpdate
 from astuner.schema import Episode, TaskSet
 
-# A finding that persists is repeated on the console after this number of steps.
+# The console repeats a finding that persists after this number of steps.
 _REPEAT_AFTER = 20
 
 
 class Monitor:
-    """Looks for faults in the steps of a run. A finding is recorded in every step, and printed when it is new."""
+    """Runs the checks in each step of a run. Every finding is recorded; a new finding is also printed."""
 
     def __init__(self, start: StartEvidence, record: Callable[[RunFinding], None] = lambda _: None) -> None:
-        """Watch a run.
+        """Create the monitor of a run.
 
         Args:
             start: the inputs of the run.
@@ -59,7 +59,7 @@ class Monitor:
             codec: renders messages.
             model_path: folder or name of the model, whose configuration files are read.
             record: called with every finding.
-            trains: whether the run trains, or tries out a training.
+            trains: whether the run trains, or is a dry run of training.
         """
         template, model = probe_template(codec), model_facts(codec, model_path)
         return Monitor(StartEvidence(config, tasks, template, model, codec.decode, trains), record)
@@ -87,12 +87,12 @@ class Monitor:
         samples: Mapping[str, Sequence[SampleUpdate]],
         dtype: str | None,
     ) -> list[RunFinding]:
-        """Run the checks of the update of the step whose episodes were checked last, and return their findings.
+        """Run the checks of an update and return their findings. `check_rollout` has checked the step's episodes.
 
         Args:
-            metrics: of the update, by name.
-            advantages: by episode id.
-            samples: by episode id, how each of its samples was trained.
+            metrics: metrics of the update, by name.
+            advantages: advantage by episode id.
+            samples: by episode id, the advantages and logprobs with which each sample was trained.
             dtype: the dtype that the model computes in; None if unknown.
         """
         assert self._rollout is not None

@@ -1,4 +1,4 @@
-"""Checks of what the model is shown: prompts, conversations, tools and observations."""
+"""Checks of the inputs of the model: prompts, conversations, tools and observations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from astuner.diagnostics.references import REFERENCE_FIELDS, reference
 from astuner.diagnostics.start_checks import BOS_FIX
 from astuner.schema import LlmCall, Task
 
-# Prompts that are decoded in a step, to keep the checks cheap.
+# Maximum number of prompts that are decoded in a step, because decoding is slow.
 _DECODED_PROMPTS = 8
 _FAILURE = re.compile(
     r"^\W{0,3}(?:error\b|traceback\b|exception\b|failed\b|[A-Z]\w*(?:Error|Exception)\b)", re.IGNORECASE
 )
-# Failures that the model's own call may have caused: another call could succeed.
+# Errors that the arguments of the call may have caused. Another call may succeed.
 _CALLERS_MISTAKE = re.compile(
     r"argument|parameter|not found|unknown|no such|invalid|json|syntax|valid|required|unexpected|schema|not defined|"
     r"NameError|TypeError|ValueError|KeyError|IndexError|ZeroDivision",
@@ -73,7 +73,7 @@ def message_not_in_prompt(step: StepEvidence) -> Result:
             if role in ("system", "user", "tool") and text:
                 seen[role].append(text in prompt)
     for role, found in seen.items():
-        # One message may contain characters that the tokenizer normalises; never all of a role.
+        # The tokenizer may normalise characters of one message, but not of all messages of a role.
         if not any(found):
             yield (
                 f"none of {len(found)} {role} messages is in the prompt that the model received: the chat template "
@@ -88,7 +88,7 @@ def _squeezed(text: str) -> str:
 
 
 def same_prompt_for_all_tasks(step: StepEvidence) -> Result:
-    """Find a workflow that asks the model the same in all tasks."""
+    """Find a workflow that sends the same first prompt for all tasks."""
     prompts: dict[tuple[int, ...], set[str]] = defaultdict(set)
     tasks: dict[str, Task] = {}
     for episode in step.episodes:
@@ -130,35 +130,35 @@ def answer_in_prompt(step: StepEvidence) -> Result:
 
 
 def _is_given(task: Task, expected: str) -> bool:
-    """Return whether the task itself shows the answer, for example among choices."""
+    """Return whether the task contains the answer, for example among choices."""
     others = {name: value for name, value in task.metadata.items() if name not in REFERENCE_FIELDS}
     return expected in f"{task.main_query} {task.init_messages} {others}".replace(",", "").lower()
 
 
 def retokenised_by_client(step: StepEvidence) -> Result:
-    """Find answers that the agent sends back in another form."""
-    yield from _forks(step, "retokenised_by_client", "an earlier answer in another form than the model gave it")
+    """Find answers that the agent returns to the model in a different form."""
+    yield from _forks(step, "retokenised_by_client", "an earlier answer in a different form than the model sampled")
 
 
 def system_prompt_changed(step: StepEvidence) -> Result:
     """Find conversations whose system message changes between two calls."""
-    yield from _forks(step, "system_changed", "another system message than the call before")
+    yield from _forks(step, "system_changed", "a different system message than in the previous call")
 
 
 def _forks(step: StepEvidence, cause: str, text: str) -> Result:
     forked = [e for e in step.episodes if any(call.fork is not None and call.fork.cause == cause for call in e.calls)]
     several = [episode for episode in step.episodes if len(episode.calls) > 1]
-    # A rare case, for example an odd answer that a framework rewrites, is no fault of the whole run.
+    # In a few conversations, a fork can have an ordinary cause, such as an unusual answer that a framework rewrites.
     if len(forked) >= 2 and len(forked) > len(several) / 4:
         yield (
-            f"{len(forked)} of {len(several)} conversations with several calls sent {text} (fork {cause}), so that "
-            "their calls are trained as separate samples, on other tokens than the model sees when it goes on",
+            f"{len(forked)} of {len(several)} conversations with several calls sent {text} (fork {cause}), so their "
+            "calls are trained as separate samples",
             fix_for(cause),
         )
 
 
 def observations_never_change(step: StepEvidence) -> Result:
-    """Find an environment that answers every action of an episode with the same observation."""
+    """Find an environment that returns the same observation for every action of an episode."""
     constant: list[tuple[str, int]] = []
     tasks = set()
     longer = 0
@@ -170,18 +170,18 @@ def observations_never_change(step: StepEvidence) -> Result:
         tasks.add(episode.task.task_id)
         if len(set(observations)) == 1:
             constant.append((observations[0], len(observations)))
-    # A fixed reply such as "go on" is the same in all episodes; an observation depends on the task.
+    # A fixed reply such as "continue" is the same in all episodes; an observation depends on the task.
     if longer >= 4 and len(tasks) >= 2 and len(constant) == longer and len({text for text, _ in constant}) >= 2:
         yield (
-            f"in all {longer} episodes with several actions, every observation is the same as the first, whatever the "
-            f"action, for example {constant[0][1]} times {constant[0][0][:100]!r}: the environment does not advance",
-            "return the observation that follows the action: check that the workflow steps the environment, and does "
-            "not read its initial state again",
+            f"in all {longer} episodes with several actions, every observation equals the first observation, for "
+            f"example {constant[0][1]} times {constant[0][0][:100]!r}: the environment does not advance",
+            "return the observation that follows the action: check that the workflow steps the environment and does "
+            "not read the initial state again",
         )
 
 
 def _observations(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return the texts of the messages that answer an action, and the actions that they answer."""
+    """Return the texts of the observations, and the action before each of them."""
     observations, actions = [], []
     for before, after in pairwise(messages):
         if before.get("role") == "assistant" and after.get("role") in ("user", "tool"):
@@ -191,7 +191,7 @@ def _observations(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], lis
 
 
 def tool_always_fails(step: StepEvidence) -> Result:
-    """Find a tool whose every call ends with the same error."""
+    """Find a tool all of whose calls end with the same error."""
     results: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for episode in step.episodes:
         for name, arguments, text in Transcript.of(episode).results:
@@ -209,18 +209,19 @@ def tool_always_fails(step: StepEvidence) -> Result:
         ):
             yield (
                 f"all {len(calls)} calls of the tool {name!r} failed with the same error: {texts[0].strip()[:200]}",
-                f"repair the tool {name!r}, or what it needs (network, service, file), or remove it from the workflow",
+                f"repair the tool {name!r} or its requirements (network, service, file), or remove the tool from the "
+                "workflow",
             )
 
 
 def same_tasks_again(step: StepEvidence) -> Result:
-    """Find a step that repeats the tasks of the step before, although there are others."""
+    """Find a step that repeats the tasks of the previous step, although there are other tasks."""
     tasks = frozenset(episode.task.task_id for episode in step.episodes)
     total = len(step.start.tasks.training)
-    # With shuffling, an epoch may end and begin with the same task, but batches of several tasks repeat by a bug only.
+    # With shuffling, an epoch may end and begin with the same task, but a repeated batch of several tasks is a bug.
     if len(tasks) >= 3 and tasks == step.previous_tasks and total >= 3 * len(tasks):
         yield (
-            f"the {len(tasks)} tasks of this step are the same as in the step before, although there are {total} "
-            "training tasks: the data is not advanced",
+            f"the {len(tasks)} tasks of this step are the same as in the previous step, although there are {total} "
+            "training tasks: the reader does not advance",
             "check the order of the tasks: data.shuffle, and a task_reader that returns new tasks",
         )

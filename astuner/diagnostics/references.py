@@ -1,4 +1,4 @@
-"""Reference answers of tasks, and whether the answer of an episode equals them."""
+"""Reference answers of tasks, and their comparison with the answers of episodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 def reference(task: Task) -> str | None:
-    """Return the reference answer of a task if it is short: a number or a few words. None otherwise."""
+    """Return the reference answer of a task; None if the task has none of at most 40 characters."""
     for field in REFERENCE_FIELDS:
         value = task.metadata.get(field)
         if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -50,10 +50,10 @@ def is_number(text: str) -> bool:
 
 
 def answer_is_right(episode: Episode, expected: str) -> bool | None:
-    r"""Return whether the answer of an episode equals the reference; None if that cannot be told from its text.
+    r"""Return whether the answer of an episode equals the reference; None if the text does not decide it.
 
-    It is right if a field of the workflow's metadata, the last `\boxed{…}`, or the whole last message equals the
-    reference. It is wrong if the reference occurs nowhere in them.
+    The answer is right if a field of the workflow's metadata, the last `\boxed{…}`, or the whole last message equals
+    the reference. The answer is wrong if none of them contains the reference.
     """
     texts = list(_answers(episode))
     if not texts:

@@ -1,4 +1,4 @@
-"""Checks of the rewards: against reference answers, crashes, and each other."""
+"""Checks of the rewards: comparison with reference answers, with crashes, and between equal conversations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _JUDGE_FIX = (
     "test the judge (task_judge.judge_protocol, or the reward that the workflow returns) on a right and a wrong "
     "answer: which field it compares, and in which direction"
 )
-# Probability of an alarm by chance, in a step whose rewards do not depend on the answers at all.
+# Probability of a false alarm in a step whose rewards do not depend on the answers.
 _CHANCE = 1e-4
 _ERROR_NAME = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Timeout|Interrupt)\b|Traceback \(most recent call last\)")
 _ERROR_FIELDS = ("error", "exception", "traceback", "failure")
@@ -41,7 +41,7 @@ def judge_fails(step: StepEvidence) -> Result:
 
 
 def _compared(step: StepEvidence, *, numbers_only: bool) -> tuple[list[Episode], list[Episode]]:
-    """Return the scored episodes whose answer equals the reference, and those whose answer is another one."""
+    """Return the scored episodes whose answer equals the reference, and those with a different answer."""
     right: list[Episode] = []
     wrong: list[Episode] = []
     for episode in step.scored:
@@ -59,12 +59,12 @@ def _rewards(episodes: Sequence[Episode]) -> list[float]:
 
 
 def right_answers_not_rewarded(step: StepEvidence) -> Result:
-    """Find a judge that gives its lowest reward to all episodes, also to those that have the reference answer."""
+    """Find a judge that gives its lowest reward to all episodes, including those with the reference answer."""
     rewards = _rewards(step.scored)
     if not rewards or min(rewards) != max(rewards) or any(episode.is_success for episode in step.scored):
         return
     right, _ = _compared(step, numbers_only=False)
-    # One equal text may be chance, for example a short number in a wrong place.
+    # One equal text may be a coincidence, for example a short number in a wrong place.
     if len(right) >= 3 and len({episode.task.task_id for episode in right}) >= 2:
         example = right[0]
         yield (
@@ -92,7 +92,7 @@ def wrong_answers_rewarded(step: StepEvidence) -> Result:
 
 
 def rewards_contradict_answers(step: StepEvidence) -> Result:
-    """Find a judge that rewards wrong answers and not right ones."""
+    """Find a judge that rewards wrong answers instead of right ones."""
     right, wrong = _compared(step, numbers_only=False)
     lowest = min(_rewards(step.scored), default=0.0)
     high_right = sum(reward > lowest for reward in _rewards(right))
@@ -110,7 +110,7 @@ def rewards_contradict_answers(step: StepEvidence) -> Result:
 
 
 def crashes_are_rewarded(step: StepEvidence) -> Result:
-    """Find a workflow that catches its own crash and returns, so that the crash is scored and trained."""
+    """Find a workflow that catches its own exception and returns an output, which is then scored and trained."""
     crashed: list[tuple[Episode, str]] = []
     for episode in step.scored:
         for name, value in episode.metadata.items():
@@ -124,7 +124,7 @@ def crashes_are_rewarded(step: StepEvidence) -> Result:
     if len(crashed) >= 2:
         example, text = crashed[0]
         yield (
-            f"{len(crashed)} of {len(step.episodes)} episodes crashed and have a reward all the same, for example "
+            f"{len(crashed)} of {len(step.episodes)} episodes crashed but have a reward, for example "
             f"{example.reward:g} for {example.episode_id}, whose metadata has {text[:160]!r}: the model is trained on "
             "a crash that it did not cause",
             "let the exception leave `execute`: the episode is then counted as failed and not trained "

@@ -1,4 +1,4 @@
-"""Checks of a run's inputs, before anything is sampled."""
+"""Checks of a run's inputs before the first rollout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from astuner.diagnostics.evidence import Result, StartEvidence
 from astuner.diagnostics.references import REFERENCE_FIELDS
 
 _REWARD_FIELDS = ("reward", "rewards", "score", "is_correct", "is_success")
-# AdamW moves every weight by about the learning rate, and weights are of size 0.01 to 1.
+# AdamW changes each weight by about the learning rate. Typical weights have magnitudes of 0.01 to 1.
 _LARGEST_RATE = 0.1
-# AdamW moves every weight by at most about rate × steps. Below this, float32 rounds the changes of most weights away.
+# AdamW changes each weight by at most about rate × steps. float32 rounds most changes below this to zero.
 _SMALLEST_TOTAL_CHANGE = 1e-9
 
 
@@ -23,7 +23,7 @@ def validation_in_training(start: StartEvidence) -> Result:
         yield (
             f"{shared} of {len(start.tasks.validation)} validation tasks have the same question as a training task; "
             "validation will overestimate the model",
-            "remove these tasks from the training data, or name other data for the validation in task_reader",
+            "remove these tasks from the training data, or set other data for validation in task_reader",
         )
 
 
@@ -43,29 +43,29 @@ def duplicate_tasks(start: StartEvidence) -> Result:
 
 
 def missing_references(start: StartEvidence) -> Result:
-    """Find data in which the field of the reference answer is empty in most rows."""
+    """Find training data whose reference answer is empty in most rows."""
     tasks = start.tasks.training
     for field in REFERENCE_FIELDS:
         values = [task.metadata[field] for task in tasks if field in task.metadata]
         empty = sum(value is None or (isinstance(value, str) and not value.strip()) for value in values)
         if values and empty > len(tasks) / 2:
             yield (
-                f"the field {field!r} is empty in {empty} of {len(tasks)} training tasks, so a judge has nothing to "
-                "compare their answers with",
+                f"the field {field!r} is empty in {empty} of {len(tasks)} training tasks, so a judge has no reference "
+                "for their answers",
                 f"fill {field!r} in the data, or remove the tasks without a reference answer",
             )
 
 
 def reward_column_is_text(start: StartEvidence) -> Result:
-    """Find a field with rewards whose numbers or truth values were read as text."""
+    """Find a reward field whose numbers or booleans were read as text."""
     tasks = start.tasks.training
     for field in _REWARD_FIELDS:
         values = [task.metadata[field] for task in tasks if task.metadata.get(field) is not None]
         if values and all(isinstance(value, str) and _is_number_or_truth(value) for value in values):
             yield (
-                f"the field {field!r} of the training tasks is text, for example {values[0]!r}; as a truth value every "
-                'text is true, also "0" and "False", and arithmetic with it fails',
-                f"write numbers to {field!r} in the data, or convert it in the judge with float(...)",
+                f"the field {field!r} of the training tasks is text, for example {values[0]!r}. Every non-empty text "
+                'is true, including "0" and "False", and arithmetic with text fails',
+                f"write numbers to {field!r} in the data, or convert the text in the judge with float(...)",
             )
 
 
@@ -88,7 +88,7 @@ def vocabulary_mismatch(start: StartEvidence) -> Result:
             f"{model.vocabulary} rows: the tokenizer belongs to another model",
             "copy the tokenizer files of the model to the folder of model.path, or resize the model's embedding",
         )
-    # Models pad their embedding to a multiple of some hundreds; half of it unused is another vocabulary.
+    # Models pad their embedding to a multiple of some hundred rows, which is far less than half of it.
     elif model.vocabulary is not None and model.tokenizer_size < model.vocabulary / 2:
         yield (
             f"the tokenizer has {model.tokenizer_size} token ids, but the model's embedding has {model.vocabulary} "
@@ -104,7 +104,7 @@ def vocabulary_mismatch(start: StartEvidence) -> Result:
 
 
 def end_token_mismatch(start: StartEvidence) -> Result:
-    """Find a model whose end-of-sequence token means something else to the tokenizer."""
+    """Find a model whose end-of-sequence token does not end an answer for the tokenizer and the chat template."""
     model = start.model
     if not model.end_ids or set(model.end_ids) & set(model.stop_ids):
         return
@@ -119,7 +119,7 @@ def end_token_mismatch(start: StartEvidence) -> Result:
 
 
 def wrong_chat_template(start: StartEvidence) -> Result:
-    """Find a chat template of another model: it leaves out messages, or writes control tokens that do not exist."""
+    """Find a chat template that leaves out messages, or writes control tokens that the tokenizer does not have."""
     template = start.template
     fix = (
         "use the chat template that the model was trained with: chat_template in its tokenizer_config.json (or "
@@ -152,7 +152,7 @@ def _bos_message(count: int, where: str) -> str:
 
 
 def greedy_training(start: StartEvidence) -> Result:
-    """Find a training that samples the same answer in all episodes of a group."""
+    """Find training with greedy sampling, in which all episodes of a group have the same answers."""
     rollout = start.config.rollout
     if not _samples_to_train(start):
         return
@@ -161,19 +161,19 @@ def greedy_training(start: StartEvidence) -> Result:
         yield (
             f"{setting}, so training samples greedily: the episodes of a task are equal, and nothing can be learned "
             "from their comparison",
-            "set rollout.temperature to 0.7 to 1.0 and rollout.top_k to -1; rollout.val_kwargs has the settings of the "
-            "validation",
+            "set rollout.temperature to 0.7 to 1.0 and rollout.top_k to -1 (rollout.val_kwargs sets the sampling of "
+            "validation)",
         )
 
 
 def _samples_to_train(start: StartEvidence) -> bool:
-    """Return whether a run with these inputs trains on what it samples."""
+    """Return whether a run with these inputs trains on its samples."""
     algorithm = start.config.trainer_common.algorithm.adv_estimator
     return start.trains and ALGORITHMS[algorithm].reinforcement is not None
 
 
 def learning_rate(start: StartEvidence) -> Result:
-    """Find a learning rate that destroys the model in one step, or that changes nothing."""
+    """Find a learning rate that destroys the model in one step, or that has no effect."""
     common = start.config.trainer_common
     if not start.trains:
         return
@@ -188,6 +188,6 @@ def learning_rate(start: StartEvidence) -> Result:
     if rate * steps < _SMALLEST_TOTAL_CHANGE:
         yield (
             f"trainer_common.optim.lr is {rate:g}: in {steps} optimizer steps no weight changes by more than "
-            f"{rate * steps:.2g}, so the model stays as it is",
+            f"{rate * steps:.2g}, so the model does not change",
             "raise trainer_common.optim.lr to 1e-6 to 1e-5 for all weights, or 1e-5 to 1e-3 for LoRA",
         )

@@ -9,12 +9,12 @@ from astuner.diagnostics.evidence import Result, UpdateEvidence
 from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one, sampled_logprobs
 from astuner.schema import Episode
 
-# Mean differences of logprobs that rounding does not explain: float32 gives some 1e-5, bfloat16 some hundredths.
+# Limits of the mean difference of logprobs. Rounding causes about 1e-5 in float32 and some hundredths in bfloat16.
 _LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.15}
-# An asynchronous trainer compares with weights that are some steps old.
+# The samples of an asynchronous trainer come from weights that are some steps old.
 _LARGEST_GAP_IF_UNKNOWN = 0.3
 _GROWTH = 30.0
-# Samples whose tokens are compared one by one with a shift, to keep the check cheap.
+# Maximum number of samples that are compared with a shift, because the comparison is slow.
 _COMPARED_SAMPLES = 64
 
 
@@ -28,7 +28,7 @@ def learning_rate_is_zero(update: UpdateEvidence) -> Result:
 
 
 def no_gradient(update: UpdateEvidence) -> Result:
-    """Find an update without gradient although there are advantages."""
+    """Find an update with a zero gradient although episodes have advantages."""
     advantages = sum(value != 0 for value in update.advantages.values())
     if update.metrics.get("grad_norm") == 0 and advantages:
         yield (
@@ -40,7 +40,7 @@ def no_gradient(update: UpdateEvidence) -> Result:
 
 
 def weights_unchanged(update: UpdateEvidence) -> Result:
-    """Find an update with a gradient after which the weights are the same."""
+    """Find an update that has a gradient but changes no weight."""
     metrics = update.metrics
     changed, norm, rate = metrics.get("update/changed_weights"), metrics.get("grad_norm", 0.0), metrics.get("lr", 0.0)
     if changed == 0 and norm > 0 and rate > 0:
@@ -53,7 +53,7 @@ def weights_unchanged(update: UpdateEvidence) -> Result:
 
 
 def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
-    """Find advantages that were computed for other episodes."""
+    """Find advantages that contradict the rewards of their group."""
     config = update.rollout.start.config
     algorithm = config.trainer_common.algorithm
     reinforcement = ALGORITHMS[algorithm.adv_estimator].reinforcement
@@ -62,7 +62,7 @@ def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
         return
     groups: dict[str, list[Episode]] = {}
     for episode in update.rollout.scored:
-        # An asynchronous trainer may have lost the samples of an episode, which was not trained then.
+        # An asynchronous trainer may lose the samples of an episode, which is then not trained.
         if episode.episode_id in update.advantages and update.samples.get(episode.episode_id):
             groups.setdefault(episode.task.task_id if reinforcement.advantage.compares_group else "", []).append(
                 episode
@@ -76,15 +76,17 @@ def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
     if wrong:
         yield (
             f"the advantages of {wrong} of {sum(map(len, groups.values()))} episodes contradict their rewards: "
-            f"{example}; they belong to other episodes or to another batch",
-            "this is a bug between the rewards and the update: remove extensions that reorder episodes or change "
-            "advantages, and report it with this step's episodes",
+            f"{example}. The advantages belong to other episodes or to another batch",
+            "this is a bug in the computation of advantages: remove extensions that reorder episodes or change "
+            "advantages, and report the bug with this step's episodes",
         )
 
 
 def _fits(episode: Episode, group: list[Episode], update: UpdateEvidence) -> bool:
-    """Return whether an episode's advantage has the sign, the order and the values in its samples that rewards "
-    "imply."""
+    """Return whether an episode's advantage agrees with the rewards of its group.
+
+    It has the sign and the order that the rewards imply, and the same value in the episode's samples.
+    """
     advantage, reward = update.advantages[episode.episode_id], episode.reward or 0.0
     has_call_rewards = bool(episode.agent_rewards) or any(call.reward is not None for call in episode.calls)
     if not has_call_rewards:
@@ -115,18 +117,18 @@ def _describe(episode: Episode, group: list[Episode], update: UpdateEvidence) ->
 
 
 def mask_off_by_one(update: UpdateEvidence) -> Result:
-    """Find a trainer that trains other tokens than were sampled, most often their neighbours."""
+    """Find a trainer that trains different tokens than were sampled, usually the neighbouring ones."""
     pairs = token_pairs(update)
     other = [(sampler, trainer) for sampler, trainer in pairs if len(sampler) != len(trainer)]
     if (shifted := off_by_one(pairs[:_COMPARED_SAMPLES])) is not None:
         yield shifted.text, shifted.fix
     elif other:
         yield (
-            f"the trainer trained another number of tokens than was sampled in {len(other)} of {len(pairs)} samples, "
-            f"for example {len(other[0][1])} instead of {len(other[0][0])}: the loss mask of the trainer is off by "
-            "one, or rows are cut",
+            f"the trainer trained a different number of tokens than was sampled in {len(other)} of {len(pairs)} "
+            f"samples, for example {len(other[0][1])} instead of {len(other[0][0])}: the loss mask of the trainer is "
+            "off by one, or rows are cut",
             "this is a bug in the building of training rows: remove extensions that change masks or rows, and report "
-            "it",
+            "the bug",
         )
 
 

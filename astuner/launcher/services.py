@@ -109,7 +109,7 @@ class Service:
         self.check_ports()
         start = time.monotonic()
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-        # Unbuffered, so that the output of Python programs reaches the log at once.
+        # Unbuffered, so that the output of Python programs reaches the log immediately.
         env = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **self.config.env}
         try:
             self._process = GuardedProcess(self.config.argv, self._cwd, env, temp_dir=self._temp_dir)

@@ -67,7 +67,7 @@ def ray_head(config: AstunerConfig, *, others_join: bool) -> RayHead:
     Args:
         config: the run's configuration.
         others_join: listen on the network, on known ports, so that other machines can join; otherwise on 127.0.0.1 and
-            on free ports, so that several Ray instances can run at once.
+            on free ports, so that several Ray instances can run concurrently.
     """
     port = CLUSTER_PORT if others_join else free_port()
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]

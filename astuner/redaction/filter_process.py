@@ -1,11 +1,12 @@
 """The process that redacts what another process and its children write to their standard descriptors.
 
-It is a process and not a thread because a thread of the writer needs the interpreter's lock to empty the pipe: a C
-library that writes while it holds the lock would wait forever. It also shows the last words of a writer that crashes.
+The filter is a process and not a thread, because a thread of the writer would need the interpreter's lock to empty the
+pipe: a C library that writes while it holds the lock would wait forever. A process also shows the last output of a
+writer that crashes.
 
 `python -m astuner.redaction.filter_process CONTROL READ:WRITE ...` reads each READ descriptor and writes to WRITE. Each
-line of CONTROL is a JSON list of the known secrets. At the end of CONTROL, what was written before it is shown, and the
-process exits.
+line of CONTROL is a JSON list of the known secrets. At the end of CONTROL, the process shows the remaining output and
+exits.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Channel:
         return self._stream.holds_text
 
     def read(self) -> bytes | None:
-        """Return what can be read, b"" at the end, None if there is nothing at the moment."""
+        """Return the bytes that are available: b"" at the end of the file, None if there are none yet."""
         try:
             return os.read(self.source, _CHUNK)
         except BlockingIOError:
@@ -59,19 +60,19 @@ class _Channel:
         self._write(self._stream.feed(self._decoder.decode(chunk)))
 
     def wait(self, seconds: float) -> None:
-        """Write an unfinished line, such as a prompt, if nothing follows it."""
+        """Count `seconds` without output, and write an unfinished line, such as a prompt."""
         self._idle += seconds
         self._write(self._stream.flush(patient=self._idle < _PATIENCE_SECONDS))
 
     def finish(self) -> None:
-        """Write everything that is left in the descriptor and in the stream."""
+        """Write the remaining text of the descriptor and of the stream."""
         while self.is_open and (chunk := self.read()) is not None:
             self.show(chunk)
         self._write(self._stream.finish())
 
     def _write(self, text: str) -> None:
         data = text.encode("utf-8", errors="surrogateescape")
-        # A reader that is gone, or a full disk, must not stop the writer.
+        # A closed reader or a full disk must not stop the writer.
         with suppress(OSError):
             while data:
                 try:
@@ -80,7 +81,7 @@ class _Channel:
                     select.select([], [self._target], [])
 
     def copy_window_size(self) -> None:
-        """Give the pseudo-terminal the size of the terminal."""
+        """Set the size of the pseudo-terminal to that of the terminal."""
         with suppress(OSError):
             size = fcntl.ioctl(self._target, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.source, termios.TIOCSWINSZ, size)

@@ -1,4 +1,4 @@
-"""Secrets that a text shows by their form: keys of known services, URLs, headers, and assignments to secret names."""
+"""Secrets that are recognised by their format: keys of known services, credentials in URLs and headers, assignments."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _CONNECTION_STRING = re.compile(
 
 
 def secret_spans(text: str) -> Iterator[Span]:
-    """Yield the start and end of every secret that is recognised by its form. They may overlap."""
+    """Yield the start and end of every secret that is recognised by its format. The spans may overlap."""
     for literal, pattern in _FORMATS:
         if literal in text:
             yield from (match.span() for match in pattern.finditer(text))
@@ -129,7 +129,12 @@ def holds_credential(name: str, value: str) -> bool:
 
 
 def looks_like_credential(text: str, *, needs_digit: bool = False) -> bool:
-    """Return whether a text of at least 8 characters mixes letters and digits, or else small and capital letters."""
+    """Return whether a text of at least 8 characters mixes letters and digits, or lower and upper case.
+
+    Args:
+        text: the text.
+        needs_digit: whether mixed case without a digit does not suffice.
+    """
     if len(text) < 8 or any(character.isspace() for character in text):
         return False
     letters = any(character.isalpha() for character in text)

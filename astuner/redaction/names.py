@@ -7,7 +7,7 @@ from functools import lru_cache
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
-# A value under a name that ends in one of these describes a secret, and is none: API_KEY_ENV, TOKEN_LIMIT, AUTH_SOCK.
+# A name that ends in one of these words describes a secret, but its value is not a secret: API_KEY_ENV, TOKEN_LIMIT.
 _DESCRIPTION = re.compile(
     r"at|class|cls|column|count|dir|directory|enabled|env|expires|expiry|field|file|folder|format|ids|len|"
     r"length|level|limit|limits|method|mode|n|parallelism|path|paths|policy|port|rate|required|reset|"
@@ -34,7 +34,7 @@ _SECRET_SETTING = re.compile(
     r"|(?<!forward)(?<!backward)(?<!first)(?<!second)(?<!single)(?<!one)(?<!two)(?<!multi)(?<!\bn)_pass$"
 )
 
-# In the name of a variable, every key, token and pass is a secret, apart from these words and names.
+# In the name of a variable, every key, token and pass indicates a secret, except in these words and names.
 _ENDINGS = ("key", "keys", "token", "tokens", "pass", "pwd", "creds", "jwt", "dsn", "auth")
 _HARMLESS_WORD = re.compile(
     r"askpass|bypass|compass|donkey|encompass|hockey|hotkey|jockey|monkey|overpass|surpass|trespass|"
@@ -48,7 +48,7 @@ _PARAMETER = re.compile(r"keys?|tokens?|auth|pwd|(?:[a-z_]+_)?(?:sig|sign|signat
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name in small letters, without a number at the end: `API_KEY_2` is api, key."""
+    """Return the words of a name in lower case, without a number at the end: `API_KEY_2` is api, key."""
     words = [word.lower() for word in _WORD.findall(name)]
     while words and words[-1].isdecimal():
         words.pop()
@@ -59,8 +59,8 @@ def _words(name: str) -> list[str]:
 def is_secret_setting(name: str) -> bool:
     """Return whether a setting, option, header or field of this name holds a secret: `api_key`, `--db-pass`.
 
-    `key` and `token` count with a qualifier only (`api_key`, `auth_token`), as `sort_key` and `eos_token` are ordinary.
-    The name of an environment variable (in capitals) is judged as by `is_secret_variable`.
+    `key` and `token` count only with a qualifier (`api_key`, `auth_token`), because `sort_key` and `eos_token` are not
+    secrets. For a name in capitals, which is that of an environment variable, `is_secret_variable` decides.
     """
     if name.isupper() and len(name) > 1:
         return is_secret_variable(name)

@@ -28,8 +28,8 @@ class RedactingStream:
     """A sink for loguru that removes secrets from complete records, including tracebacks.
 
     Use it for every sink: `logger.add(RedactingStream(sys.stderr), diagnose=False)`. (`diagnose=True` would print the
-    values of variables.) Records that cannot be written are lost, with one note on stderr, as logging must not stop a
-    run.
+    values of variables.) Records that cannot be written are lost, with one note on stderr, because logging must not
+    stop a run.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -50,17 +50,17 @@ class RedactingStream:
         """Do nothing: every record is flushed when it is written."""
 
     def isatty(self) -> bool:
-        """Return whether the stream is a terminal, from which loguru decides on colours."""
+        """Return whether the stream is a terminal. loguru uses colours only on a terminal."""
         return self._stream.isatty()
 
 
 @contextlib.contextmanager
 def redacted_output() -> Iterator[None]:
-    """Remove secrets from what the process and its children print in the block.
+    """Remove secrets from the output of the process and its children during the block.
 
-    The descriptors 1 and 2 lead through another process (see `filter_process`), which also sees `os.write`, C libraries
-    and child processes. A terminal becomes a pseudo-terminal, so that programs still find one. Python streams that lead
-    elsewhere, as in a notebook, are redacted piece by piece.
+    File descriptors 1 and 2 are redirected through another process (see `filter_process`), which also receives the
+    output of `os.write`, C libraries and child processes. A terminal is replaced with a pseudo-terminal, so that
+    programs still detect one. Python streams with other targets, as in a notebook, are redacted piece by piece.
     """
     earlier = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     with _filtered_descriptors() as filtered:
@@ -76,7 +76,7 @@ def redacted_output() -> Iterator[None]:
 
 
 def redact_output() -> None:
-    """Remove secrets from all later output and log records of this process, a worker whose output is stored."""
+    """Remove secrets from all later output and log records of this process. For workers whose output is stored."""
     _redact_streams()
     logger.remove()
     if sys.stderr is not None:
@@ -152,9 +152,10 @@ _filter_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _filtered_descriptors() -> Iterator[Collection[int]]:
-    """Lead the standard descriptors that are open through a filter process; nested blocks have no effect.
+    """Redirect the open standard descriptors through a filter process; nested blocks have no effect.
 
-    Yields the descriptors that are filtered.
+    Yields:
+        The descriptors that are filtered.
     """
     descriptors = [descriptor for descriptor in _STANDARD if _is_open(descriptor)]
     if not descriptors or not _filter_lock.acquire(blocking=False):
@@ -173,7 +174,7 @@ def _filtered_descriptors() -> Iterator[Collection[int]]:
 
 
 def _start_filter(saved: dict[int, int], stack: contextlib.ExitStack) -> int:
-    """Start the filter, and lead the descriptors to it until `stack` closes; return the descriptor of its control."""
+    """Start the filter, and redirect the descriptors to it until `stack` closes; return its control descriptor."""
     readers: dict[int, int] = {}
     writers: dict[int, int] = {}
     for descriptor, copy in saved.items():
@@ -215,7 +216,7 @@ def _start_filter(saved: dict[int, int], stack: contextlib.ExitStack) -> int:
 
 
 def _terminal_like(terminal: int) -> tuple[int, int]:
-    """Return the two sides of a pseudo-terminal of the size of `terminal`, which passes text on unchanged."""
+    """Return the two sides of a pseudo-terminal that has the size of `terminal` and passes text on unchanged."""
     reader, writer = os.openpty()
     tty.setraw(writer)
     with contextlib.suppress(OSError):
@@ -225,7 +226,7 @@ def _terminal_like(terminal: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _announced_secrets(control: int) -> Iterator[None]:
-    """Tell the filter of the known secrets, also of those that the process sets in its environment in the block."""
+    """Send the known secrets to the filter, including those that the process adds to its environment in the block."""
 
     def announce(secrets: list[str]) -> None:
         with contextlib.suppress(OSError):  # the filter was killed
@@ -240,7 +241,7 @@ _is_watching = False
 
 
 def _watch_environment() -> None:
-    """Learn a secret as soon as it is put into an environment, before a child process can print it."""
+    """Learn a secret as soon as it is added to an environment, before a child process can print it."""
     global _is_watching  # noqa: PLW0603
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:

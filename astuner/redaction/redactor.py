@@ -2,13 +2,13 @@
 
 A secret is
 
-- the value of an environment variable whose name indicates one (`DASHSCOPE_API_KEY`, `PGPASS`, see `names`), and each
-  part of a value that joins several with `|`, `,` or `;`;
+- the value of an environment variable whose name indicates a secret (`DASHSCOPE_API_KEY`, `PGPASS`, see `names`), and
+  each part of a value that joins several with `|`, `,` or `;`;
 - the value of a key of the configuration or of a command-line option with such a name;
-- a text that has the form of a secret: the key of a well-known service, credentials in a URL or a header (see
+- a text in the format of a secret: the key of a well-known service, credentials in a URL or a header (see
   `formats`).
 
-Values of variables with fewer than 8 characters (6 in a known format) are not redacted, as they are likely to be
+Values of variables with fewer than 8 characters (6 in a known format) are not redacted, because they are likely to be
 ordinary words.
 """
 
@@ -68,7 +68,7 @@ def _occurrences(secret: str, text: str) -> Iterator[tuple[int, int]]:
 class _EnvironmentWatch:
     """Provides a redactor for the current environment and rebuilds it when the environment changes.
 
-    Secrets are remembered, as programs may read a key and then remove it from the environment.
+    It remembers all secrets, because programs may read a key and then remove it from the environment.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ _watch = _EnvironmentWatch()
 
 
 def listening_for_secrets(listener: Listener) -> AbstractContextManager[None]:
-    """In the block, call `listener` with all known secrets, at once and whenever there are more."""
+    """During the block, call `listener` with all known secrets, immediately and whenever there are more."""
     return _watch.listening(listener)
 
 
@@ -124,12 +124,12 @@ def current_redactor() -> Redactor:
 
 
 def learn_secrets(environment: Mapping[str, str]) -> None:
-    """Also redact the secrets in the environment of another process."""
+    """Redact also the secrets in the environment of another process."""
     _watch.learn(secrets_in(environment))
 
 
 def learn_secret_settings(tree: object) -> None:
-    """Also redact, in every text, the secrets among the settings in `tree` (see `redact_settings`)."""
+    """Redact the secrets among the settings in `tree` (see `redact_settings`) in all later texts, too."""
     _watch.learn({form for value in _secret_values(tree) if _is_distinctive(value) for form in _encodings(value)})
 
 
@@ -146,8 +146,8 @@ def redact(text: str) -> str:
 def redact_argv(argv: Sequence[str]) -> list[str]:
     """Return a command line without secrets.
 
-    In addition to `redact`, this removes the values of options and keys whose names indicate a secret, whatever the
-    value: `--api-key VALUE`, `--api-key=VALUE`, `astuner.some.api_key=VALUE`, `-H "Authorization: VALUE"`.
+    In addition to `redact`, this removes every value of an option or key whose name indicates a secret:
+    `--api-key VALUE`, `--api-key=VALUE`, `astuner.some.api_key=VALUE`, `-H "Authorization: VALUE"`.
     """
     redactor = current_redactor()
     return [redactor(shown) + (REDACTED if secret else "") for shown, secret in _split_secrets(argv)]
@@ -218,7 +218,7 @@ def _command_secrets(text: str) -> list[str]:
 
 
 def _split_secrets(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each word of a command line as its harmless beginning and the secret at its end, "" for none."""
+    """Split each word of a command line into the part before a secret and the secret ("" if it contains none)."""
     option = ""
     for word in argv:
         name, equals, value = word.partition("=")
@@ -243,7 +243,7 @@ def _is_distinctive(text: str) -> bool:
 
 
 def secrets_in(environment: Mapping[str, str]) -> set[str]:
-    """Return the secrets among the values of `environment`, in all encodings in which programs write them."""
+    """Return the secrets among the values of `environment`, in each encoding that programs use in their output."""
     candidates: set[str] = set()
     for name, value in environment.items():
         # An existing path is not a secret (SSH_AUTH_SOCK). Redacting it would remove file names from tracebacks.

@@ -12,8 +12,8 @@ _MAX_CONTEXT = 4096
 _MIN_PREFIX = 4
 _BEGIN_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
 _END_KEY = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
-# The end of a line that may be the beginning of a secret: of a key of a known format, of the credentials in a URL, of a
-# value with the name of a secret, or of a key file.
+# Matches the end of a line that may be the beginning of a secret: a key in a known format, credentials in a URL, a
+# value after the name of a secret, or a key file.
 _UNFINISHED = re.compile(
     r"(?i)(?:(?:key|token|secret|pass|passw|pwd|auth|authorization|cookie|sig|cred)[\w-]{0,24}[\"']?\s{0,3}[:=]\s{0,3}"
     r"(?:(?:basic|bearer|token)\s+)?[\"']?[^\s\"']|(?:bearer|basic)\s+|://[^/\s]|-----BEGIN"
@@ -24,13 +24,13 @@ _UNFINISHED = re.compile(
 
 
 class StreamRedactor:
-    """Redacts a stream of text. Complete lines are returned at once, an unfinished line by `flush`."""
+    """Redacts a stream of text. `feed` returns complete lines. `flush` returns an unfinished line."""
 
     def __init__(self, redactor: Callable[[], Redactor]) -> None:
         """Create a stream.
 
         Args:
-            redactor: returns the present redactor.
+            redactor: returns the current redactor.
         """
         self._redactor = redactor
         self._context = ""  # the part of the unfinished line that was returned
@@ -38,7 +38,7 @@ class StreamRedactor:
 
     @property
     def holds_text(self) -> bool:
-        """Whether some text was fed and not yet returned."""
+        """Whether the stream holds text that it has not returned yet."""
         return self._held != ""
 
     def feed(self, text: str) -> str:
@@ -53,11 +53,11 @@ class StreamRedactor:
         return self._take(end)
 
     def flush(self, *, patient: bool) -> str:
-        """Return the unfinished line, redacted, without a part at its end that may be the beginning of a secret.
+        """Return the unfinished line, redacted. An end that may be the beginning of a secret is held back.
 
         Args:
-            patient: Whether to hold back all that may be the beginning of a secret; otherwise, only the beginning of a
-                known secret.
+            patient: Whether to hold back every possible beginning of a secret. Otherwise, only the beginning of a known
+                secret is held back.
         """
         if patient and _BEGIN_KEY.search(self._held):
             return ""
@@ -72,7 +72,7 @@ class StreamRedactor:
         return self._take(end)
 
     def finish(self) -> str:
-        """Return all text that is left, redacted."""
+        """Return the remaining text, redacted."""
         return self._take(len(self._held))
 
     def _take(self, end: int) -> str:

@@ -1,4 +1,4 @@
-"""Checks of every request before its route: who sent it, and how large it is."""
+"""Checks of every request before it is routed: its sender and its size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from astuner.localhost import rejection_reason
 from astuner.tinker_server.errors import TinkerRequestError
 
-_BODIES_AT_ONCE = 4
+_CONCURRENT_BODIES = 4
 
 
 def error_response(message: str, status: int) -> Response:
@@ -36,9 +36,10 @@ class LocalClientsOnly:
 
 
 class LimitedBodies:
-    """Middleware that rejects too large request bodies without reading them, and too many at once.
+    """Middleware that limits the size of a request body and of all bodies that are read concurrently.
 
-    A body without a `Content-Length` is rejected as soon as it is larger.
+    A body that is too large according to its `Content-Length` is rejected without being read. A body without this
+    header is rejected as soon as it exceeds the limit.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -46,18 +47,18 @@ class LimitedBodies:
 
         Args:
             app: the application.
-            limit: maximum size of a body, in bytes. All bodies that are read at once have at most four times as many.
+            limit: maximum size of a body, in bytes. Concurrent bodies have at most four times this size in total.
         """
         self._app, self._limit = app, limit
         self._in_memory = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, with a body that is limited."""
+        """Pass the request on with a limited body, or reject it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         declared = Request(scope).headers.get("content-length", "")
-        error = self._refusal(int(declared)) if declared.isdecimal() and len(declared) < 20 else None
+        error = self._rejection(int(declared)) if declared.isdecimal() and len(declared) < 20 else None
         if error is not None:
             response = error_response(str(error), error.status)
             # The connection is closed, because the rest of the body would still arrive.
@@ -70,7 +71,7 @@ class LimitedBodies:
             nonlocal size
             message = await receive()
             piece = len(message.get("body", b""))
-            error = self._refusal(size + piece, piece)
+            error = self._rejection(size + piece, piece)
             if error is not None:
                 raise error
             size += piece
@@ -82,14 +83,14 @@ class LimitedBodies:
         finally:
             self._in_memory -= size
 
-    def _refusal(self, size: int, more: int = 0) -> TinkerRequestError | None:
-        """Return why a body of `size` bytes, of which `more` are new, is not read; None if it is."""
+    def _rejection(self, size: int, more: int = 0) -> TinkerRequestError | None:
+        """Return the error for a body of `size` bytes, `more` of them new; None if the body is accepted."""
         if size > self._limit:
             return TinkerRequestError(
                 f"the request has more than {self._limit // 2**20:,} MiB, the limit of this server; send smaller "
                 "batches, or start the server with a larger --max-body",
                 413,
             )
-        if self._in_memory + (more or size) > _BODIES_AT_ONCE * self._limit:
-            return TinkerRequestError("the server is reading too many large requests at once; try again", 503)
+        if self._in_memory + (more or size) > _CONCURRENT_BODIES * self._limit:
+            return TinkerRequestError("the server is reading too many large requests concurrently; try again", 503)
         return None

@@ -74,7 +74,7 @@ def test_a_trainer_whose_mask_is_off_by_one(evidence: Evidence, shift: int):
     shorter = {
         name: [replace(s[0], logprobs=s[0].logprobs[:-1])] for name, s in update.samples.items() if s[0].logprobs
     }
-    assert "another number of tokens" in found("mask_off_by_one", replace(update, samples=shorter))[0][0]
+    assert "a different number of tokens" in found("mask_off_by_one", replace(update, samples=shorter))[0][0]
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_the_cause_of_a_difference(seed: int):
     one_prompt = sampled(seed, lambda n, i, v, rng, trainer: -rng.expovariate(1.0) if n == 3 else v)
     assert "only in 1 of 12 samples" in explain_logprob_gap(one_prompt, 0.1).text
     scaled = sampled(seed, lambda n, i, v, rng, trainer: 1.4 * v + 0.2 + rng.gauss(0, 0.05))
-    assert "another temperature" in explain_logprob_gap(scaled, 0.3).text
+    assert "different temperatures (the sampler's is lower)" in explain_logprob_gap(scaled, 0.3).text
     noise = sampled(seed, lambda n, i, v, rng, trainer: v + rng.gauss(0, 0.1))
     assert "stale weights" in explain_logprob_gap(noise, 0.08, earlier=(1e-6, 2e-6)).text
-    assert "did not sample with the trained weights" in explain_logprob_gap(noise, 0.08).text
-    assert "did not sample with the trained weights" in explain_logprob_gap([], float("nan")).text
+    assert "other weights than the trained ones" in explain_logprob_gap(noise, 0.08).text
+    assert "other weights than the trained ones" in explain_logprob_gap([], float("nan")).text

@@ -49,7 +49,7 @@ class BatchShape:
         prompt: tokens of a prompt.
         answer: trained tokens of a sample, on average.
         longest: tokens of the longest sample.
-        episodes: episodes that the process holds at once, in training or in validation.
+        episodes: maximum number of concurrent episodes in the process, in training or in validation.
         concurrent: episodes that run at the same time.
     """
 

@@ -147,7 +147,7 @@ class EpisodeRunner:
     """The engine and agent that a runner process uses for all its episodes."""
 
     def __init__(self, job: CoordinatorJob) -> None:
-        # Ray's actors use uvloop, whose loops cannot start processes in several threads at once, as agents' tools do.
+        # Ray's actors use uvloop. Its loops cannot start processes in several threads, as the tools of agents do.
         asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
         self.engine = RolloutEngine(uses_tinker=job.uses_tinker, max_model_len=job.max_model_len, updates=job.updates)
         self._worker = EpisodeWorker(job.agent, self.engine)
@@ -164,7 +164,7 @@ class EpisodeRunner:
                 episodes.append(event)
                 posts.append(post(EpisodeFinished(request.split, request.step, event)))
             else:
-                # An async actor may run calls in another order than they were made.
+                # An async actor may run calls in a different order than they were made.
                 ray.get(posts)
                 ray.get(post(ShareFinished(request.split, request.step, len(request.tasks), event)))
         return [episode for episode in episodes if episode.status == "ok"]
