@@ -40,7 +40,7 @@ class Recipe:
     initializer_range: float = 0.06
     transcripts: int = 25_600
     validation_transcripts: int = 128
-    batch: int = 32
+    batch: int = 16
     lr: float = 3e-3
     prompt_loss_weight: float = 0.1
 
