@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
 from astuner.config.keys import KeyPath
 from astuner.errors import ConfigError
@@ -23,6 +23,7 @@ SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
 SUFFIXES = (".yaml", ".yml")
 MAX_DIGITS = 4000
 """Digits of a number; Python converts at most 4,300."""
+_MAX_VALUES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def read_yaml(path: Path) -> YamlFile:
             raise ConfigError(f"{place(path, 1)}: expected `key: value` lines, starting with `astuner:`")
         _collect_lines(yaml.SafeLoader(""), root, (), lines)
         tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
-    except _LongNumber as error:
+    except _InvalidNode as error:
         raise ConfigError(f"{place(path, error.args[1])}: {error.args[0]}") from None
     except yaml.MarkedYAMLError as error:
         raise ConfigError(_syntax_error(path, text, error)) from error
@@ -86,7 +87,10 @@ def read_yaml(path: Path) -> YamlFile:
     except OmegaConfBaseException as error:
         raise ConfigError(_interpolation_error(path, lines, error)) from error
     except RecursionError:
-        raise ConfigError(f"{shown(path)}: an anchor (&…) contains itself") from None
+        reason = "an anchor (&…) contains itself, or the values are nested too deeply"
+        raise ConfigError(f"{shown(path)}: {reason}") from None
+    except ValueError as error:  # `!!float x`
+        raise ConfigError(f"{shown(path)}: not valid YAML: {error}") from error
     assert isinstance(tree, dict)
     learn_secret_settings(tree)
     return YamlFile(path, text, {str(key): value for key, value in tree.items()}, lines)
@@ -170,6 +174,8 @@ def _indent(line: str) -> int:
 def _interpolation_error(path: Path, lines: Mapping[KeyPath, int], error: OmegaConfBaseException) -> str:
     key = key_path(error.full_key or "")
     where = place(path, lines[key]) if key in lines else shown(path)
+    if isinstance(error, UnsupportedValueType):  # `!!set`
+        return f"{where}: {error.full_key} has a value of a type that a configuration cannot have: {reason_of(error)}"
     return f"{where}: {error.full_key} is not a valid ${{…}} reference: {reason_of(error)}"
 
 
@@ -178,8 +184,8 @@ def too_long(digits: str) -> str:
     return f"is a number of {len(digits):,} digits; expected a shorter one"
 
 
-class _LongNumber(Exception):
-    """A number that Python does not convert: the problem, and its line."""
+class _InvalidNode(Exception):
+    """A key or value that YAML permits and a configuration does not: the problem, and its line."""
 
 
 def key_path(full_key: str) -> KeyPath:
@@ -195,18 +201,26 @@ def reason_of(error: Exception) -> str:
 
 def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, lines: dict[KeyPath, int]) -> None:
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int" and len(node.value) > MAX_DIGITS:
-        raise _LongNumber(f"{'.'.join(prefix)} {too_long(node.value)}", node.start_mark.line + 1)
+        raise _InvalidNode(f"{'.'.join(prefix)} {too_long(node.value)}", node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             _add_line(loader, (*prefix, str(index)), item, item, lines)
     if isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)  # `<<: *base` adds the base's keys, with their lines
         for key, value in node.value:
+            if key.tag in _TAGS_OF_NO_KEY:
+                text = f"the key {key.value or 'null'!r} is {_TAGS_OF_NO_KEY[key.tag]} in YAML; write it in quotes"
+                raise _InvalidNode(text, key.start_mark.line + 1)
             _add_line(loader, (*prefix, str(key.value)), key, value, lines)
+
+
+_TAGS_OF_NO_KEY = {"tag:yaml.org,2002:bool": "a Boolean", "tag:yaml.org,2002:null": "empty"}
 
 
 def _add_line(
     loader: yaml.SafeLoader, path: KeyPath, start: yaml.Node, value: yaml.Node, lines: dict[KeyPath, int]
 ) -> None:
     lines[path] = start.start_mark.line + 1
+    if len(lines) > _MAX_VALUES:  # anchors in anchors multiply
+        raise _InvalidNode(f"the file has more than {_MAX_VALUES:,} values", lines[path])
     _collect_lines(loader, value, path, lines)

@@ -137,6 +137,8 @@ class _Tracker:
         token = uuid4().hex
         self.mark = f"{outer}/{token}" if outer else token
         self.active: dict[str, EpisodeProcesses] = {}
+        # Episodes whose processes are being ended. The thread that does so may be interrupted.
+        self._ending: dict[str, EpisodeProcesses] = {}
         self.lock = threading.RLock()
         self.owners = ProcessOwners(open_owners_file(), os.getpid(), token, creation_clock())
         self._guard: subprocess.Popen[bytes] | None = None
@@ -176,13 +178,25 @@ class _Tracker:
         )
 
     def end(self, ending: Iterable[EpisodeProcesses]) -> None:
-        """End the processes of episodes, and log what was ended."""
+        """End the processes of active episodes, and log what was ended."""
         with self.lock:
             ended = [episode for episode in ending if self.active.pop(episode.key, None)]
             self.owners.read()
             # An orphan without a mark ends with the last episode that may have started it.
             if all(episode.has_nothing(self.owners) for episode in ended):
                 return
+            self._ending.update({episode.key: episode for episode in ended})
+        self._end(ended)
+
+    def end_all(self) -> None:
+        """End the processes of active episodes and of those whose processes another thread is ending."""
+        self.end(list(self.active.values()))
+        with self.lock:
+            interrupted = list(self._ending.values())
+        if interrupted:
+            self._end(interrupted)
+
+    def _end(self, ended: list[EpisodeProcesses]) -> None:
         found: dict[psutil.Process, tuple[EpisodeProcesses, str]] = {}
 
         def find() -> set[psutil.Process]:
@@ -192,6 +206,8 @@ class _Tracker:
             return set(roots)
 
         remaining = end_processes(find, GRACE_SECONDS)
+        with self.lock:
+            ended = [episode for episode in ended if self._ending.pop(episode.key, None)]
         for episode in ended:
             episode.ended = tuple(text for owner, text in found.values() if owner is episode)
             self._log(episode, [found[process][1] for process in remaining if found[process][0] is episode])
@@ -282,7 +298,7 @@ class _Tracker:
     def _close(self) -> None:
         if self.owners.pid != os.getpid():  # a fork
             return
-        self.end(list(self.active.values()))
+        self.end_all()
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
@@ -312,7 +328,7 @@ def _tracker_of_this_process() -> _Tracker:
 def end_all_episodes() -> None:
     """End the processes of all episodes that run in this process."""
     if _tracker is not None:
-        _tracker.end(list(_tracker.active.values()))
+        _tracker.end_all()
 
 
 def before_start() -> str | None:

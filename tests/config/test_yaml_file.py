@@ -48,6 +48,11 @@ def test_an_empty_file_is_an_empty_mapping(write: Write, text: str) -> None:
     assert read_yaml(write(text)).tree == {}
 
 
+ANCHORS_IN_ANCHORS = "a0: &a0 [x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9)
+)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -61,6 +66,13 @@ def test_an_empty_file_is_an_empty_mapping(write: Write, text: str) -> None:
         ("a:\n  b: [1, '${x']\n", r":2: a.b\[1\] is not a valid \$\{…\} reference"),
         ("a: &x {b: *x}\n", "contains itself"),
         ("a: \x01\n", "run.yaml: unacceptable character"),
+        ("a:\n  on: 1\n", r":2: the key 'on' is a Boolean in YAML; write it in quotes"),
+        ("~: 1\n", r":1: the key '~' is empty in YAML; write it in quotes"),
+        ("a:\n  ? \n  : 1\n", r":2: the key 'null' is empty in YAML"),
+        ("a: !!float x\n", "run.yaml: not valid YAML: could not convert string to float: 'x'"),
+        ("a: !!set {b}\n", r":1: a has a value of a type that a configuration cannot have"),
+        (f"a: {'[' * 2000}{']' * 2000}\n", "nested too deeply"),
+        (ANCHORS_IN_ANCHORS, r": the file has more than 100,000 values"),
     ],
 )
 def test_an_invalid_file_is_an_error_with_its_place(write: Write, text: str, message: str) -> None:

@@ -46,6 +46,16 @@ class LeavesProcesses(Workflow):
             await asyncio.sleep(0.05)
         await asyncio.sleep(600 if workflow_task.repeat_index == 0 else 1)
         return WorkflowOutput(reward=float(workflow_task.repeat_index))
+
+
+class ReturnsAtOnce(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        code = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        code += "open(f'{os.getcwd()}/child-{os.getpid()}.pid', 'w').close(); time.sleep(600)"
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+        while not Path(f"child-{process.pid}.pid").exists():
+            await asyncio.sleep(0.01)
+        return WorkflowOutput(reward=1.0)
 """
 RUN = ("--conf", "run.yaml", "astuner.rollout.agentscope_workflow='leaves->LeavesProcesses'")
 
@@ -89,6 +99,27 @@ def test_no_process_outlives_an_interrupted_run(backbone: str, number: signal.Si
         run.send_signal(number)
         run.wait(60)
         wait_for(lambda: not any(map(lives, started())), 30)
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_no_process_outlives_a_run_interrupted_while_it_ends_the_processes_of_an_episode(parallel: int) -> None:
+    """The processes ignore SIGTERM, so that the run waits before it kills them."""
+    command = (*RUN[:2], "--backbone=debug", f"astuner.debug.debug_max_parallel={parallel}")
+    with Path("out.txt").open("wb") as out:
+        workflow = "astuner.rollout.agentscope_workflow='leaves->ReturnsAtOnce'"
+        run = subprocess.Popen([sys.executable, "-m", "astuner", *command, workflow], stdout=out, stderr=out)
+    try:
+        wait_for(lambda: bool(started()) or run.poll() is not None)
+        time.sleep(0.2)  # until the episode has returned
+        assert run.poll() is None, Path("out.txt").read_text()
+        run.send_signal(signal.SIGTERM)
+        run.wait(60)
+        assert not any(map(lives, started()))
+    finally:
+        run.kill()
+        run.wait()
+        for pid in filter(lives, started()):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_finished_run_names_what_it_ended(astuner: Command) -> None:
