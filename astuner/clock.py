@@ -1,4 +1,4 @@
-"""Timestamps whose differences are durations, even if the system's clock is set while the process runs."""
+"""Timestamps that do not jump if the system's clock is changed while the process runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _OFFSET = time.time() - time.monotonic()
 
 
 def timestamp() -> float:
-    """Return the time in seconds since the epoch, as if the system's clock had not been set since the process started.
+    """Return the time in seconds since the epoch, without changes of the system's clock since the process started.
 
-    Timestamps of one process never decrease. Those of two processes differ like the clocks at their starts.
+    Timestamps of one process never decrease, and their differences are durations.
     """
     return _OFFSET + time.monotonic()

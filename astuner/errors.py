@@ -183,7 +183,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def leaf_exceptions(error: BaseException) -> list[BaseException]:
-    """Return the first exceptions in an exception group that are not groups, or `[error]` if it is no group."""
+    """Return the first exceptions in an exception group that are not groups, or `[error]` if it is not a group."""
     leaves: list[BaseException] = []
     groups = [error]
     exceptions: Any = BaseExceptionGroup.exceptions  # a subclass may override it

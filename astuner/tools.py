@@ -1,4 +1,4 @@
-"""Tools for agents: model-written Python runs in a sandbox."""
+"""Tools for agents. Python code that the model writes runs in a sandbox."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SandboxLimits:
         file_size: size of a file, in bytes.
         disk: size of the working directory, in bytes.
         open_files: open files of each process.
-        output: size of stdout and of stderr, in bytes; the rest is cut.
+        output: size of stdout and of stderr, in bytes; further output is discarded.
     """
 
     cpu_seconds: int = 300
@@ -75,8 +75,8 @@ class _Ended:
 async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> ToolResponse:
     """Execute Python code in a sandbox, and return its return code, standard output and standard error.
 
-    The result must be printed. The code runs in a separate process without network, in an empty working directory that
-    is removed afterwards. It can read the Python packages of this environment.
+    The code must print its result. It runs in a separate process without network, in an empty working directory that is
+    removed afterwards. It can read the Python packages of this environment.
 
     Args:
         code (`str`):
@@ -95,8 +95,8 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> ToolResp
 def sandbox_agentscope(*, enabled: bool) -> None:
     """Set whether AgentScope's `execute_python_code` runs in the sandbox when an episode calls it.
 
-    The code of the function is replaced, not the function, so that it does not matter when and how it was imported.
-    Its name, signature and docstring, which the model sees, are unchanged.
+    This replaces the code of the function and not the function itself, so it also applies to earlier imports of the
+    function. Its name, signature and docstring, which the model sees, do not change.
     """
     global _is_enabled  # noqa: PLW0603 AgentScope's function belongs to the whole process
     _is_enabled = enabled
@@ -107,7 +107,7 @@ def sandbox_agentscope(*, enabled: bool) -> None:
 
 
 class _AgentscopeFinder(MetaPathFinder):
-    """Replaces the code when AgentScope, whose import takes seconds, is imported."""
+    """Replaces the function's code when AgentScope is imported. The import takes seconds, so it is not done earlier."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None

@@ -1,4 +1,4 @@
-"""The backbone that `astuner.backbone: auto` stands for on this machine."""
+"""The choice of a backbone for `astuner.backbone: auto`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class BackboneChoice:
     """The backbone of a run.
 
     Attributes:
-        name: the configured backbone, or the one that `auto` stands for.
-        reason: why `auto` stands for it; "" if the configuration names the backbone.
-        alternative: how to train in the environment of the core instead; "" if the choice is not `auto`.
+        name: the configured backbone, or the backbone chosen for `auto`.
+        reason: the reason for the choice; "" if the configuration names the backbone.
+        alternative: how to train without the environment of trinity; "" if trinity was not chosen for `auto`.
     """
 
     name: BackboneName
@@ -57,8 +57,8 @@ def with_backbone(config: RunConfig, backbone: BackboneName) -> RunConfig:
 def check_gpus(run: AstunerConfig, services: Collection[str] = ()) -> None:
     """Check that this machine has the GPUs that a trinity run asks for, unless the run joins a cluster.
 
-    The backbones check everything else about GPUs. This check needs no package of Trinity's, so that nobody installs
-    its environment for a run that is impossible.
+    The backbones check everything else about GPUs. This check needs no package of Trinity's environment, so that nobody
+    installs the environment for a run that is impossible.
 
     Args:
         run: the configuration, with the backbone chosen.
@@ -79,7 +79,7 @@ def check_gpus(run: AstunerConfig, services: Collection[str] = ()) -> None:
 
 
 def _gpus_of_run(run: AstunerConfig) -> tuple[int, str]:
-    """Return the number of GPUs that a run asks for, or that it would find; and a sentence about them."""
+    """Return the number of GPUs that a run requests or else finds, and the reason in a few words."""
     common = run.trainer_common
     if common.n_gpus_per_node is not None or common.nnodes > 1:
         per_node = common.n_gpus_per_node or max(visible_gpus(), 1)

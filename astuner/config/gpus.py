@@ -1,4 +1,4 @@
-"""The GPUs of this machine, without an import of PyTorch."""
+"""The number of GPUs of this machine. PyTorch is not imported."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MIN_GPUS_OF_TRINITY = 2
 
 
 def visible_gpus() -> int:
-    """Return the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES shows to this process; PyTorch is not imported."""
+    """Return the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES shows to this process."""
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return installed_gpus()
-    # As CUDA does: the list ends at the first entry that is not a device.
+    # CUDA ignores all entries after the first one that is not a device.
     names = [name.strip() for name in shown.split(",")]
     valid = 0
     for name in names:

@@ -1,4 +1,4 @@
-"""Section on the model: `model`."""
+"""The configuration section `model`."""
 
 from __future__ import annotations
 

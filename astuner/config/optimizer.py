@@ -1,4 +1,4 @@
-"""Sections on the update: `trainer_common.optim`, `trainer_common.fsdp_config`, `update`."""
+"""The configuration sections of the update: `trainer_common.optim`, `trainer_common.fsdp_config` and `update`."""
 
 from __future__ import annotations
 

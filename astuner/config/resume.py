@@ -1,4 +1,4 @@
-"""Comparison of a configuration with that of an earlier run, which decides whether it continues that run."""
+"""Comparison of a configuration with that of an earlier run, to decide whether the run resumes."""
 
 from __future__ import annotations
 
@@ -94,12 +94,12 @@ def _differences(name: str, before: object, after: object) -> Iterator[tuple[str
 
 
 def _limit(value: object) -> float:
-    """Return a maximum as a number; null is no maximum."""
+    """Return a maximum as a number; null means no maximum."""
     return float(value) if isinstance(value, int | float) else math.inf
 
 
 def _name_one_file(before: object, after: object, locations: Locations) -> bool:
-    """Return whether two values name one file or folder, which may have been moved, alone or with its project."""
+    """Return whether two values name the same file or folder, which may have been moved, alone or with its project."""
     if not (isinstance(before, str) and isinstance(after, str)):
         return False
     old_file, _, old_name = before.partition("->")

@@ -15,11 +15,11 @@ from astuner.config.trainer_mapping import SameThing, TrainerMapping
 def take_aliases(
     tree: dict[str, Any], origins: dict[KeyPath, str], mapping: TrainerMapping
 ) -> tuple[list[str], list[Problem]]:
-    """Move the values of a trainer's section that name the same thing as a key of astuner to that key, in place.
+    """Replace keys of a trainer's section by the keys of astuner that name the same thing, in place.
 
     Args:
         tree: the composed tree.
-        origins: where the user set each key; the key of astuner gets the place of its alias.
+        origins: the place where the user set each key; the key of astuner gets the place of its alias.
         mapping: the trainer's mapping.
 
     Returns:
@@ -29,7 +29,7 @@ def take_aliases(
     notices: list[str] = []
     problems: list[Problem] = []
     taken = list(_pop(section, (mapping.trainer,), aliases)) if isinstance(section, dict) else []
-    # Products and quotients come last: the other key in them may have an alias, too.
+    # Products and quotients are processed last, because their other key may also have an alias.
     for written, name, value in sorted(taken, key=lambda item: bool(aliases[item[1]].other)):
         same = aliases[name]
         where = origin_of(origins, written)
@@ -58,9 +58,9 @@ def take_aliases(
 def _pop(
     section: dict[str, Any], written: KeyPath, aliases: Mapping[str, SameThing]
 ) -> Iterator[tuple[KeyPath, str, object]]:
-    """Remove the aliases from a section, nested or dotted; yield each as written, its name and its value.
+    """Remove the aliases from a section, nested or dotted, and yield each one: as written, its name, and its value.
 
-    null is the trainer's default, and says nothing about the key.
+    An alias that is null is the trainer's default and has no effect on the key.
     """
     for key, value in list(section.items()):
         path = (*written, str(key))

@@ -106,7 +106,7 @@ def _reserved(override: TrainerOverride, mapping: TrainerMapping, values: Mappin
         return f"{name} is {override.value!r}, and {names} {verb} it to {values.get(key)!r}; change it there"
     if key in mapping.fixed:
         fixed = mapping.fixed[key]
-        return f"{name} is {override.value!r}, and has to be {fixed.value!r}: {fixed.why}; remove it"
+        return f"{name} is {override.value!r}, but must be {fixed.value!r}: {fixed.why}; remove it"
     if key in mapping.facts:
         return f"{name} is set by astuner for each run; remove it"
     for reserved, why in mapping.reserved.items():

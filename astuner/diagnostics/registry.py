@@ -19,7 +19,7 @@ class Check:
     Attributes:
         name: its name in the record.
         stage: when it runs: at the start of a run, after the rollout of a step, or after its update.
-        severity: `error` if the run cannot learn what it should; `warning` if its numbers may mislead.
+        severity: `error` if the fault prevents or distorts learning; `warning` if it makes results misleading.
         find: yields (what is wrong, how to fix it) from the evidence of its stage.
     """
 

@@ -131,7 +131,7 @@ def inspect(python: Path | str, imports: Iterable[str] = (), *, isolated: bool =
         )
         result = json.loads(probe.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise InstallError(f"{python} does not run: {error}") from error
+        raise InstallError(f"the interpreter {python} cannot be started: {error}") from error
     except ValueError as error:
         raise InstallError(
             f"{python} crashed with exit code {probe.returncode} while importing {', '.join(imports) or 'nothing'}"

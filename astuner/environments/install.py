@@ -301,7 +301,7 @@ class _Installer:
                     check=False,
                 )
             except OSError as error:
-                raise InstallError(f"{command[0]} does not run: {error}") from error
+                raise InstallError(f"{command[0]} cannot be started: {error}") from error
             if done.returncode:
                 log.seek(start)
                 tail = [line for line in log.read().splitlines() if line.strip()][-_LOG_TAIL:]

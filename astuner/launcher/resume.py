@@ -1,4 +1,4 @@
-"""Whether a run continues the run of an earlier record."""
+"""The decision whether a run resumes an earlier run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from astuner.redaction import redact_settings
 
 
 def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
-    """Return whether a run continues the run in `folder`; the log says why not, and which keys have changed.
+    """Return whether a run resumes the earlier run in `folder`. The log reports the reason and the changed keys.
 
-    It does if that run has a complete checkpoint, is unfinished or now has more steps, and differs only in keys on
-    which neither samples nor updates depend.
+    A run resumes if the earlier run has a complete checkpoint, is unfinished or now has more steps, and differs only in
+    keys on which neither samples nor updates depend.
 
     Args:
         folder: the folder of the run record.
@@ -26,7 +26,7 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
         config_dir: the folder of this run's YAML file.
     """
     checkpoints = folder / "checkpoints"
-    # A run with damaged checkpoints only is not replaced: loading them reports the damage.
+    # A run that has only damaged checkpoints also counts as resumable, because loading them reports the damage.
     if not complete_checkpoints(checkpoints) and not damaged_checkpoints(checkpoints):
         return False
     is_finished = (folder / "summary.json").exists()
@@ -42,7 +42,7 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
     directory = _read_mapping(folder / "environment.json").get("working_directory")
     here = (Path.cwd(), config_dir)
     locations = Locations((Path(directory),) if isinstance(directory, str) else here, here)
-    # Both are redacted by today's rules: an earlier version may have redacted less.
+    # Both are redacted with the current rules, because an earlier version may have redacted less.
     earlier = cast(dict[str, Any], redact_settings(earlier))
     changes = changed_keys(earlier, cast(dict[str, Any], redact_settings(yaml.safe_load(config_yaml))), locations)
     if is_finished and not any(change.rule == "more" and change.allowed for change in changes):
@@ -64,7 +64,7 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
 
 
 def _read_mapping(file: Path) -> dict[str, Any]:
-    """Return the content of a YAML or JSON file; empty if it cannot be read or is no mapping."""
+    """Return the content of a YAML or JSON file; empty if the file cannot be read or is not a mapping."""
     try:
         text = file.read_text(encoding="utf-8")
         tree = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)

@@ -120,7 +120,7 @@ class CompletionsEngine:
         """Sample one completion.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a single token.
+            ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the server cannot be reached, or its response is incomplete.
         """
         room = self.max_model_len - len(prompt_ids)

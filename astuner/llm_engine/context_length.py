@@ -1,4 +1,4 @@
-"""The context length of a model: up to which length each token's logits depend on the tokens before it only."""
+"""The context length of a model: the length up to which a token's logits depend only on the tokens before it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from astuner.errors import ModelError
 
 
 def context_length(model_config: Any) -> int | None:
-    """Return the maximum number of tokens of a sequence, or None if the model's configuration states none.
+    """Return the maximum number of tokens of a sequence, or None if the model's configuration does not state it.
 
-    It is the number of positions, or, for longrope (Ding et al. 2024, arXiv:2402.13753), the length from which other
-    rotary frequencies apply to all tokens of a sequence. The logits of a token beyond that length depend on the
-    computation: transformers selects the frequencies by the longest sequence of a batch and discards cached keys, vLLM
-    by the longest sequence that it may serve. A sampler and a trainer therefore agree only up to that length.
+    The maximum is the number of positions. For longrope (Ding et al. 2024, arXiv:2402.13753), it is the length above
+    which different rotary frequencies apply to all tokens of a sequence. Above this length, the logits depend on the
+    implementation: transformers selects the frequencies by the longest sequence of a batch and discards cached keys;
+    vLLM selects them by the longest sequence that it may serve. A sampler and a trainer therefore agree only up to this
+    length.
 
     Args:
         model_config: a configuration of transformers.
@@ -26,14 +27,15 @@ def context_length(model_config: Any) -> int | None:
 
 
 def check_context_length(path: str, max_model_len: int) -> None:
-    """Check that the sequences of a run are not longer than the length at which longrope changes its frequencies.
+    """Check that the sequences of a run do not exceed the length at which longrope changes its frequencies.
 
     Args:
-        path: a model's folder or Hugging Face name. A configuration that cannot be read is reported with the weights.
+        path: a model's folder or Hugging Face name. If its configuration cannot be read, this check does nothing, and
+            loading the weights reports the error.
         max_model_len: `rollout.max_model_len`.
 
     Raises:
-        ModelError: they may be longer.
+        ModelError: `max_model_len` exceeds the length.
     """
     from transformers import AutoConfig
 
@@ -46,14 +48,15 @@ def check_context_length(path: str, max_model_len: int) -> None:
     limit = min(_longrope_lengths(text_config), default=longest)
     if limit < longest:
         raise ModelError(
-            f"model.path {path!r} uses longrope, which changes the rotary frequencies of all tokens of a sequence that "
-            f"has more than {limit} tokens, so sampling and training would not agree, and rollout.max_model_len is "
-            f"{max_model_len}; set rollout.max_model_len: {limit}, or use a model with another position encoding"
+            f"model.path {path!r} uses longrope, which changes the rotary frequencies of all tokens if a sequence has "
+            f"more than {limit} tokens. Sampling and training would not agree for such sequences, but "
+            f"rollout.max_model_len is {max_model_len}. Set rollout.max_model_len: {limit}, or use a model with a "
+            "different position encoding"
         )
 
 
 def _longrope_lengths(text_config: Any) -> Iterator[int]:
-    """Yield the lengths from which longrope uses its long factors; a model can have several, by type of layer."""
+    """Yield the lengths above which longrope uses its long factors. Layers of different types can have several."""
     parameters = getattr(text_config, "rope_parameters", None) or getattr(text_config, "rope_scaling", None) or {}
     candidates = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
     for rope in candidates:

@@ -32,7 +32,7 @@ class LlmEngine(Protocol):
             params: sampling parameters; `len(prompt_ids) + params.max_tokens` is capped at `max_model_len`.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a single token.
+            ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the engine is closed or broken.
         """
         ...

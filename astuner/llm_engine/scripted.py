@@ -41,7 +41,7 @@ class ScriptedEngine:
         """Return the scripted completion. Its `finish_reason` is `length` if the token limit truncated it.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a single token.
+            ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the engine is closed, or a function returned no token or the wrong number of logprobs.
         """
         # Yield to the event loop as a real engine does; otherwise, concurrent calls would never interleave in tests.

@@ -344,7 +344,8 @@ def _build_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> Any:
         return renderers.create_renderer(tokenizer, config)
     except (AssertionError, ValueError, TypeError) as error:
         raise ModelError(
-            f"model.renderer {options['name']!r} does not fit the tokenizer of {tokenizer.name_or_path!r}: {error}"
+            f"model.renderer {options['name']!r} does not fit the tokenizer of {tokenizer.name_or_path!r}: {error}. "
+            "Use the renderer of the model's family, or model.renderer: auto"
         ) from error
 
 

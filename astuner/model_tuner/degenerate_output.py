@@ -21,7 +21,7 @@ _MIN_BYTES = 400
 _MAX_REPETITIVE_RATIO = 0.06
 _MIN_BROKEN_SHARE = 0.05
 
-# A block of text that follows itself this often is no refrain.
+# A block of text with at least this many consecutive repetitions is not a refrain.
 _MIN_REPEATS = 8
 _MIN_REPEATED_CHARS = 60
 _LONGEST_PERIOD = 400

@@ -1,7 +1,7 @@
-"""Finds what the model generates in a rendered conversation, for chat templates that `renderers` does not support.
+"""Finds the generated tokens in a rendered conversation, for chat templates that `renderers` does not support.
 
-Trial renderings with a changed message show where its text begins and ends. What precedes an answer is the prompt for
-it, as the template writes it with `add_generation_prompt`. What follows it is its end token.
+Trial renderings with a changed message show where the text of the message begins and ends. The tokens before an answer
+are its prompt, as the template renders it with `add_generation_prompt`. The token after the answer is its end token.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class TemplateAnswers:
         return ids, spans
 
     def _finished(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """Return the ids of a conversation; some templates reject an answer as last message without a new prompt."""
+        """Return the ids of a conversation.
+
+        Some templates reject a conversation that ends with an answer, unless they add a generation prompt.
+        """
         try:
             return self.render(messages, False)
         except TEMPLATE_ERRORS:
@@ -61,9 +64,9 @@ class TemplateAnswers:
         prompt = self._try_render(messages[:index], True)
         if prompt and len(prompt) <= last and list(ids[: len(prompt)]) == list(prompt):
             return len(prompt)
-        # The template renders earlier turns otherwise when later ones follow. The generation prompt is then the part of
-        # the prompt that is added to the earlier messages. The conversation may contain its beginning only: some
-        # generation prompts open the thinking, which the template leaves out of a finished conversation.
+        # The template renders earlier turns differently if later turns follow. The generation prompt is then the part
+        # of the prompt that follows the earlier messages. The conversation may contain only the beginning of this part,
+        # because some generation prompts open the thinking, which the template omits from a finished conversation.
         first = min(last, self._first_change(ids, messages, index, _with_changed_start(messages[index])))
         history = self._try_render(messages[:index], False)
         opening = list(prompt[_shared(prompt, history) :])
@@ -74,7 +77,7 @@ class TemplateAnswers:
         return first
 
     def _end(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]], index: int, last: int) -> int:
-        """Return the index after the answer's end token; if it has none, after the answer."""
+        """Return the index after the answer's end token, or after the answer if it has no end token."""
         limit = len(ids)
         if index + 1 < len(messages):
             following = messages[index + 1]
@@ -89,7 +92,10 @@ class TemplateAnswers:
     def _first_change(
         self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]], index: int, changed: Mapping[str, Any]
     ) -> int:
-        """Return the index of the first token that differs if `messages[index]` is replaced; the length if none."""
+        """Return the index of the first token that differs if `messages[index]` is replaced.
+
+        If no token differs, return the number of tokens.
+        """
         try:
             return _shared(ids, self._finished([*messages[:index], changed, *messages[index + 1 :]]))
         except TEMPLATE_ERRORS:

@@ -282,7 +282,7 @@ class ModelTuner:
         if prompt.first_prompt_len is None and length > settings.max_prompt_length:
             raise ContextLengthError(
                 f"the first prompt has {length} tokens, but data.max_prompt_length is {settings.max_prompt_length}; "
-                "raise it, or shorten the prompt"
+                "raise data.max_prompt_length, or shorten the prompt"
             )
         first_prompt_len = length if prompt.first_prompt_len is None else prompt.first_prompt_len
         room = {
@@ -292,9 +292,10 @@ class ModelTuner:
         }
         limit = min(room, key=lambda name: room[name])
         if room[limit] < 1:
+            more = f"raise {limit}" if "." in limit else "use a model with a longer context"
             raise ContextLengthError(
                 f"a prompt of {length} tokens leaves no room for an answer within {limit}; "
-                "raise it, or keep the agent's history shorter"
+                f"{more}, or keep the agent's history shorter"
             )
         return SamplingParams(
             temperature=settings.temperature,
@@ -378,4 +379,4 @@ def _warn_ignored(tool_choice: str | None, ignored: Mapping[str, Any]) -> None:
         name = note.partition("=")[0]
         if name not in _warned:
             _warned.add(name)
-            logger.warning("the workflow passed {} to the model; it is ignored, as the run's settings apply", note)
+            logger.warning("the workflow passed {} to the model; astuner ignores it and uses the run's settings", note)

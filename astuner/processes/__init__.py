@@ -1,1 +1,1 @@
-"""Child processes: supervised by a guard, with redacted logs."""
+"""Child processes: services under a guard, processes of episodes, the sandbox, and redacted logs."""

@@ -1,7 +1,7 @@
-"""Guard of a process that runs episodes: after that process has died, it ends what the episodes have left running.
+"""Guard of a process that runs episodes. When that process has died, the guard ends the processes of its episodes.
 
-`episode_processes` starts it as `python -m astuner.processes.episode_guard PID TOKEN SINCE` with the file of
-`ProcessOwners` as stdin. It ends with that process, normally or by SIGKILL.
+`episode_processes` starts the guard as `python -m astuner.processes.episode_guard PID TOKEN SINCE`, with the file of
+`ProcessOwners` as stdin.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from astuner.processes.process_tree import end_processes, with_descendants
 
 GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL for the processes of an episode."""
-# An orphan without a mark has to be seen before the death; most become orphans as soon as they have started.
+# An orphan without a mark must be found before the process dies. Most daemons become orphans right after their start.
 _POLL_SECONDS = 0.5
 _POLL_SECONDS_AFTER_START = 0.05
 _STARTING_SECONDS = 1.0
@@ -42,7 +42,7 @@ def _left_running(owners: ProcessOwners, orphans: list[psutil.Process]) -> set[p
     owners.read()
     roots = [process for process, owner in owners.owned() if owner != NO_EPISODE]
     for process in orphans:
-        # A child that was seen between its fork and its exec has got its mark meanwhile.
+        # A child that was found between its fork and its exec has its mark now.
         if owners.owner(process.pid) is None and owners.owner_by_mark(process) is None:
             roots.append(process)
     roots.extend(

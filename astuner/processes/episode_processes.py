@@ -1,8 +1,9 @@
-"""The processes that an episode starts end with it.
+"""Ends the processes of an episode when the episode ends.
 
-A process belongs to the episode whose code started it, in any thread or task, or as a descendant of such a process.
-`process_hooks` records who starts a process. On Linux, this process adopts orphans (`PR_SET_CHILD_SUBREAPER`), so that
-a daemon is found although its parent has ended. A guard process ends everything if this process is killed.
+A process belongs to the episode whose code started it, in any thread or task. Its descendants belong to the same
+episode. `process_hooks` records which episode starts a process. On Linux, this process adopts orphans
+(`PR_SET_CHILD_SUBREAPER`), so that a daemon is found although its parent has ended. If this process is killed, a guard
+process ends the processes of all episodes.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class EpisodeProcesses:
 
     Attributes:
         episode_id: the id of the episode, for the log.
-        key: names the episode in the environment of its processes.
-        ended: descriptions of the processes that the episode had left running, once it has ended.
+        key: identifies the episode in the environment of its processes.
+        ended: after the end of the episode, descriptions of the processes that it had left running.
         has_started_any: whether Python code of the episode has started a process.
         pid: the process that runs the episode.
     """
@@ -70,7 +71,7 @@ class EpisodeProcesses:
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Own the processes that the block starts, and end those that still run at its end."""
+        """Own the processes that the block starts, and end the remaining ones when the block ends."""
         tracker = _tracker_of_this_process()
         self.pid = os.getpid()
         self._started = creation_clock()
@@ -92,7 +93,7 @@ class EpisodeProcesses:
         return _tracker is not None and self.key in _tracker.active
 
     def end(self) -> None:
-        """End the processes that still run. The episode can start no more. Further calls do nothing."""
+        """End the remaining processes. The episode cannot start further ones. Further calls do nothing."""
         _tracker_of_this_process().end([self])
 
     def started_by_thread(self, owners: ProcessOwners) -> list[int]:
@@ -150,7 +151,7 @@ class _Tracker:
         atexit.register(self._close)
 
     def add(self, pid: int, processes: EpisodeProcesses | None) -> None:
-        """Record the owner of a process; end the process if its episode has ended meanwhile."""
+        """Record the owner of a process. If its episode has already ended, end the process."""
         with self.lock:
             self.owners.add(pid, processes.key if processes else NO_EPISODE)
         if processes is not None and processes.key not in self.active:
@@ -259,11 +260,11 @@ class _Tracker:
         if self._has_warned:
             logger.debug("{}", text)
         else:
-            logger.warning("{}. Processes that several episodes share have to be started outside of `execute`", text)
+            logger.warning("{}. Start processes that several episodes share outside of `execute`", text)
         self._has_warned = True
 
     def _reap_zombies(self) -> None:
-        """Reap adopted orphans that have ended, and processes of ended episodes that nothing waits for."""
+        """Reap ended orphans that this process has adopted, and processes of ended episodes that nobody waits for."""
         with self.lock:
             now = time.monotonic()
             zombies: dict[int, float] = {}
@@ -272,7 +273,7 @@ class _Tracker:
                     process = psutil.Process(pid)
                     if process.status() == psutil.STATUS_ZOMBIE and self._is_left(process):
                         zombies[pid] = self._zombies.get(pid, now)
-            # What waits for its child has reaped it by then.
+            # Code that waits for its child has reaped it by then.
             for pid in [pid for pid, since in zombies.items() if now - since > _ZOMBIE_SECONDS]:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
@@ -317,7 +318,7 @@ _tracker_lock = threading.Lock()
 
 
 def _tracker_of_this_process() -> _Tracker:
-    """Return the tracker, which the first call creates; a fork has its own once it runs episodes itself."""
+    """Return the tracker of this process. The first call in a process, or in a fork of it, creates the tracker."""
     global _tracker  # noqa: PLW0603 the tracker belongs to the whole process
     with _tracker_lock:
         if _tracker is None or _tracker.owners.pid != os.getpid():
@@ -342,8 +343,8 @@ def before_start() -> str | None:
         return None
     if not processes.is_active:
         raise ProcessLookupError(
-            f"episode {processes.episode_id} has ended and cannot start processes any more. Start a thread that serves "
-            "several episodes outside of `execute`, for example when the module is imported"
+            f"episode {processes.episode_id} has ended, so its threads cannot start processes. Start a thread that "
+            "serves several episodes outside of `execute`, for example when the module is imported"
         )
     processes.has_started_any = True
     _tracker.start_guard()

@@ -1,4 +1,4 @@
-"""Records which episode starts a process: every way of starting one from Python passes through these hooks."""
+"""Hooks in Python's functions that start processes and threads. They record which episode starts a process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def install_hooks() -> None:
     os.register_at_fork(before=_before_fork, after_in_child=after_fork)
     # multiprocessing with "forkserver", whose processes are not children of this one
     BaseProcess.start = _hooked_process_start(BaseProcess.start)  # type: ignore[assignment, method-assign]
-    # Threads have no context of their own before Python 3.14.
+    # Before Python 3.14, threads do not inherit the context.
     threading.Thread.start = _hooked_thread_start(threading.Thread.start)  # type: ignore[assignment, method-assign]
     ThreadPoolExecutor.submit = _hooked_submit(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
 
@@ -113,7 +113,7 @@ def _hooked_thread_start(original: Callable[[threading.Thread], None]) -> Callab
 def _hooked_submit(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def submit(self: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        # Also outside of episodes, because an episode may have started the worker thread.
+        # Functions outside of episodes are attributed, too, because an episode may have started the worker thread.
         return original(self, _attributed(function, current_episode_processes()), *args, **kwargs)
 
     return submit

@@ -1,4 +1,4 @@
-"""Which episode started a process: a file that this process, its forks and the guard share."""
+"""The owners of processes, in a file that this process, its forks and the guard share."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ProcessOwners:
     """The owners of the processes that one process has started.
 
     A process that was started with an environment is recognised by its mark. A fork keeps the environment of the
-    original process, so forks add themselves to the file, also forks of forks. The file has no name and disappears
+    original process, so forks, and forks of forks, add themselves to the file. The file has no name and disappears
     with the last process that has it open.
 
     Attributes:
         file: descriptor of the file, opened for appending.
-        pid: id of the process that started them.
+        pid: id of the process that started the processes.
         token: the process's part of the mark.
         since: creation time of the first process to consider, in seconds since the epoch.
     """
@@ -44,10 +44,10 @@ class ProcessOwners:
             os.write(self.file, f"{owner} {pid} {psutil.Process(pid).create_time()}\n".encode())
 
     def read(self) -> bool:
-        """Read what was added to the file since the last call, and forget processes that have ended.
+        """Read the lines that were added since the last call, and forget processes that have ended.
 
         Returns:
-            Whether anything was added.
+            Whether lines were added.
         """
         size = os.fstat(self.file).st_size
         content = os.pread(self.file, size - self._offset, self._offset)
@@ -72,8 +72,8 @@ class ProcessOwners:
     def children(self) -> list[tuple[psutil.Process, str | None]]:
         """Return the running children that were not recorded, with their owners.
 
-        These are orphans, which the system has given to this process, or were started by C code. The owner is None for
-        a process without a mark: its environment was cleared.
+        These children are orphans that this process has adopted, or were started by C code. The owner is None for a
+        process without a mark, whose environment was cleared.
         """
         found: list[tuple[psutil.Process, str | None]] = []
         for pid in child_pids(self.pid):

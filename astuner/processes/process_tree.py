@@ -1,4 +1,4 @@
-"""Process trees: children of a process, the episode that an environment names, and the end of a set of processes."""
+"""Functions on processes: children and descendants, the mark in the environment, and how to end processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from pathlib import Path
 import psutil
 
 MARK = "ASTUNER_EPISODE"
-"""Environment variable of the processes that a run starts: the run's token, and for a process that an episode started
-the token of the episode after a slash. A run within an episode appends its own."""
+"""Environment variable of the processes that a run starts.
+
+Its value is the mark: the token of the run and, in processes of an episode, a slash and the key of the episode. A run
+within an episode appends its own tokens.
+"""
 
 _POLL_SECONDS = 0.02
 _TICK_SECONDS = 0.02
@@ -28,7 +31,7 @@ def child_pids(pid: int) -> list[int]:
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return [child for thread in threads for child in thread_child_pids(thread)]
-    except FileNotFoundError:  # another system than Linux, or a kernel without CONFIG_PROC_CHILDREN
+    except FileNotFoundError:  # not Linux, or a kernel without CONFIG_PROC_CHILDREN
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children()]
         return []
@@ -49,7 +52,7 @@ def thread_child_pids(thread: Path) -> list[int]:
 
 
 def creation_clock() -> float:
-    """Return the present time on the clock of `psutil.Process.create_time`, rounded down to that clock's resolution.
+    """Return the current time on the clock of `psutil.Process.create_time`, rounded down to that clock's resolution.
 
     On Linux, psutil adds the time since the boot, in ticks, to the time of the boot, in seconds.
     """
@@ -67,7 +70,7 @@ def find_process(pid: int, created: float | None = None) -> psutil.Process | Non
     """
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        # Another process computes the same time, up to adjustments of the clock.
+        # Other processes compute the same time, apart from adjustments of the clock.
         if (created is None or abs(process.create_time() - created) < 2.0) and is_running(process):
             return process
     return None
@@ -81,14 +84,14 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def mark_of(process: psutil.Process) -> list[str]:
-    """Return the parts of the process's `ASTUNER_EPISODE`; empty without one, or if it cannot be read."""
+    """Return the parts of the process's `ASTUNER_EPISODE`; empty if it is not set or cannot be read."""
     with contextlib.suppress(psutil.Error, OSError):
         return process.environ().get(MARK, "").split("/")
     return []
 
 
 def with_descendants(roots: Iterable[psutil.Process]) -> set[psutil.Process]:
-    """Return processes and their descendants that run."""
+    """Return the running processes among `roots` and their descendants."""
     found = {process for process in roots if is_running(process)}
     pending = list(found)
     while pending:

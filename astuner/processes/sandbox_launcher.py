@@ -1,11 +1,11 @@
 """Runs one Python program in a sandbox. Executed by path with `python -I -S`, so it imports the standard library only.
 
 Stdin is one JSON object with `code`, `folder`, `env`, `python`, `readable`, `limits` and `report`, the descriptor of a
-pipe. Stdout and stderr are the program's. The pipe gets one JSON object with `returncode` (-n if signal n ended the
-program) and `missing`, the protections that this system does not have.
+pipe. Stdout and stderr are the program's. The launcher writes one JSON object to the pipe, with `returncode` (-n if
+signal n ended the program) and `missing`, the protections that this system does not have.
 
-Three processes: the launcher, the init process of the program's PID namespace, and the program. When init ends, the
-kernel ends whatever else runs in the namespace.
+The sandbox has three processes: the launcher, the init process of the program's PID namespace, and the program. When
+init ends, the kernel ends all other processes of the namespace.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _filter_system_calls(has_namespaces: bool) -> bool:
 
 
 def _kill_descendants() -> int:
-    """Kill what the program has left running, which this process has adopted; return the exit code."""
+    """Kill the remaining processes of the program, which this process has adopted, and return the exit code."""
     for _ in range(1000):
         children = []
         for thread in Path("/proc/self/task").glob("*/children"):

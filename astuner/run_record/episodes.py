@@ -264,7 +264,7 @@ def read_index(folder: Path, on_damaged: OnDamaged | None = None) -> list[Episod
 
     Args:
         folder: The run's folder.
-        on_damaged: Called for lines that are no entries, which are skipped; without it, they raise.
+        on_damaged: Called for lines that are not entries, which are skipped. If None, such a line is an error.
 
     Raises:
         RecordError: If there is no index, or it cannot be read.

@@ -144,14 +144,16 @@ class JsonLines:
         else:
             return
         raise RecordError(
-            f"{self.path} {what} while the run was writing to it, so the run stops. Leave the folder of a running run "
-            "in place. To resume, put the folder back and run the same command again; without it, the run starts anew"
+            f"{self.path} {what} while the run was writing to it, so the run stops. Do not change the folder of a "
+            "running run. To resume, restore the folder and run the same command again. Without the folder, the run "
+            "starts from scratch"
         )
 
     def retain_rows(self, identify: Callable[[Mapping[str, Any]], Hashable | None]) -> tuple[int, int]:
         """Keep the last row of each identity, and remove the other rows, atomically.
 
-        Lines that are no valid rows are removed too. The file as it was is then kept with the suffix `.damaged`.
+        Lines that are not valid rows are removed too. A copy of the original file is then kept with the suffix
+        `.damaged`.
 
         Args:
             identify: Returns what identifies a row, or None for a row to remove. Raises `RecordError` for a row that is
@@ -180,7 +182,7 @@ class JsonLines:
                 if damaged:
                     write_atomically(self.path.with_name(f"{self.path.name}.damaged"), self.path.read_bytes())
                     logger.warning(
-                        "{}: removed {} invalid lines; the file as it was is kept with the suffix .damaged. The first: "
+                        "{}: removed {} invalid lines; a copy of the original file has the suffix .damaged. The first: "
                         "{}", self.path, len(damaged), damaged[0],
                     )  # fmt: skip
                 write_atomically(self.path, b"".join(kept.values()))

@@ -17,12 +17,12 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """A fault that a check found, which raises no error by itself.
+    """A fault that a check has found.
 
     Attributes:
         step: The training step; 0 is the start of the run.
         check: Name of the check.
-        severity: `error` if the run cannot learn what it should, else `warning`.
+        severity: `error` if the fault prevents or distorts learning, else `warning`.
         message: What is wrong, with the evidence.
         fix: What to change.
     """
@@ -40,9 +40,9 @@ class FindingSummary:
 
     Attributes:
         check, severity: As in `RunFinding`.
-        first_step, last_step: The first and the last step in which it was found.
+        first_step, last_step: The first and the last step with a finding.
         count: The number of findings.
-        message, fix: Of the last finding.
+        message, fix: Those of the last finding.
     """
 
     check: str
@@ -73,10 +73,10 @@ class FindingsFile:
         self._lines.append(asdict(finding) | texts)
 
     def truncate_after(self, step: int) -> int:
-        """Remove the findings of steps after `step`, and repeated ones, and return their number.
+        """Remove the findings of steps after `step` and repeated findings, and return the number of removed lines.
 
         Raises:
-            RecordError: If they cannot be removed.
+            RecordError: If the file cannot be written.
         """
 
         def identify(row: Mapping[str, Any]) -> Hashable | None:
@@ -96,7 +96,7 @@ def read_findings(folder: Path, on_damaged: OnDamaged | None = None) -> list[Run
 
     Args:
         folder: The run's folder.
-        on_damaged: Called for lines that cannot be read; without it, they raise.
+        on_damaged: Called for lines that cannot be read, which are skipped. If None, such a line is an error.
 
     Raises:
         RecordError: If the file cannot be read.

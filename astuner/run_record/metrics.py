@@ -106,7 +106,7 @@ def read_metrics(folder: Path, on_damaged: OnDamaged | None = None) -> list[Metr
 
     Args:
         folder: The run's folder.
-        on_damaged: Called for lines that are no metrics, which are skipped; without it, they raise.
+        on_damaged: Called for lines that are not metrics, which are skipped. If None, such a line is an error.
 
     Raises:
         RecordError: If there is no metrics file, or it cannot be read.

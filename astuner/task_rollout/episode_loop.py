@@ -1,4 +1,4 @@
-"""The event loop of one episode, which no exception of the episode ends."""
+"""The event loop of one episode. It continues after any exception of the episode."""
 
 from __future__ import annotations
 
@@ -200,7 +200,9 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError("an episode cannot handle signals: they belong to the run")
+        raise RuntimeError(
+            "an episode cannot handle signals, because the run handles them; remove the handler from the workflow"
+        )
 
 
 def _exception(future: asyncio.Future[Any]) -> BaseException | None:

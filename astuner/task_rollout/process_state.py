@@ -1,8 +1,9 @@
-"""Settings of the process that episodes share: found after an episode that changed them, and put back.
+"""Settings of the process that episodes share. Changes by an episode are detected, reported and restored.
 
 Episodes in threads share the process, so the author of a change is known only if no other episode ran. Otherwise, all
-episodes that ran are named. A change that breaks other code at once, such as a closed stream, is put back when it is
-found. Other changes may be temporary (`contextlib.chdir`): they are put back after the episodes that may undo them.
+episodes that ran are reported. A change that breaks other code immediately, such as a closed stream, is restored when
+it is detected. Other changes may be temporary (`contextlib.chdir`). They are restored after the end of all episodes
+that may undo them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _STREAMS = ("stdin", "stdout", "stderr")
 
 @dataclass(frozen=True)
 class _Setting:
-    """One setting: how it is read and restored, and whether a change cannot wait to be put back."""
+    """One setting: the functions that read and restore it, and whether a change must be restored immediately."""
 
     read: Callable[[], Any]
     restore: Callable[[Any], object]
@@ -46,7 +47,7 @@ class _Setting:
 
 
 def _attributes(module: ModuleType) -> _Setting:
-    """The attributes that a module has at the start; new ones do no harm."""
+    """Return the setting of a module's attributes. Attributes that are added later are ignored."""
     names = [name for name in vars(module) if not name.startswith("_")]
 
     def restore(values: dict[str, object]) -> None:
@@ -155,7 +156,7 @@ class ProcessState:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[RunningMark]:
-        """Find the changes that an episode makes in the block; afterwards, its mark has their descriptions."""
+        """Detect the changes that an episode makes in the block. Afterwards, the mark has their descriptions."""
         mark = RunningMark()
         self.check()
         with self._lock:
@@ -166,10 +167,10 @@ class ProcessState:
             self.check()
             with self._lock:
                 self._running.discard(mark)
-                self._put_back(mark)
+                self._restore_changes_of(mark)
 
     def check(self) -> None:
-        """Find changes, and put back those that cannot wait."""
+        """Detect changes, and restore the urgent ones."""
         with self._lock:
             if self._is_closed:
                 return
@@ -186,8 +187,8 @@ class ProcessState:
             for mark in self._running:
                 mark.effects += changes if len(self._running) == 1 else [change + _SHARED for change in changes]
 
-    def _put_back(self, mark: RunningMark) -> None:
-        """Put back the changes whose possible authors have all ended, the last of them being the one of `mark`."""
+    def _restore_changes_of(self, mark: RunningMark) -> None:
+        """Restore the changes whose possible authors have all ended. The episode of `mark` is the last of them."""
         for name, authors in list(self._waiting.items()):
             if not self._is_closed and not authors & self._running:
                 del self._waiting[name]
@@ -201,7 +202,7 @@ class ProcessState:
             self._settings[name].restore(self._values[name])
 
     def _restore_streams(self) -> list[str]:
-        """Open closed standard streams again, and return descriptions."""
+        """Reopen closed standard streams, and return descriptions of them."""
         changes = []
         for fd, name in enumerate(_STREAMS):
             copy, stream = self._copies[fd], self._streams[name]

@@ -205,7 +205,7 @@ def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[E
     episode = result.value or _failed_episode(task, tuner.calls, "internal", "it has no result")
     if result.effects:
         logger.warning(
-            "episode {} changed the process, which other episodes and the run share. This was put back: {}",
+            "episode {} changed settings of the process, which all episodes share. These settings were restored: {}",
             task.episode_id,
             "; ".join(result.effects),
         )
@@ -236,7 +236,7 @@ def report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
     cut = sum(episode.status == "ok" and episode.error_kind == CallLimitError.kind for episode in episodes)
     if cut:
         logger.info(
-            "{} step {}: {} of {} episodes were cut at rollout.multi_turn.max_steps and judged with what they had",
+            "{} step {}: {} of {} episodes were cut at rollout.multi_turn.max_steps and judged with their last answers",
             request.split,
             request.step,
             cut,

@@ -1,4 +1,4 @@
-"""Exceptions that no code of an episode catches: those of its tasks, callbacks, threads and finalisers."""
+"""Uncaught exceptions of an episode: those of its tasks, callbacks, threads and finalisers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from astuner.task_runner import error_location
 
 @dataclass(frozen=True, slots=True)
 class UncaughtError:
-    """An exception that an episode did not catch, as text: its objects may belong to the user's code.
+    """An exception that an episode did not catch, as text, because its objects may belong to the user's code.
 
     Attributes:
         text: type, message and location.
@@ -49,7 +49,7 @@ class UncaughtErrors:
 
         Args:
             error: the exception.
-            where: what raised it, such as `a callback`.
+            where: the code that raised it, such as `a callback`.
             is_internal: see `UncaughtError`.
         """
         if any(error is seen for seen in self._seen):
@@ -59,21 +59,21 @@ class UncaughtErrors:
         text = f"{describe_error(error)}{error_location(error)}, in {where}"
         uncaught = UncaughtError(text, format_error(error), is_internal)
         if self._is_closed:
-            logger.warning("{}, of an episode that had ended", uncaught.text)
+            logger.warning("{}, after its episode had ended", uncaught.text)
             logger.debug("its traceback:\n{}", uncaught.traceback)
             return
         self._seen.append(error)
         self._errors.append(uncaught)
 
     def close(self) -> tuple[UncaughtError, ...]:
-        """Return the exceptions, and log later ones."""
+        """Return the exceptions. Later exceptions are logged."""
         self._is_closed = True
         self._seen.clear()
         return tuple(self._errors)
 
 
 _current: ContextVar[UncaughtErrors | None] = ContextVar("astuner_uncaught_errors", default=None)
-# The attribute of a thread with the `UncaughtErrors` of the episode that started it: a thread has a context of its own.
+# The attribute of a thread with the `UncaughtErrors` of the episode that started it. A thread has its own context.
 _OF_THREAD = "astuner_uncaught_errors"
 
 
@@ -84,7 +84,7 @@ def _of_caller() -> UncaughtErrors | None:
 
 @contextlib.contextmanager
 def collect_uncaught() -> Iterator[UncaughtErrors]:
-    """Collect the uncaught exceptions of the episode that the block runs, also those of threads that it starts."""
+    """Collect the uncaught exceptions of the episode that the block runs, including those of its threads."""
     uncaught = UncaughtErrors()
     token = _current.set(uncaught)
     try:
@@ -94,7 +94,7 @@ def collect_uncaught() -> Iterator[UncaughtErrors]:
 
 
 class _Hooks:
-    """Replaces the functions of the process that report uncaught exceptions, while any batch of episodes runs."""
+    """Replaces the process's hooks for uncaught exceptions while any batch of episodes runs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

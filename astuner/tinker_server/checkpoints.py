@@ -143,7 +143,7 @@ class CheckpointStore:
         """Return all training runs, the latest first."""
         runs = []
         for file in self.folder.glob("[!.]*/run.json"):
-            # A copy of a run under another name is no run.
+            # A copy of a run under a different name is not a run.
             with contextlib.suppress(TinkerRequestError):
                 runs.append(self.run(file.parent.name))
         return sorted(runs, key=lambda run: run.created, reverse=True)

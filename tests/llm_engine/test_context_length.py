@@ -101,7 +101,7 @@ def test_a_run_that_could_pass_the_length_is_refused(tmp_path: Path, tokenizer: 
     folder = tmp_path / "phi"
     phi3().save_pretrained(folder)
     check_context_length(str(folder), SWITCH)
-    with pytest.raises(ModelError, match=rf"longrope.* set rollout\.max_model_len: {SWITCH}, or use"):
+    with pytest.raises(ModelError, match=rf"longrope.* Set rollout\.max_model_len: {SWITCH}, or use"):
         check_context_length(str(folder), SWITCH + 1)
     # Without positions beyond the length, sequences end before it.
     limited = tmp_path / "limited"

@@ -1,4 +1,4 @@
-"""Changes that an episode makes to the process are found, named with the episode, and put back."""
+"""Changes that an episode makes to the process are detected, reported with the episode, and restored."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("in_main_thread", [True, False])
 @pytest.mark.parametrize("name", CHANGES)
-def test_change_is_named_with_its_episode_and_put_back(
+def test_change_is_reported_with_its_episode_and_restored(
     tokenizer: Any, name: str, in_main_thread: bool, log: list[str]
 ) -> None:
     change, read = CHANGES[name]
@@ -83,12 +83,12 @@ def test_change_is_named_with_its_episode_and_put_back(
     assert [episode.process_effects for episode in episodes.values() if episode.task.task_id != "changes"] == [(), ()]
     (effect,) = episodes["changes"].process_effects
     assert effect.startswith(name)
-    (text,) = [line for line in log if "changed the process" in line]
-    assert "episode train-000001-changes-0 changed the process" in text
+    (text,) = [line for line in log if "changed settings of the process" in line]
+    assert "episode train-000001-changes-0 changed settings of the process" in text
     assert effect in text
 
 
-def test_signal_handler_in_the_main_thread_is_put_back(tokenizer: Any) -> None:
+def test_signal_handler_in_the_main_thread_is_restored(tokenizer: Any) -> None:
     before = signal.getsignal(signal.SIGUSR1)
     change = {"changes": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN)}
     assert run(tokenizer, True, change)["changes"].process_effects == (f"signal handlers: {int(signal.SIGUSR1)}",)
@@ -96,7 +96,7 @@ def test_signal_handler_in_the_main_thread_is_put_back(tokenizer: Any) -> None:
 
 
 def test_closed_streams_are_opened_again() -> None:
-    """In a process of its own: it closes the standard streams."""
+    """Runs in a separate process, because it closes the standard streams."""
     code = """
 import asyncio, os, sys
 from astuner.task_rollout.pool import EpisodePool, InlinePool

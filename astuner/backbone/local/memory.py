@@ -1,4 +1,4 @@
-"""The memory of training on one device: what a run holds, and returning what it has freed."""
+"""The memory of training on one device: an estimate, and the return of freed memory to the operating system."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from astuner.backbone.training.memory_estimate import (
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.root import AstunerConfig
 
-# In a smaller process, page faults would cost more than the memory is worth.
+# Smaller processes keep freed memory, because page faults would cost more time than the memory is worth.
 _WORTH_RETURNING = 2**30
 # Copies of the logits at the peak, in float32: log-probabilities, and two gradients.
 _LOGITS_COPIES = 3
@@ -34,7 +34,7 @@ def return_free_memory() -> None:
     """Return freed memory to the operating system.
 
     glibc keeps freed blocks of up to 32 MiB. Rollout, micro-batches, optimizer and sync allocate blocks of different
-    sizes, so the process would come to hold the sum of their peaks instead of the highest one.
+    sizes, so the process would hold the sum of their peaks instead of the highest peak.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None and psutil.Process().memory_info().rss > _WORTH_RETURNING:
@@ -75,7 +75,7 @@ def estimate_training_memory(config: AstunerConfig, run_inputs: RunInputs) -> Me
 
 
 def _update_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -> list[MemoryPart]:
-    """Return what an update needs in addition: gradients, and the largest micro-batch."""
+    """Return the additional memory of an update: gradients, and the largest micro-batch."""
     budget = config.trainer_common.max_tokens_per_micro_batch
     enable_packed_attention(shape.model.get_base_model() if config.model.lora.rank else shape.model)
     is_packed = config.update.pack != "none" and supports_packing(shape.model)

@@ -294,6 +294,6 @@ def _checked_folder(folder: Path, subject: str) -> Path:
         inside = next((name for name in ("model", "merged_model") if (folder / name / "config.json").exists()), None)
         hint = f"; did you mean {str(folder / inside)!r}?" if inside else ""
         raise ModelError(
-            f"{subject} {str(folder)!r}, which is no model: it has no config.json but contains {contents}{hint}"
+            f"{subject} {str(folder)!r}, which is not a model: it has no config.json but contains {contents}{hint}"
         )
     return folder

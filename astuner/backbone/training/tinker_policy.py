@@ -1,4 +1,4 @@
-"""The extension of Tinker's wire format that `astuner serve-tinker` supports: settings that Tinker fixes."""
+"""The extension of Tinker's wire format in `astuner serve-tinker`: settings that have fixed values in Tinker."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ALL_LINEAR = "all-linear"
 
 
 class TinkerPolicy(BaseModel):
-    """How the models of a client session compute. The defaults are the values that Tinker has fixed."""
+    """Settings for the models of a client session. The defaults are Tinker's fixed values."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    """Divides the logits before log-probabilities are computed, in training and of prompts."""
+    """Divides the logits in training and for log-probabilities of prompts."""
     lora_alpha: Annotated[int, Field(gt=0)] = 32
     """The output of adapters is multiplied by lora_alpha / rank ("LoRA Without Regret", Schulman et al. 2025)."""
     lora_target_modules: str | list[str] = ALL_LINEAR

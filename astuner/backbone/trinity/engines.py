@@ -50,14 +50,14 @@ class TinkerEngine:
         """Sample one completion.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a completion.
+            ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the request fails, or the response is invalid.
         """
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextLengthError(
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
-                "a completion; shorten the prompt or raise max_model_len"
+                "an answer; shorten the prompt or raise max_model_len"
             )
         client, version = self._client, self.policy_version
         sampling_params = types.SamplingParams(
@@ -130,7 +130,7 @@ class RolloutEngine:
         """Sample one completion.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a completion.
+            ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the request fails.
         """
         assert self._inner is not None

@@ -1,4 +1,4 @@
-"""Trinity's trainer with a Tinker server that takes the policy of the run (`TinkerPolicy`)."""
+"""Trinity's trainer for a Tinker server that accepts the run's `TinkerPolicy`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from astuner.backbone.trinity.training_backends import POLICY_VARIABLE
 
 
 class PolicyTrainer(Trainer):
-    """The stock trainer, except that its client sends the policy of the run to the server."""
+    """Trinity's trainer with a client that sends the run's `TinkerPolicy` to the server."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -23,7 +23,7 @@ class PolicyTrainer(Trainer):
 
 
 class _PolicyEngine(TinkerTrainerWrapper):
-    """The stock engine. Its `prepare` sets `service_client` to a client that cannot send the policy."""
+    """Trinity's engine for Tinker. Its `prepare` sets a `service_client` that does not send the policy."""
 
     @property
     def service_client(self) -> Any:
@@ -32,5 +32,5 @@ class _PolicyEngine(TinkerTrainerWrapper):
 
     @service_client.setter
     def service_client(self, client: Any) -> None:
-        client.holder.close()  # ends the session that the stock client opened
+        client.holder.close()  # ends the session of Trinity's client
         self._service_client = tinker.ServiceClient(default_headers={POLICY_HEADER: os.environ[POLICY_VARIABLE]})

@@ -38,7 +38,7 @@ class VerlEngine:
         with the fewest requests.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a single token.
+            ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the engine failed, or its actor died.
         """
         max_new_tokens = self.max_model_len - len(prompt_ids)

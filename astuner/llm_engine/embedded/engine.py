@@ -136,7 +136,7 @@ class EmbeddedEngine:
                 the completion ends with that token. It runs in the engine's thread: it must be fast and not raise.
 
         Raises:
-            ContextLengthError: the prompt leaves no room for a single token.
+            ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the engine is closed or has failed, or a parameter or token id is out of range.
         """
         loop = asyncio.get_running_loop()

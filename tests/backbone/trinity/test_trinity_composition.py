@@ -267,7 +267,7 @@ def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Wr
             r"^run\.yaml:10: astuner\.rollout\.max_response_length_in_one_turn is 0; expected a number greater than 0$",
         ),
         ("  mode: bench\n", r"^run\.yaml:10: trinity\.mode is set by astuner for each run; remove it$"),
-        ("  algorithm.advantage_fn: grpo\n", r"^run\.yaml:10: .* has to be 'astuner\.backbone\.\S+': every episode"),
+        ("  algorithm.advantage_fn: grpo\n", r"^run\.yaml:10: .* but must be 'astuner\.backbone\.\S+': every episode"),
         (
             "  buffer:\n    explorer_input:\n      taskset: {split: x}\n",
             r"^run\.yaml:12: trinity\.buffer\.explorer_input\.taskset\S* .*astuner\.task_reader reads the tasks; ",

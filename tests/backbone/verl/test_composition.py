@@ -290,7 +290,7 @@ def test_values_of_a_cpu_can_be_changed(write: Write) -> None:
         ),
         (
             "  trainer.v1.trainer_mode: separate_async\n",
-            r"^run\.yaml:10: verl\.\S+ is 'separate_async', and has to be 'sync': astuner's trainer extends ",
+            r"^run\.yaml:10: verl\.\S+ is 'separate_async', but must be 'sync': astuner's trainer extends ",
         ),
         (
             "  trainer.device: npu\n",
