@@ -41,6 +41,7 @@ class TemplateFacts:
         split_controls: control texts of the rendered prompts that the tokenizer splits into several tokens.
         unknown_share: share of the tokens of the rendered prompts that are the tokenizer's unknown token.
         bos_count: number of begin-of-sequence tokens at the start of a prompt.
+        reads_tool_calls: whether the renderer knows the format in which the model calls tools.
     """
 
     shows_system: bool | None
@@ -50,6 +51,7 @@ class TemplateFacts:
     split_controls: tuple[str, ...] = ()
     unknown_share: float = 0.0
     bos_count: int = 0
+    reads_tool_calls: bool = True
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,7 @@ def probe_template(codec: ChatCodec) -> TemplateFacts:
         split_controls=tuple(sorted(mark for mark in controls if not _is_one_token(tokenizer, mark))),
         unknown_share=sum(ids.count(unknown) for ids in prompts) / total if total and unknown is not None else 0.0,
         bos_count=starts if tokenizer.bos_token_id is not None else 0,
+        reads_tool_calls=codec.reads_tool_calls,
     )
 
 

@@ -9,9 +9,9 @@ from astuner.schema import ForkCause
 
 _FIXES: Mapping[str, str] = {
     "template_rewrote_history": (
-        "the chat template renders earlier answers differently once another message follows (Qwen3's template drops "
-        "earlier thinking); set model.renderer: {name: qwen3, thinking_retention: all}, with the name of your model's "
-        "renderer (renderer default does not have this option)"
+        "the chat template renders earlier answers differently once another message follows (the templates of Qwen3 "
+        "and DeepSeek-R1 drop earlier thinking); set model.renderer: {name: qwen3, thinking_retention: all}, with the "
+        "name of your model's renderer, or default for a model without one"
     ),
     "framework_edited_history": (
         "the agent changed or cut an earlier message; make it send the earlier request and the unchanged answer, "

@@ -12,6 +12,7 @@ from astuner.diagnostics.evidence import Result, StepEvidence, Transcript, text_
 from astuner.diagnostics.fork_fixes import fix_for
 from astuner.diagnostics.references import REFERENCE_FIELDS, reference
 from astuner.diagnostics.start_checks import BOS_FIX
+from astuner.model_tuner import TOOL_PARSER_NAMES
 from astuner.schema import LlmCall, Task
 
 # Maximum number of prompts that are decoded in a step, because decoding is slow.
@@ -60,6 +61,18 @@ def tools_not_in_prompt(step: StepEvidence) -> Result:
             "never sees them",
             "use a chat template that renders `tools` (chat_template in tokenizer_config.json under model.path), set "
             "model.renderer to the family of the model, or describe the tools in the system prompt",
+        )
+
+
+def tools_without_parser(step: StepEvidence) -> Result:
+    """Find tools that are offered although nothing parses the model's calls of them."""
+    with_tools = [call for call in step.sampled_calls if call.tools_hash]
+    if with_tools and not step.start.template.reads_tool_calls:
+        yield (
+            f"{len(with_tools)} calls offer tools to the model, but its chat template has no known format of tool "
+            "calls: a tool call in an answer stays text, and the agent gets no tool call",
+            "set model.renderer to the family of the model, or to {name: default, tool_parser: NAME} with one of "
+            f"{', '.join(TOOL_PARSER_NAMES)}; with tool_parser: null, the agent reads the calls from the text",
         )
 
 

@@ -6,21 +6,16 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from astuner.errors import ConfigError, ModelError, WorkflowError, first_line
+from astuner.errors import ModelError, WorkflowError, first_line
+from astuner.model_tuner.renderer_choice import RENDERER_FILE, TemplateText, choose_renderer
 from astuner.model_tuner.template_answers import TemplateAnswers, without_empty_thinking
 from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
+from astuner.model_tuner.tool_parsers import END_OF_CALL, HARMONY, with_declared_types
 from astuner.schema import LlmCall
-
-_RENDERER_FILE = "astuner_renderer.json"
-# For templates that `renderers` does not support: the parser of tool calls, by a marker that the template contains.
-_TOOL_PARSERS = {"</tool_call>": "qwen3", "<｜tool▁calls▁begin｜>": "deepseek-v3"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +59,21 @@ class ChatCodec:
             ModelError: the tokenizer has no chat template, or lacks special tokens of the renderer.
         """
         self.tokenizer = tokenizer
-        self._renderer = _build_renderer(tokenizer, renderer)
+        self._chosen = choose_renderer(tokenizer, renderer)
+        self._renderer = self._chosen.renderer
         self.renderer_name: str = self._renderer.config.name
+        self._template_text = TemplateText(tokenizer, self._renderer.config)
         self.stop_token_ids: tuple[int, ...] = self._stop_token_ids()
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer and the choice of renderer, so that the folder loads the same way under any name."""
         self.tokenizer.save_pretrained(folder)
-        config = self._renderer.config.model_dump(mode="json", exclude_unset=True)
-        (folder / _RENDERER_FILE).write_text(json.dumps({**config, "name": self.renderer_name}))
+        (folder / RENDERER_FILE).write_text(json.dumps(self._chosen.options()))
+
+    @property
+    def reads_tool_calls(self) -> bool:
+        """Whether the renderer parses tool calls."""
+        return self.renderer_name != "default" or self._renderer.config.tool_parser is not None
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -109,9 +110,14 @@ class ChatCodec:
         if bridged is not None:
             return bridged
         # A renderer declines if its template can drop earlier tokens, even if it keeps them in this conversation.
-        closing = self._template(tools).closing(messages, n_covered, self.stop_token_ids)
+        closing = self._closing(messages, n_covered, tools)
         if closing is None:
             return None
+        if self._chosen.drops_kept_thinking(messages[n_covered:]):
+            # The prompt must not contain thinking that was kept until now and that the template drops.
+            prompt = self._render(messages[: n_covered - 1], tools, prompt=True)
+            if self.decode(prompt) != self.decode(previous.prompt_ids):
+                return None
         answer = messages[n_covered - 1]
         ids = (*previous.prompt_ids, *previous.completion_ids)
         # The thinking was never closed. The template would close it with tokens that no rendering isolates.
@@ -132,7 +138,7 @@ class ChatCodec:
         """Return whether `bridge`, with the same arguments, returns None only because `previous` was cut by length."""
         if not self._is_truncated(previous):
             return False
-        return self._template(tools).closing(messages, n_covered, self.stop_token_ids) is not None
+        return self._closing(messages, n_covered, tools) is not None
 
     def message_at(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, position: int
@@ -179,8 +185,12 @@ class ChatCodec:
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> ParsedAnswer:
         """Return a parsed completion; tool calls that are malformed, or made without tools, become text."""
+        prompt = list(prompt_ids)
+        # The renderer `default` finds thinking that the prompt opens only behind the header of ChatML.
+        if self.renderer_name == "default" and self.decode(prompt[-8:]).rstrip().endswith("<think>"):
+            prompt = self._encode("<think>\n")
         parsed = self._renderer.parse_response(
-            list(completion_ids), tools=list(tools) if tools else None, prompt_ids=list(prompt_ids)
+            list(completion_ids), tools=list(tools) if tools else None, prompt_ids=prompt
         )
         calls, malformed = [], []
         for attempt in parsed.tool_calls:
@@ -188,8 +198,9 @@ class ChatCodec:
             well_formed = tools and attempt.name and attempt.status in ("ok", "unknown_tool")
             if well_formed and isinstance(attempt.arguments, Mapping):
                 identity = attempt.id or f"call_{uuid.uuid4().hex[:16]}"
-                calls.append(ToolCall(identity, attempt.name, attempt.arguments))
-            else:
+                arguments = with_declared_types(attempt.name, attempt.arguments, tools)
+                calls.append(ToolCall(identity, attempt.name, arguments))
+            elif attempt.raw:
                 malformed.append(attempt.raw)
         content = "\n".join(text for text in (parsed.content, *malformed) if text)
         return ParsedAnswer(content, tuple(calls), parsed.reasoning_content, tuple(malformed))
@@ -208,14 +219,12 @@ class ChatCodec:
         import renderers
 
         if self.renderer_name == "default":
-            answers = TemplateAnswers(partial(self._render_turns, tools), self.stop_token_ids)
+            ends = [self.decode([token]) for token in self.stop_token_ids]
+            answers = TemplateAnswers(partial(self._text_of_turns, tools), ends)
             try:
-                ids, spans = answers.find(messages)
+                ids, generated = answers.tokens(messages, self._encode, self.decode)
             except TEMPLATE_ERRORS as error:
                 raise _rejection(messages, error) from error
-            generated = [False] * len(ids)
-            for start, end in spans:
-                generated[start:end] = [True] * (end - start)
             return tuple(ids), tuple(without_empty_thinking(generated, ids, self.decode))
         sample = renderers.build_training_sample(
             self._renderer,
@@ -244,8 +253,20 @@ class ChatCodec:
             return None
         return None if rendered is None else tuple(rendered.token_ids)
 
+    def _closing(
+        self, messages: Sequence[Mapping[str, Any]], n_covered: int, tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[int, ...] | None:
+        """Return what the template writes from the end token of the answer `messages[n_covered - 1]` on."""
+        keep = self._chosen.keeps_thinking(messages[n_covered:])
+        return self._template(tools).closing(messages, n_covered, self.stop_token_ids, keep_thinking=keep)
+
     def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateBridge:
         return TemplateBridge(partial(self._render_turns, tools), self.decode)
+
+    def _text_of_turns(
+        self, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]], prompt: bool
+    ) -> str:
+        return self._template_text.render(messages, tools, prompt=prompt)
 
     def _render_turns(
         self, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]], prompt: bool
@@ -255,10 +276,15 @@ class ChatCodec:
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
     ) -> list[int]:
+        if self.renderer_name == "default":
+            return self._encode(self._template_text.render(messages, tools, prompt=prompt))
         ids = self._renderer.render_ids(
             list(messages), tools=list(tools) if tools else None, add_generation_prompt=prompt
         )
         return list(ids)
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _rendered_length(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> int:
         """Return the number of tokens of a conversation prefix; 0 if the template rejects the prefix."""
@@ -277,7 +303,10 @@ class ChatCodec:
         # The tokenizer's end token ends documents; some templates end turns with another token.
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.get_added_vocab().values()}
         end = self._template(None).end_token(special)
-        return stop_ids if end is None or end in stop_ids else (end, *stop_ids)
+        ends = [] if end is None else [end]
+        if self._renderer.config.tool_parser == HARMONY:
+            ends += [token for token in self.tokenizer.convert_tokens_to_ids([END_OF_CALL]) if token in special]
+        return tuple(dict.fromkeys((*ends, *stop_ids)))
 
 
 def _rejection(messages: Sequence[Mapping[str, Any]], error: Exception) -> WorkflowError:
@@ -309,58 +338,3 @@ def load_tokenizer(path: str) -> Any:
     if not tokenizer.encode("text", add_special_tokens=False):
         raise ModelError(f"model.path {path!r} has no tokenizer. {advice}")
     return tokenizer
-
-
-def _build_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> Any:
-    import renderers
-    from renderers.base import MODEL_RENDERER_MAP
-
-    options = {"name": choice} if isinstance(choice, str) else dict(choice)
-    name = options.get("name", "auto")
-    if name == "auto":
-        options = {**options, **_detect_renderer(tokenizer)}
-    try:
-        template = renderers.config_from_name(options["name"])
-    except (ValueError, TypeError, KeyError) as error:
-        names = sorted({"auto", "default", *MODEL_RENDERER_MAP.values()})
-        near = get_close_matches(str(options["name"]), names, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(
-            f"model.renderer {options['name']!r} is unknown; {hint}The renderers are: {', '.join(names)}"
-        ) from error
-    try:
-        config = type(template)(**options)
-    except (ValueError, TypeError) as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            reason = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
-        raise ConfigError(f"model.renderer {choice!r} cannot be used: {reason}") from error
-    if options["name"] == "default" and not getattr(tokenizer, "chat_template", None):
-        raise ModelError(
-            f"the tokenizer of {tokenizer.name_or_path!r} has no chat template, so messages cannot be rendered. "
-            "Use an instruction-tuned model, or set model.renderer to the model's family, for example qwen3."
-        )
-    try:
-        return renderers.create_renderer(tokenizer, config)
-    except (AssertionError, ValueError, TypeError) as error:
-        raise ModelError(
-            f"model.renderer {options['name']!r} does not fit the tokenizer of {tokenizer.name_or_path!r}: {error}. "
-            "Use the renderer of the model's family, or model.renderer: auto"
-        ) from error
-
-
-def _detect_renderer(tokenizer: Any) -> dict[str, Any]:
-    """Return the renderer that was saved with the tokenizer, or one by model name, folder name or chat template."""
-    from renderers.base import MODEL_RENDERER_MAP
-
-    name = str(tokenizer.name_or_path).rstrip("/")
-    if (saved := Path(name) / _RENDERER_FILE).is_file():
-        options: dict[str, Any] = json.loads(saved.read_text())
-        return options
-    by_folder = {model.rsplit("/", 1)[-1]: renderer for model, renderer in MODEL_RENDERER_MAP.items()}
-    renderer = MODEL_RENDERER_MAP.get(name) or by_folder.get(name.rsplit("/", 1)[-1])
-    if renderer:
-        return {"name": renderer}
-    template = getattr(tokenizer, "chat_template", None)
-    parsers = [parser for mark, parser in _TOOL_PARSERS.items() if isinstance(template, str) and mark in template]
-    return {"name": "default", **({"tool_parser": parsers[0]} if parsers else {})}

@@ -9,46 +9,77 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from astuner.model_tuner.template_bridge import SENTINEL, TEMPLATE_ERRORS
 
 _EMPTY_THINKING = re.compile(r"<think>\s*</think>\s*")
+# A text shares its first character with one of these at most, so that one of two trial renderings differs there.
+_SENTINELS = (SENTINEL, "x" + SENTINEL)
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateAnswers:
-    """Finds the answers of a conversation in its tokens.
+    """Finds the answers of a conversation in its rendered text.
 
     Attributes:
-        render: maps messages, and whether to add the generation prompt, to token ids.
-        stop_token_ids: the tokens that end an answer.
+        render: maps messages, and whether to add the generation prompt, to text.
+        ends: the texts of the tokens that end an answer.
     """
 
-    render: Callable[[Sequence[Mapping[str, Any]], bool], Sequence[int]]
-    stop_token_ids: Collection[int]
+    render: Callable[[Sequence[Mapping[str, Any]], bool], str]
+    ends: Collection[str]
 
-    def find(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Sequence[int], list[tuple[int, int]]]:
-        """Return the ids of a conversation, and the (start, end) of each answer in them, with its end token.
+    def tokens(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        encode: Callable[[str], list[int]],
+        decode: Callable[[Sequence[int]], str],
+    ) -> tuple[list[int], list[bool]]:
+        """Return the ids of a conversation, and whether the model generates each of them (both of length N).
+
+        Every answer starts with a new token, as in a rollout, where the prompt is tokenised without the answer.
 
         Raises:
             TemplateError, ValueError, TypeError, LookupError: the template rejects the messages (`TEMPLATE_ERRORS`).
         """
-        ids = self._finished(messages)
+        text, spans = self._find(messages)
+        borders = [0, *(start for start, _ in spans), len(text)]
+        pieces = [encode(text[start:end]) for start, end in pairwise(borders)]
+        whole = encode(text)
+        if decode([token for piece in pieces for token in piece]) != decode(whole):
+            # The tokenizer adds a space to every text, so that parts of a conversation cannot be tokenised separately.
+            generated = [False] * len(whole)
+            for span in spans:
+                first, last = (_shared(encode(text[:place]), whole) for place in span)
+                generated[first:last] = [True] * (last - first)
+            return whole, generated
+        ids, generated = list(pieces[0]), [False] * len(pieces[0])
+        for (start, end), piece, following in zip(spans, pieces[1:], borders[2:], strict=True):
+            answer = encode(text[start:end])
+            # Without an end token, the tokenizer may merge the end of an answer with the text after it.
+            rest = piece[len(answer) :] if piece[: len(answer)] == answer else encode(text[end:following])
+            ids += [*answer, *rest]
+            generated += [True] * len(answer) + [False] * len(rest)
+        return ids, generated
+
+    def _find(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a conversation, and the (start, end) of each answer in it, with its end token."""
+        text = self._finished(messages)
         spans: list[tuple[int, int]] = []
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            last = self._first_change(ids, messages, index, _with_changed_end(message))
-            if last == len(ids):  # the template leaves the message out
+            last = self._first_change(text, messages, index, _with_changed_end)
+            if last == len(text):  # the template leaves the message out
                 continue
-            start = self._start(ids, messages, index, last, spans[-1][1] if spans else 0)
-            end = self._end(ids, messages, index, max(start, last))
-            spans.append((start, end))
-        return ids, spans
+            start = self._start(text, messages, index, last, spans[-1][1] if spans else 0)
+            spans.append((start, self._end(text, messages, index, max(start, last))))
+        return text, spans
 
-    def _finished(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
-        """Return the ids of a conversation.
+    def _finished(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the text of a conversation.
 
         Some templates reject a conversation that ends with an answer, unless they add a generation prompt.
         """
@@ -57,56 +88,60 @@ class TemplateAnswers:
         except TEMPLATE_ERRORS:
             return self.render(messages, True)
 
-    def _start(
-        self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]], index: int, last: int, lowest: int
-    ) -> int:
-        """Return the index of the first token after the prompt for the answer `messages[index]`."""
+    def _start(self, text: str, messages: Sequence[Mapping[str, Any]], index: int, last: int, lowest: int) -> int:
+        """Return the index of the first character after the prompt for the answer `messages[index]`."""
         prompt = self._try_render(messages[:index], True)
-        if prompt and len(prompt) <= last and list(ids[: len(prompt)]) == list(prompt):
+        if prompt and len(prompt) <= last and text.startswith(prompt):
             return len(prompt)
         # The template renders earlier turns differently if later turns follow. The generation prompt is then the part
         # of the prompt that follows the earlier messages. The conversation may contain only the beginning of this part,
-        # because some generation prompts open the thinking, which the template omits from a finished conversation.
-        first = min(last, self._first_change(ids, messages, index, _with_changed_start(messages[index])))
-        history = self._try_render(messages[:index], False)
-        opening = list(prompt[_shared(prompt, history) :])
-        for size in range(len(opening), 0, -1):
-            for start in range(first, lowest + size - 1, -1):
-                if list(ids[start - size : start]) == opening[:size]:
-                    return start
+        # because some generation prompts open the thinking with a tag, which the template omits from a finished
+        # conversation.
+        first = min(last, self._first_change(text, messages, index, _with_changed_start))
+        opening = prompt[_shared(prompt, self._try_render(messages[:index], False)) :]
+        for size in (len(opening), *(place for place in range(len(opening) - 1, 0, -1) if opening[place] == "<")):
+            place = text.rfind(opening[:size], lowest, first) if size else -1
+            if place >= 0:
+                return place + size
         return first
 
-    def _end(self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]], index: int, last: int) -> int:
+    def _end(self, text: str, messages: Sequence[Mapping[str, Any]], index: int, last: int) -> int:
         """Return the index after the answer's end token, or after the answer if it has no end token."""
-        limit = len(ids)
+        limit = len(text)
         if index + 1 < len(messages):
-            following = messages[index + 1]
-            limit = self._first_change(ids, messages, index + 1, _with_changed_start(following))
-        stop = next((place for place in range(last, limit) if ids[place] in self.stop_token_ids), None)
-        if stop is not None:
-            return stop + 1
+            limit = self._first_change(text, messages, index + 1, _with_changed_start)
+        found = [(place, len(end)) for end in self.ends if (place := text.find(end, last, limit)) >= 0]
+        if found:
+            return sum(min(found))
         until = self._try_render(messages[: index + 1], False)
-        is_prefix = until and list(ids[: len(until)]) == list(until)
-        return len(until) if is_prefix else last
+        return len(until) if until and text.startswith(until) else last
 
     def _first_change(
-        self, ids: Sequence[int], messages: Sequence[Mapping[str, Any]], index: int, changed: Mapping[str, Any]
+        self,
+        text: str,
+        messages: Sequence[Mapping[str, Any]],
+        index: int,
+        change: Callable[[Mapping[str, Any], str], Mapping[str, Any]],
     ) -> int:
-        """Return the index of the first token that differs if `messages[index]` is replaced.
+        """Return the index of the first character that differs if `messages[index]` is changed.
 
-        If no token differs, return the number of tokens.
+        If no character differs, return the length of the text.
         """
-        try:
-            return _shared(ids, self._finished([*messages[:index], changed, *messages[index + 1 :]]))
-        except TEMPLATE_ERRORS:
-            return len(ids)
+        place = len(text)
+        for sentinel in _SENTINELS:
+            try:
+                changed = self._finished([*messages[:index], change(messages[index], sentinel), *messages[index + 1 :]])
+            except TEMPLATE_ERRORS:
+                continue
+            place = min(place, _shared(text, changed))
+        return place
 
-    def _try_render(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> Sequence[int]:
-        """Return the rendered messages; nothing if the template rejects them."""
+    def _try_render(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
+        """Return the text of the messages; nothing if the template rejects them."""
         try:
             return self.render(messages, prompt)
         except TEMPLATE_ERRORS:
-            return ()
+            return ""
 
 
 def without_empty_thinking(
@@ -123,28 +158,28 @@ def without_empty_thinking(
     return result
 
 
-def _shared(left: Sequence[int], right: Sequence[int]) -> int:
+def _shared(left: Sequence[Any], right: Sequence[Any]) -> int:
     """Return the length of the common prefix."""
     return next(
         (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
     )
 
 
-def _with_changed_start(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_changed_start(message: Mapping[str, Any], sentinel: str) -> dict[str, Any]:
     """Return a message whose first generated text is changed."""
     if message.get("reasoning_content"):
-        return {**message, "reasoning_content": SENTINEL + str(message["reasoning_content"])}
+        return {**message, "reasoning_content": sentinel + str(message["reasoning_content"])}
     if message.get("tool_calls") and not message.get("content"):
         first, *others = message["tool_calls"]
-        function = {**first["function"], "name": SENTINEL + str(first["function"]["name"])}
+        function = {**first["function"], "name": sentinel + str(first["function"]["name"])}
         return {**message, "tool_calls": [{**first, "function": function}, *others]}
-    return {**message, "content": SENTINEL + str(message.get("content") or "")}
+    return {**message, "content": sentinel + str(message.get("content") or "")}
 
 
-def _with_changed_end(message: Mapping[str, Any]) -> dict[str, Any]:
+def _with_changed_end(message: Mapping[str, Any], sentinel: str) -> dict[str, Any]:
     """Return a message whose last generated text is changed."""
     if message.get("tool_calls"):
         *others, last = message["tool_calls"]
-        function = {**last["function"], "name": str(last["function"]["name"]) + SENTINEL}
+        function = {**last["function"], "name": str(last["function"]["name"]) + sentinel}
         return {**message, "tool_calls": [*others, {**last, "function": function}]}
-    return {**message, "content": str(message.get("content") or "") + SENTINEL}
+    return {**message, "content": str(message.get("content") or "") + sentinel}

@@ -35,14 +35,20 @@ class TemplateBridge:
     decode: Callable[[Sequence[int]], str]
 
     def closing(
-        self, messages: Sequence[Mapping[str, Any]], n_covered: int, stop_token_ids: Collection[int]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        n_covered: int,
+        stop_token_ids: Collection[int],
+        *,
+        keep_thinking: bool,
     ) -> tuple[int, ...] | None:
         """Return the ids from the end token of the answer `messages[n_covered - 1]` on.
 
         The answer's text is replaced by a placeholder. The earlier tokens are kept if the template then writes, before
         the placeholder, exactly the prompt that the answer was sampled for and the rest of the answer (thinking, text
         next to tool calls), and after it only white space up to an end token (after a tool call, nothing that depends
-        on the new messages).
+        on the new messages). With `keep_thinking`, the template may write anything before the placeholder: the earlier
+        tokens are kept although the template drops thinking.
         The tokens after the end token then do not depend on the wording of the answer. Cutting the ids at a special
         token, instead of cutting the text, preserves the template's tokenisation of the new messages.
 
@@ -58,7 +64,7 @@ class TemplateBridge:
                 if end is None:
                     continue
                 before, _, after = self.decode(ids[:end]).partition(SENTINEL)
-                is_kept = before.startswith(prompt) and _contains_all(before[len(prompt) :], texts)
+                is_kept = keep_thinking or (before.startswith(prompt) and _contains_all(before[len(prompt) :], texts))
                 if is_kept and (not after.strip() or self._precedes_new_text(ids[: end + 1], trial, n_covered)):
                     return tuple(ids[end:])
                 if self._renders_reasoning(messages[:n_covered]):

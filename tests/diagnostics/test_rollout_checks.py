@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from astuner.diagnostics import CHECKS
+from astuner.model_tuner import ChatCodec
 from astuner.schema import Episode, Fork, LlmCall, SamplingParams
 from tests.conftest import TOOLS
 from tests.diagnostics.conftest import Evidence, found, make_task
@@ -46,6 +48,20 @@ def test_tools_that_the_template_does_not_render(evidence: Evidence):
     assert found("tools_not_in_prompt", evidence.step(episodes, start=without))
     assert found("tools_not_in_prompt", evidence.step(episodes)) == []
     assert found("tools_not_in_prompt", evidence.step(evidence.ordinary(), start=without)) == []
+
+
+def test_tools_without_a_parser_of_their_calls(evidence: Evidence):
+    tokenizer = copy.deepcopy(evidence.codec.tokenizer)
+    tokenizer.chat_template = tokenizer.chat_template.replace("tool_call>", "call>")
+    episodes = change_calls(evidence.ordinary(), tools_hash="tools")
+    start = evidence.start(ChatCodec(tokenizer, "default"))
+    ((message, fix),) = found("tools_without_parser", evidence.step(episodes, start=start))
+    assert "16 calls offer tools" in message
+    assert "no known format" in message
+    assert "{name: default, tool_parser: NAME} with one of gpt-oss, glm, " in fix
+    assert found("tools_without_parser", evidence.step(evidence.ordinary(), start=start)) == []
+    named = evidence.start(ChatCodec(tokenizer, {"name": "default", "tool_parser": "hermes"}))
+    assert found("tools_without_parser", evidence.step(episodes, start=named)) == []
 
 
 def test_a_system_message_that_is_not_in_the_prompt(evidence: Evidence):

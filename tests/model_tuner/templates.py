@@ -141,7 +141,7 @@ class Family:
     bos: str | None = None
     end: str = ""
     between: str = ""
-    renderer: str = "auto"
+    renderer: str | Mapping[str, Any] = "auto"
 
     @property
     def stop(self) -> str:

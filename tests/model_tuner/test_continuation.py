@@ -120,9 +120,10 @@ def named(name: str) -> Family:
         ("chatml", None, None),  # keeps thinking that is part of the text
         ("qwen3", "template_rewrote_history", None),
         ("qwen3-renderer", "template_rewrote_history", None),
-        ("llama3", None, None),
+        # these drop what precedes a tool call
+        ("llama3", None, "template_rewrote_history"),
         ("llama3-renderer", None, None),
-        ("mistral", None, None),
+        ("mistral", None, "template_rewrote_history"),
         ("deepseek", "template_rewrote_history", "template_rewrote_history"),
         ("deepseek-renderer", None, None),  # V3's, which keeps thinking
     ],

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from astuner.errors import WorkflowError
+from astuner.diagnostics.fork_fixes import fix_for
+from astuner.errors import ConfigError, WorkflowError
+from astuner.model_tuner import ChatCodec
 from astuner.model_tuner.messages import digests
 from astuner.schema import LlmCall
 from tests.model_tuner.templates import CHATML, FAMILIES, Family
 from tests.model_tuner.test_continuation import CALLS, THOUGHT, TOOLS, Agent, results, user
 
 FAMILY: dict[str, Family] = {family.name: family for family in FAMILIES}
+FAMILY["mistral-unread"] = replace(FAMILY["mistral"], renderer={"name": "default", "tool_parser": None})
 SYSTEM = {"role": "system", "content": "Be brief."}
 CALLS_MADE = [{"id": name, "type": "function", "function": {"name": "add", "arguments": "{}"}} for name in "ab"]
 
@@ -108,7 +112,7 @@ TOOL_TEXT = '<tool_call>\n{"name": "add",  "arguments": {"a": 1, "b": 2}}\n</too
         ("qwen3", f"{THOUGHT}Three.", assistant(f"{THOUGHT}Three."), None),
         # a tool call that no parser reads, which the framework read itself
         (
-            "mistral",
+            "mistral-unread",
             '[TOOL_CALLS][{"name":"add","arguments":{"a":1,"b":2}}]',
             {**assistant(""), "tool_calls": [{"id": "id0", "function": CALLS[0]}]},
             "retokenised_by_client",
@@ -239,3 +243,85 @@ async def test_each_conversation_has_its_own_first_prompt(tokenizer: Any):
     await agent.tuner.chat([SYSTEM, user("hi")])
     longer = await agent.tuner.chat([SYSTEM, user("a much longer question " * 20)])
     assert longer.call.finish_reason == "stop"
+
+
+R1_TURN = "hmm\n</think>\n\nThree."
+# DeepSeek-R1's: thinking is cut from earlier answers, the prompt opens thinking, arguments are concatenated as text.
+R1 = replace(
+    FAMILY["deepseek"],
+    name="deepseek-r1",
+    template=FAMILY["deepseek"]
+    .template.replace("call.function.arguments | tojson + ", "call.function.arguments + ")
+    .replace(
+        "{{- '<｜Assistant｜>' if add_generation_prompt and messages[-1].role == 'user' else '' }}",
+        "{{- '<｜Assistant｜><think>\\n' if add_generation_prompt and messages[-1].role == 'user' else '' }}",
+    ),
+)
+# The same, but it keeps the text of earlier answers as it is, with their thinking.
+R1_KEEPING = replace(R1, template=R1.template.replace("m.content.split('</think>')[-1]", "m.content"))
+
+
+def with_retention(family: Family, retention: str) -> Family:
+    return replace(family, renderer={"name": "default", "thinking_retention": retention})
+
+
+async def r1_turns(family: Family, tokenizer: Any) -> tuple[Agent, list[LlmCall]]:
+    """A question that is answered with a tool call, its result, and a second question."""
+    answers = [f"look\n</think>\n\n{family.calls(CALLS[:1])}", "Three.", R1_TURN]
+    agent = Agent(family, tokenizer, *[answer + family.stop for answer in answers])
+    calls = [
+        await agent.ask(user("1+2?"), tools=TOOLS),
+        await agent.ask(*results("3"), tools=TOOLS),
+        await agent.ask(user("Again?"), tools=TOOLS),
+    ]
+    return agent, calls
+
+
+async def test_thinking_that_the_prompt_opens_is_separated_from_the_answer(tokenizer: Any):
+    agent, (first, _, third) = await r1_turns(R1, tokenizer)
+    assert agent.codec.decode(first.prompt_ids).endswith("<think>\n")
+    assert first.messages[-1]["reasoning_content"].strip() == "look"
+    assert "think" not in first.messages[-1]["content"]
+    assert [call["function"]["name"] for call in first.messages[-1]["tool_calls"]] == ["add"]
+    assert (third.messages[-1]["reasoning_content"].strip(), third.messages[-1]["content"].strip()) == ("hmm", "Three.")
+
+
+async def test_a_template_that_drops_thinking_forks_and_says_how_to_keep_it(tokenizer: Any):
+    agent, (_, second, _) = await r1_turns(R1, tokenizer)
+    assert fork_of(agent, second)[0] == "template_rewrote_history"
+    assert second.fork is not None
+    assert "<think>" in second.fork.expected
+    assert "thinking_retention: all" in fix_for("template_rewrote_history")
+
+
+async def test_thinking_is_kept_on_request(tokenizer: Any):
+    family = with_retention(R1, "all")
+    agent, (first, second, third) = await r1_turns(family, tokenizer)
+    assert agent.suffix(first, second) == family.results(["3"])
+    assert agent.suffix(second, third) == "<｜User｜>Again?<｜Assistant｜><think>\n"
+
+
+async def test_thinking_is_kept_until_the_next_question(tokenizer: Any):
+    agent, (first, second, third) = await r1_turns(with_retention(R1, "tool_cycle"), tokenizer)
+    assert agent.suffix(first, second) == R1.results(["3"])
+    assert fork_of(agent, third)[0] == "template_rewrote_history"
+
+
+async def test_the_retention_is_saved_with_the_tokenizer(tokenizer: Any, tmp_path: Path):
+    agent = Agent(with_retention(R1, "all"), tokenizer)
+    agent.codec.save(tmp_path)
+    loaded = R1.tokenizer(tokenizer)
+    loaded.name_or_path = str(tmp_path)
+    assert ChatCodec(loaded)._chosen.options() == agent.codec._chosen.options()
+    assert agent.codec._chosen.options()["thinking_retention"] == "all"
+
+
+async def test_a_template_that_keeps_thinking_does_not_fork_although_the_prompt_opens_it(tokenizer: Any):
+    agent, (first, second, third) = await r1_turns(R1_KEEPING, tokenizer)
+    assert agent.suffix(first, second) == R1.results(["3"])
+    assert agent.suffix(second, third) == "<｜User｜>Again?<｜Assistant｜><think>\n"
+
+
+def test_an_unknown_retention_is_refused(tokenizer: Any):
+    with pytest.raises(ConfigError, match=r"thinking_retention 'some'.*tool_cycle or all"):
+        Agent(with_retention(R1, "some"), tokenizer)

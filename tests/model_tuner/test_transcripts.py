@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from astuner.errors import WorkflowError
 from astuner.model_tuner import ChatCodec
+from astuner.schema import LlmCall
 from tests.model_tuner.templates import FAMILIES, Family
 
 QWEN3_REAL = """{%- set last = namespace(question=0) %}
@@ -217,3 +218,29 @@ def test_a_template_that_rejects_the_transcript_is_an_error(tokenizer: Any):
     codec = ChatCodec(FAMILIES[5].tokenizer(tokenizer))
     with pytest.raises(WorkflowError, match=r"rejects the messages.*there is no system role"):
         codec.transcript([{"role": "system", "content": "x"}, user("Hi"), assistant("Sure")], None)
+
+
+def test_an_answer_starts_with_a_new_token(tokenizer: Any):
+    """The tokens of a transcript are the tokens of the prompts and those of the answers, as in a rollout."""
+    codec = ChatCodec(tokenizer, "default")
+    answers = ["\\boxed{5}", "I compute 2+3 in Python."]
+    prompt = "<|im_start|>assistant\n"
+    # Tokenised as one text, a token crosses the border.
+    assert codec._encode(prompt + answers[0]) != codec._encode(prompt) + codec._encode(answers[0])
+    messages = [user("2+3?"), assistant(answers[0]), user("How?"), assistant(answers[1])]
+    ids, generated = codec.transcript(messages, None)
+    first = codec.render(messages[:1], None)
+    sampled = tuple(codec._encode(answers[0] + "<|im_end|>"))
+    second = codec.bridge(
+        LlmCall("e/0", "e", first, sampled, (0.0,) * len(sampled), "stop", messages=tuple(messages[:2])),
+        messages[:3],
+        2,
+        None,
+    )
+    assert second is not None
+    again = tuple(codec._encode(answers[1] + "<|im_end|>"))
+    assert ids == second + again + tuple(codec._encode("\n"))
+    assert trained(codec, messages) == [answer + "<|im_end|>" for answer in answers]
+    assert generated[: len(second)] == (False,) * len(first) + (True,) * len(sampled) + (False,) * (
+        len(second) - len(first) - len(sampled)
+    )
