@@ -75,7 +75,7 @@ def _json_call(value: Any) -> _Call:
     name = value.get("name") or value.get("tool_name")
     if not isinstance(name, str):
         raise ValueError("a tool call has a name")
-    arguments = next((value[key] for key in ("arguments", "parameters") if key in value), {})
+    arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
     identity = value.get("id") or value.get("tool_call_id")
     return _Call(name, arguments, identity if isinstance(identity, str) else None)
 
