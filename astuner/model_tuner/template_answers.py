@@ -1,7 +1,7 @@
-"""Finds the generated tokens in a rendered conversation, for chat templates that `renderers` does not support.
+"""Finds the generated text in a rendered conversation, for chat templates that `renderers` does not support.
 
-Trial renderings with a changed message show where the text of the message begins and ends. The tokens before an answer
-are its prompt, as the template renders it with `add_generation_prompt`. The token after the answer is its end token.
+Trial renderings with a changed message show where the text of the message begins and ends. The text before an answer
+is its prompt, as the template renders it with `add_generation_prompt`. The text after the answer is its end token.
 """
 
 from __future__ import annotations
