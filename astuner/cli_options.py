@@ -51,7 +51,7 @@ _TINKER_LIMITS = (
 
 
 def tinker_limits(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `serve-tinker` that limit what it holds."""
+    """Add the options of `serve-tinker` that limit its models, engines, samplers and requests."""
     for name, highest, default, text in reversed(_TINKER_LIMITS):
         kind = click.IntRange(1, highest)
         command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
@@ -68,7 +68,7 @@ def show_usage_error(error: click.ClickException) -> int:
 
 
 def _unknown_option(error: click.NoSuchOption) -> str:
-    """Return what is wrong with an option: it belongs to another command, is a key of the configuration, or a slip."""
+    """Return the error for an unknown option: it belongs to another command, is a configuration key, or is misspelt."""
     name, ctx = error.option_name, error.ctx
     assert ctx is not None
     text = f"there is no option {short_repr(name)}"

@@ -171,9 +171,9 @@ def message_of(error: BaseException) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return `Type: message` of an exception of the user's code; for a group, also its first exceptions. Never raises.
+    """Return `Type: message` of an exception of the user's code. Never raises.
 
-    The message is cut to 2,000 characters.
+    For an exception group, the text includes the first exceptions of the group. The message is cut to 2,000 characters.
     """
     text = f"{type(error).__name__}: {message_of(error)}"
     if _is_group(error):

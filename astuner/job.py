@@ -95,7 +95,7 @@ class AstunerJob:
 
     @property
     def config(self) -> RunConfig:
-        """The present configuration."""
+        """The current configuration."""
         return self._config
 
     def __eq__(self, other: object) -> bool:

@@ -203,8 +203,8 @@ def step_advantages(
     advantages = rule.advantages(rewards, group_ids)
     call_advantages = advantages_by_call(rule, episodes, rewards - raw, group_ids)
 
-    # Rewards are compared before the KL estimate is subtracted, as its noise makes all of them differ. Dynamic sampling
-    # compares them before any shaping.
+    # Rewards are compared before the KL estimate is subtracted, because its noise makes all of them differ. Dynamic
+    # sampling compares them before any shaping.
     compared = raw if rule.dynamic_sampling else punished
     peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
     compared_by_call = advantages_by_call(rule, episodes, compared - raw, group_ids)

@@ -107,7 +107,7 @@ class MemoryEstimate:
     Attributes:
         parameters: number of weights; 0 if the model is in other processes.
         trained: number of trained weights.
-        phases: what the process holds in each phase of a step.
+        phases: the parts of the memory that the process holds in each phase of a step.
         available: bytes of the device.
         excluded: processes that the estimate does not cover; "" for none.
     """
@@ -125,7 +125,7 @@ class MemoryEstimate:
 
     @property
     def parts(self) -> tuple[MemoryPart, ...]:
-        """What the process holds at the peak."""
+        """The parts of the memory that the process holds at the peak."""
         return self.phases[self.peak]
 
     @property

@@ -77,7 +77,7 @@ def broken_keys(problems: Iterable[Problem]) -> set[KeyPath]:
 
 
 def wrong_containers(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each key below `path` with a list instead of a mapping or the reverse, and the problem in words.
+    """Yield each key below `path` that is a list instead of a mapping or the reverse, with a description.
 
     Hydra cannot merge these. Other wrong values are found by validation.
     """

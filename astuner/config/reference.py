@@ -150,7 +150,7 @@ def _json_schema(section: type[Section]) -> dict[str, Any]:
 
 
 def _values(allowed: Mapping[str, Any]) -> str:
-    """Return in words what a JSON schema allows."""
+    """Return a description of the values that a JSON schema allows."""
     if "anyOf" in allowed:
         return " or ".join(_values(branch) for branch in allowed["anyOf"])
     if "enum" in allowed or "const" in allowed:
@@ -229,7 +229,7 @@ def trainer_parts(mapping: TrainerMapping, title: str) -> Parts:
 
 
 def _is_used(path: KeyPath, trainer: str) -> bool:
-    """Return whether the trainer's backbone uses some key of a key or section."""
+    """Return whether the trainer's backbone uses a key, or any key of a section."""
     return any(trainer in schema().keys[key].used_by for key in schema().below(path))
 
 

@@ -157,8 +157,8 @@ class KeyRule:
 
     Attributes:
         used_by: backbones that use the key; None inherits from the section.
-        verl: what it becomes in verl's configuration; None inherits from the section.
-        trinity: what it becomes in Trinity's configuration; None inherits from the section.
+        verl: the corresponding key of verl's configuration; None inherits from the section.
+        trinity: the corresponding key of Trinity's configuration; None inherits from the section.
         unsupported: values that backbones do not support, in addition to the section's.
         no_effect: conditions under which the key has no effect, in addition to the section's.
         despite: conditions of the section that do not apply to this key.

@@ -48,7 +48,7 @@ def report_on_usr1(report: Callable[[], None]) -> contextlib.AbstractContextMana
 def signal_handlers(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Install a handler for some signals during the block and restore the earlier handlers afterwards.
 
-    Does nothing outside the main thread. A signal whose handler was not installed from Python is skipped, as its
+    Does nothing outside the main thread. A signal whose handler was not installed from Python is skipped, because its
     handler could not be restored.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -68,7 +68,7 @@ def format_stack(stack: Sequence[traceback.FrameSummary]) -> str:
 
 
 def traceback_of(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an exception, also if its class overrides `__traceback__`."""
+    """Return the traceback of an exception, even if its class overrides `__traceback__`."""
     attribute: Any = BaseException.__traceback__
     traceback_: TracebackType | None = attribute.__get__(error)
     return traceback_

@@ -190,7 +190,7 @@ def _separate_findings(env_dir: EnvDir, manifest: InstallManifest, env: Inspecti
     spec = env_spec_named(manifest.spec)
     is_current = spec is not None and spec.digest == manifest.digest
     if not is_current:
-        yield Finding(f"installed from an older lock file than the present {manifest.spec}", update, broken=False)
+        yield Finding(f"installed from an older lock file than the current {manifest.spec}", update, broken=False)
     if spec is not None:
         # The pins of an older lock file are unknown; only conflicts can be checked then.
         pins = [f"{name}=={version}" for name, version in spec.pins.items()]

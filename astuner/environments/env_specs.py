@@ -73,7 +73,7 @@ class EnvSpec:
 
     @property
     def expected_conflicts(self) -> tuple[str, ...]:
-        """Packages that are excluded or installed in another version than other packages declare."""
+        """Packages that are excluded, or installed in a different version than other packages declare."""
         return (*(Requirement(line).name for line in self.overrides), *self.excluded)
 
 

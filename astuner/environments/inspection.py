@@ -44,7 +44,7 @@ def unmet(
 
     Args:
         requirements: requirement lines. Lines that do not parse, or whose marker does not hold, count as met.
-        version_of: returns the installed version of a package by its normalized name, None if it is not installed.
+        version_of: returns the installed version of a package by its normalised name, None if it is not installed.
         markers: values for environment markers of another interpreter, such as python_version.
         ignored: packages to skip.
     """
@@ -80,8 +80,8 @@ class Inspection(BaseModel):
     Attributes:
         python: the environment's Python version.
         prefix: the environment's folder.
-        installed: version by normalized package name.
-        requires: declared requirements by normalized package name.
+        installed: version by normalised package name.
+        requires: declared requirements by normalised package name.
         cuda: CUDA version that PyTorch was built for; None for a CPU build or no PyTorch.
         import_errors: the error message of each module that cannot be imported, by module name.
     """

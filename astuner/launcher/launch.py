@@ -364,5 +364,9 @@ def _only_validation(run_inputs: RunInputs, limit: int | None) -> RunInputs:
     if not tasks.validation:
         raise ConfigError("there are no validation tasks; name them under astuner.task_reader")
     if limit is not None and limit > len(tasks.validation):
-        logger.warning("--tasks {}: there are only {} validation tasks, all are used", limit, len(tasks.validation))
+        logger.warning(
+            "--tasks is {}, more than the number of validation tasks ({}); all of them are used",
+            limit,
+            len(tasks.validation),
+        )
     return replace(run_inputs, tasks=replace(tasks, validation=tasks.validation[:limit]))

@@ -47,15 +47,15 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
     changes = changed_keys(earlier, cast(dict[str, Any], redact_settings(yaml.safe_load(config_yaml))), locations)
     if is_finished and not any(change.rule == "more" and change.allowed for change in changes):
         return False
-    refused = [change for change in changes if not change.allowed]
-    if refused:
+    forbidden = [change for change in changes if not change.allowed]
+    if forbidden:
         logger.warning(
             "{} has a{} run with another configuration; starting from scratch. The earlier record is kept. These keys "
             "differ:\n{}\nTo resume the earlier run, restore these values; to keep both runs under their own names, "
             "change experiment_name or --exp-dir",
             folder,
             " finished" if is_finished else "n unfinished",
-            "\n".join(f"  {change}" for change in refused),
+            "\n".join(f"  {change}" for change in forbidden),
         )
         return False
     if changes:

@@ -108,7 +108,7 @@ class ModelTuner:
         self._targets = targets or Targets()
         self._history = History(codec)
         self._calls_started = 0
-        self._calls_refused = 0
+        self._rejected_calls = 0
         self._open_calls: dict[OpenCall, None] = {}
 
     @property
@@ -268,10 +268,10 @@ class ModelTuner:
                 f"the episode started LLM call {self._calls_started + 1}, but rollout.multi_turn.max_steps is "
                 f"{self._settings.max_calls}; raise it, or limit the agent's own loop"
             )
-        self._calls_refused += 1
-        if self._calls_refused <= _MAX_CALL_LIMIT_ERRORS:
+        self._rejected_calls += 1
+        if self._rejected_calls <= _MAX_CALL_LIMIT_ERRORS:
             raise self.call_limit_error
-        if self._calls_refused > 2 * _MAX_CALL_LIMIT_ERRORS:
+        if self._rejected_calls > 2 * _MAX_CALL_LIMIT_ERRORS:
             # The workflow catches everything. Waiting lets the episode's deadline end it without using the processor.
             await asyncio.Event().wait()
         raise EpisodeStopped(str(self.call_limit_error))

@@ -13,7 +13,7 @@ import psutil
 from astuner.processes.process_tree import child_pids, find_process, mark_of
 
 NO_EPISODE = "-"
-"""The owner of a process that the run started outside of episodes."""
+"""The owner of a process that the run started outside of an episode."""
 
 
 @dataclass

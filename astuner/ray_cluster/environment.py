@@ -56,7 +56,7 @@ def pretended_gpus(count: int) -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment_replaced(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables during the block, also those that the user has set, and restore them afterwards."""
+    """Set variables during the block, including those that the user has set, and restore them afterwards."""
     earlier = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

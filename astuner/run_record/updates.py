@@ -61,7 +61,7 @@ def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
         raise RecordError(f"invalid update of a sample: {error!r}") from error
     trained = count_trained_tokens(sample)
     if any(count < 0 for count, _ in advantages):
-        raise RecordError("an update has an advantage for a negative number of tokens")
+        raise RecordError("an update has a negative number of tokens for an advantage; expected at least 0")
     if sum(count for count, _ in advantages) != trained or (logprobs is not None and len(logprobs) != trained):
         raise RecordError(f"an update does not have one value per trained token of its sample ({trained})")
     return SampleUpdate(advantages, logprobs)

@@ -78,7 +78,7 @@ def _number(part: str) -> PlainNumber | None:
 
 
 def _readings(part: str, is_marked: bool) -> list[str]:
-    """Return the forms in which math-verify tries to parse an answer, best first."""
+    """Return the candidate texts of an answer that math-verify parses, the best one first."""
     boxed = rf"\boxed{{{part}}}"
     if is_marked:
         return [boxed]

@@ -57,7 +57,7 @@ def repo_splits(config: HuggingFaceConfig, base_dir: Path) -> tuple[DatasetSplit
                 offline = offline or isinstance(error, ConnectionError)
                 if location.subset is None and "Config name is missing" in str(error) and "'main'" in str(error):
                     locations.append(_Location(location.path, "main"))
-                    logger.warning("{} has several subsets and none is specified; reading main.", location)
+                    logger.warning("{} has several subsets; reading main (dataset_name selects another one)", location)
                 continue
             validation = None
             if config.validation_split is not None:

@@ -38,7 +38,7 @@ class TrainingRun:
     """A training run.
 
     Attributes:
-        run_id: its id, also the model's id.
+        run_id: the id of the run and of its model.
         base_model: the base model's name as sent by the client.
         lora: the adapters.
         policy: how the model computes.

@@ -23,7 +23,7 @@ from astuner.tinker_server.wire import CreateModelRequest, LoraSettings
 
 _T = TypeVar("_T")
 _MAX_REMEMBERED_REQUESTS = 256
-"""Per model, requests that are recognized when the client sends them again."""
+"""Number of requests per model that are recognised when the client sends them again."""
 
 
 @dataclass

@@ -195,7 +195,7 @@ def _release_result(load: asyncio.Task[Sampler]) -> None:
 async def sample(
     base_model: BaseLanguageModel, sampler: Sampler, request: wire.SampleRequest, ids: list[int], temperature: float
 ) -> dict[str, Any]:
-    """Handle a sampling request; its samples are computed concurrently, also with those of other requests.
+    """Handle a sampling request. Its samples are computed concurrently, together with those of other requests.
 
     Args:
         base_model: has the tokenizer and the stop tokens.

@@ -137,7 +137,7 @@ class TinkerService:
         return self._start_computation(request, "save_weights", save)
 
     def save_weights_for_sampler(self, request: wire.SaveWeightsForSamplerRequest) -> dict[str, Any]:
-        """Save weights to sample from; without a name, also create a sampling session for them."""
+        """Save weights to sample from. If the request has no name, create a sampling session for them, too."""
         model = self.models.get(request.model_id)
         name = request.path or f"ephemeral-{uuid.uuid4().hex[:8]}"
 

@@ -121,7 +121,7 @@ class SaveWeightsRequest(ModelRequest):
 
 
 class SaveWeightsForSamplerRequest(ModelRequest):
-    """Save weights to sample from; without a name, also create a sampling session for them."""
+    """Save weights to sample from. If the request has no name, a sampling session is created for them, too."""
 
     path: Name | None = None
     ttl_seconds: Annotated[int, Field(gt=0)] | None = None

@@ -93,7 +93,7 @@ def test_a_lock_file_that_changed(request_for: RequestFor, tmp_path: Path, monke
     install(request_for(), print)
     use_spec(small_spec(tmp_path, "more==1.0"), monkeypatch)
     assert (
-        "installed from an older lock file than the present small",
+        "installed from an older lock file than the current small",
         "astuner install verl --cpu",
         False,
     ) in problems("verl")
@@ -152,7 +152,7 @@ def test_a_missing_interpreter(request_for: RequestFor):
     install(request_for(), print)
     (EnvDir.of("verl").folder / "bin" / "python").unlink()
     ((problem, fix, broken),) = problems("verl")
-    assert "does not run" in problem
+    assert "cannot be started" in problem
     assert (fix, broken) == ("astuner install verl --cpu --fresh", True)
 
 

@@ -56,7 +56,7 @@ def micro_batches(
     Args:
         rows: the rows to train on.
         token_budget: maximum number of tokens of a micro-batch, including padding; a longer row is a
-            micro-batch by itself.
+            separate micro-batch.
         device: the device of the tensors.
         should_pack: returns whether to compute a packing instead of padded rows; None packs nothing.
 

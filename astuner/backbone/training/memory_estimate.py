@@ -172,7 +172,7 @@ class ModelShape:
         return 2 * short - long
 
     def _kept_per_token(self, tokens: int) -> float:
-        """Return the bytes per token that a forward pass over a sequence keeps for its backward pass."""
+        """Return the number of bytes per token that a forward pass keeps for the backward pass."""
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         body = base.get_decoder()
         body.train()
@@ -250,7 +250,7 @@ def engine_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) ->
 
 
 def process_parts(config: AstunerConfig, batch: BatchShape, device: torch.device) -> list[MemoryPart]:
-    """Return what a run needs besides the model: the process with its libraries, and the episodes of a step."""
+    """Return the memory of a run without the model: the process with its libraries, and the episodes of a step."""
     if device.type == "cuda":
         return [MemoryPart("CUDA context and kernels", _CUDA_CONTEXT, "use another GPU")]
     # This process has imported the libraries and the user's code, and has read the tasks.

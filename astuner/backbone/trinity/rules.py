@@ -93,7 +93,7 @@ def warmup_updates(config: AstunerConfig, facts: TrinityRunFacts) -> int:
 
 
 def expected_samples(config: AstunerConfig, facts: TrinityRunFacts) -> int:
-    """train_batch_size × num_repeat × expected_steps; a step trains all samples, also if their number differs."""
+    """train_batch_size × num_repeat × expected_steps; a step trains all samples, even if their number differs."""
     return config.data.train_batch_size * config.rollout.num_repeat * config.rollout.multi_turn.expected_steps
 
 

