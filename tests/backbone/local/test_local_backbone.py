@@ -216,8 +216,7 @@ def _in_a_process(
 @pytest.mark.parametrize(("kill_with", "exit_code"), [("9", -9), ("2", 130)])
 def test_a_killed_run_goes_on_to_the_same_losses(make_job: MakeJob, tmp_path: Path, kill_with: str, exit_code: int):
     job = make_job("KilledAtStep", trainer_common__total_training_steps=5, trainer_common__save_freq=2)
-    uninterrupted = _in_a_process(job, tmp_path, tmp_path / "whole")
-    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    job.tune(tmp_path / "whole")
     killed = _in_a_process(job, tmp_path, tmp_path / "killed", KILL_AT="4", KILL_WITH=kill_with)
     assert killed.returncode == exit_code, killed.stderr
     assert not (tmp_path / "killed/run/summary.json").exists()

@@ -114,18 +114,29 @@ def test_a_run_killed_several_times_has_every_row_once(serial: tuple[Runs, Path]
     assert comparison.is_equal, comparison
 
 
-def kill_after_first_checkpoint(runs: Runs, folder: Path, *words: str) -> None:
+@pytest.fixture(scope="module")
+def killed_run(serial: tuple[Runs, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record of a run that was killed after its first checkpoint."""
+    runs, _ = serial
+    folder = tmp_path_factory.mktemp("killed")
     checkpoint = folder / "run/checkpoints/step_000002"
-    assert runs.kill_when(folder, lambda _changes, _seconds: checkpoint.exists(), *words)
+    assert runs.kill_when(folder, lambda _changes, _seconds: checkpoint.exists())
+    return folder / "run"
 
 
-def test_a_killed_run_goes_on_elsewhere_with_other_free_keys(serial: tuple[Runs, Path], tmp_path: Path):
+@pytest.fixture
+def killed(killed_run: Path, tmp_path: Path) -> Path:
+    """A copy of that record, in `tmp_path`."""
+    return shutil.copytree(killed_run, tmp_path / "run")
+
+
+def test_a_killed_run_goes_on_elsewhere_with_other_free_keys(serial: tuple[Runs, Path], killed: Path, tmp_path: Path):
     runs, whole = serial
-    killed, moved = tmp_path / "killed", tmp_path / "moved"
-    kill_after_first_checkpoint(runs, killed)
+    moved = tmp_path / "moved"
     for name in ("step_best", "step_000002.bak", "step_000009"):
-        shutil.copytree(killed / "run/checkpoints/step_000002", killed / "run/checkpoints" / name)
-    killed.rename(moved)
+        shutil.copytree(killed / "checkpoints/step_000002", killed / "checkpoints" / name)
+    moved.mkdir()
+    killed.rename(moved / "run")
     runs.complete(
         moved, "--exp-dir=.", "astuner.trainer_common.logger=[tensorboard]", "astuner.trainer_common.save_freq=1",
         "astuner.trainer_common.max_checkpoints_to_keep=9", "astuner.deadlines.update=1000",
@@ -148,9 +159,8 @@ def test_a_finished_run_goes_on_with_more_steps(serial: tuple[Runs, Path], model
     assert read_summary(tmp_path / "run").steps == 4
 
 
-def test_another_configuration_is_named_key_by_key(serial: tuple[Runs, Path], tmp_path: Path):
+def test_another_configuration_is_named_key_by_key(serial: tuple[Runs, Path], killed: Path, tmp_path: Path):
     runs, _ = serial
-    kill_after_first_checkpoint(runs, tmp_path)
     runs.complete(tmp_path, "astuner.trainer_common.optim.lr=0.5", "astuner.trainer_common.total_training_steps=1")
     output = (tmp_path / "output.log").read_text()
     assert "astuner.trainer_common.optim.lr: 0.01 → 0.5" in output
@@ -167,10 +177,11 @@ def damage(record: Path, line: bytes) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{}", b'{"step":"x"}', b"\xff"])
-def test_damaged_rows_do_not_keep_a_run_from_resuming(serial: tuple[Runs, Path], tmp_path: Path, line: bytes):
+def test_damaged_rows_do_not_keep_a_run_from_resuming(
+    serial: tuple[Runs, Path], killed: Path, tmp_path: Path, line: bytes
+):
     runs, whole = serial
-    kill_after_first_checkpoint(runs, tmp_path)
-    damage(tmp_path / "run", line)
+    damage(killed, line)
     runs.complete(tmp_path)
     comparison = compare(whole, tmp_path / "run")
     assert set(comparison.leftovers) == {"metrics.jsonl.damaged", "episodes/index.jsonl.damaged"}
@@ -179,20 +190,22 @@ def test_damaged_rows_do_not_keep_a_run_from_resuming(serial: tuple[Runs, Path],
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[]"])
-def test_a_damaged_configuration_is_no_configuration(serial: tuple[Runs, Path], tmp_path: Path, content: bytes):
+def test_a_damaged_configuration_is_no_configuration(
+    serial: tuple[Runs, Path], killed: Path, tmp_path: Path, content: bytes
+):
     runs, _ = serial
-    kill_after_first_checkpoint(runs, tmp_path)
-    (tmp_path / "run/config.yaml").write_bytes(content)
+    (killed / "config.yaml").write_bytes(content)
     runs.complete(tmp_path, "astuner.trainer_common.total_training_steps=1")
     assert "config.yaml is missing or damaged" in (tmp_path / "output.log").read_text()
     assert (tmp_path / "run.1/checkpoints/step_000002").exists()
 
 
-def test_the_summary_says_when_the_record_of_an_older_version_is_resumed(serial: tuple[Runs, Path], tmp_path: Path):
+def test_the_summary_says_when_the_record_of_an_older_version_is_resumed(
+    serial: tuple[Runs, Path], killed: Path, tmp_path: Path
+):
     runs, whole = serial
-    kill_after_first_checkpoint(runs, tmp_path)
-    (tmp_path / "run/checkpoints/step_000002/complete.json").unlink()
-    config = tmp_path / "run/config.yaml"
+    (killed / "checkpoints/step_000002/complete.json").unlink()
+    config = killed / "config.yaml"
     config.write_text(config.read_text().replace("    save_freq: 2\n", ""))
     runs.complete(tmp_path)
     assert not (tmp_path / "run.1").exists()
