@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 
 from fastapi import Request, Response
@@ -33,6 +34,33 @@ class LocalClientsOnly:
                 await error_response(reason, 403)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+
+class AnswersWhenCancelled:
+    """Middleware that answers a request that is cancelled because it outlasts the server's shutdown.
+
+    uvicorn would log it as a crash of the application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        has_answer = False
+
+        async def tracked(message: Message) -> None:
+            nonlocal has_answer
+            has_answer = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tracked)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not has_answer:
+                await error_response("the server is shutting down", 503)(scope, receive, send)
 
 
 class LimitedBodies:

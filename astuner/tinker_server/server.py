@@ -24,7 +24,7 @@ from astuner.localhost import ADDRESS, listen, local_hosts
 from astuner.tinker_server import wire
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.errors import TinkerRequestError
-from astuner.tinker_server.middleware import LimitedBodies, LocalClientsOnly, error_response
+from astuner.tinker_server.middleware import AnswersWhenCancelled, LimitedBodies, LocalClientsOnly, error_response
 from astuner.tinker_server.rest_routes import API, add_rest_routes
 from astuner.tinker_server.service import Limits, TinkerService
 
@@ -122,6 +122,7 @@ def create_app(service: TinkerService, hosts: Collection[str]) -> FastAPI:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
     app.add_middleware(LimitedBodies, limit=service.limits.body_bytes)
     app.add_middleware(LocalClientsOnly, hosts=hosts)
+    app.add_middleware(AnswersWhenCancelled)
 
     @app.exception_handler(TinkerRequestError)
     def request_error(_request: Request, error: TinkerRequestError) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -92,6 +93,22 @@ def test_ctrl_c_stops_the_server_while_clients_wait(astuner: Start, model_folder
         future.cancel()
     client.holder.close()
     client.holder.run_coroutine_threadsafe(http.aclose()).result()
+
+
+def test_ctrl_c_stops_the_server_while_a_request_arrives(astuner: Start, model_folder: Path):
+    process = astuner("--model", str(model_folder))
+    url = httpx.URL(address_of(process))
+    with socket.create_connection((url.host, url.port), timeout=60) as client:
+        head = f"POST /api/v1/create_session HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Length: 100\r\n"
+        client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # the server waits for the body
+        process.send_signal(signal.SIGINT)
+        answer = b"".join(iter(lambda: client.recv(1000), b""))
+    _, err = process.communicate(timeout=180)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"the server is shutting down" in answer
 
 
 def test_errors_are_raised_before_the_server_starts(model_folder: Path, tmp_path: Path):

@@ -123,13 +123,14 @@ def test_sampling_uses_the_saved_weights(served: Served, client: Any, rank: int,
 async def test_requests_are_batched(base_model: BaseLanguageModel, tmp_path: Path):
     with serving(base_model, tmp_path) as served:
         sampling = await asyncio.to_thread(lambda: served.client().create_sampling_client(base_model=served.model))
-        params = tinker.SamplingParams(max_tokens=20, stop=None)
+        # Long answers: a few requests that arrive late still share most of their steps with the others.
+        params = tinker.SamplingParams(max_tokens=200, stop=None)
         inputs = [tinker.ModelInput.from_ints(prompt(10)) for _ in range(16)]
         answers = await asyncio.gather(*(sampling.sample_async(item, 2, params) for item in inputs))
         (sampler,) = served.service._samplers._samplers.values()
         sampled_tokens = sum(len(sequence.tokens) for answer in answers for sequence in answer.sequences)
-        assert sampler.engine.stats.sampled_tokens == sampled_tokens > 500
-        assert sampler.engine.stats.steps < sampled_tokens / 8
+        assert sampler.engine.stats.sampled_tokens == sampled_tokens > 1000
+        assert sampler.engine.stats.steps < sampled_tokens / 4  # half of the tokens if requests ran one by one
 
 
 async def test_sampling_continues_during_training(served: Served, client: Any):
