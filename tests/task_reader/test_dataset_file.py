@@ -7,7 +7,6 @@ import json
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -22,6 +21,7 @@ from astuner.config.data import TaskReaderConfig
 from astuner.errors import ConfigError, PluginError, TaskDataError
 from astuner.schema import TaskSet
 from astuner.task_reader import read_tasks
+from tests.work import calls_of
 
 
 @pytest.fixture
@@ -333,11 +333,17 @@ def test_function_returns_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         read("maker->paths")
 
 
-def test_a_hundred_thousand_rows_take_seconds(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [{"question": f"what is {n} + 1?", "answer": n + 1} for n in range(100_000)])
-    start = time.process_time()
-    assert len(read(file).training) == 100_000
-    assert time.process_time() - start < 6  # CPU seconds; about 1.5
+def test_the_work_of_reading_grows_with_the_rows(tmp_path: Path) -> None:
+    def work(rows: int) -> int:
+        name = f"{rows}.jsonl"
+        file = write(tmp_path / name, [{"question": f"what is {n} + 1?", "answer": n + 1} for n in range(rows)])
+        splits = []
+        calls = calls_of(lambda: splits.append(read(file)))
+        assert len(splits[0].training) == rows
+        return calls
+
+    work(10)  # imports
+    assert work(3000) - work(2000) < 1000 * 100
 
 
 def test_datasets_is_imported_only_when_needed(tmp_path: Path) -> None:
