@@ -9,7 +9,7 @@ os.environ["TINKER_TELEMETRY"] = "0"  # a client that outlives its server compla
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Tiny models gain nothing from a second thread, and slow down if other processes compute at the same time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# `backbone: auto` is local in the tests, also on a machine with several GPUs.
+# `backbone: auto` is local in the tests, even on a machine with several GPUs.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
 # A command would re-execute itself in the developer's environment of the backbone, and end the tests.
 os.environ["ASTUNER_ENVIRONMENTS"] = os.devnull

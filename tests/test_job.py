@@ -37,7 +37,7 @@ def test_a_dumped_job_reloads_to_the_equal_job(tmp_path: Path):
     assert loaded != AstunerJob()
 
 
-def test_what_is_set_stands_in_the_configuration():
+def test_the_configuration_contains_the_settings_of_the_job():
     config = job().config.astuner
     assert config.trainer_common.n_gpus_per_node == 8
     assert config.trainer_common.optim.lr == 1e-5

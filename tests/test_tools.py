@@ -107,7 +107,7 @@ async def test_code_that_is_no_text_fails_as_code() -> None:
         ),
     ],
 )
-async def test_what_code_may_not_do(code: str, error: str, tmp_path: Path) -> None:
+async def test_operations_that_the_sandbox_rejects(code: str, error: str, tmp_path: Path) -> None:
     (tmp_path / ".secret").write_text("my key")
     with socket.create_server(("127.0.0.1", 0)) as server:
         values = {"home": tmp_path, "port": server.getsockname()[1], "pid": os.getpid()}

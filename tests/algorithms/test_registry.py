@@ -53,7 +53,7 @@ def test_nulls_take_the_papers_values(name, clip, aggregation, by_std, dynamic_s
     assert rule.dynamic_sampling == dynamic_sampling
 
 
-def test_what_is_set_wins():
+def test_explicit_values_override_the_algorithm():
     algorithm = resolve(
         AlgorithmConfig(adv_estimator="grpo", clip_ratio_high=0.3, loss_agg_mode="token-mean", norm_adv_by_std=False)
     )

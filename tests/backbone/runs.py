@@ -116,7 +116,7 @@ class Run:
             return False
 
 
-def refused_beside_a_record(job: AstunerJob, folder: Path, *words: str) -> str:
+def error_beside_a_record(job: AstunerJob, folder: Path, *words: str) -> str:
     """Start a run over an earlier record, check that it is rejected and the record unchanged, and return its output."""
     earlier = folder / "records" / "run" / "config.yaml"
     earlier.parent.mkdir(parents=True)

@@ -145,7 +145,7 @@ def test_long_step_numbers_are_in_order(checkpoints: CheckpointFolder) -> None:
     assert names(checkpoints) == ["step_999999", "step_1000000"]
 
 
-def test_what_a_kill_leaves_is_repaired(checkpoints: CheckpointFolder) -> None:
+def test_the_remains_of_a_kill_are_repaired(checkpoints: CheckpointFolder) -> None:
     folder = checkpoints.folder
     # Killed between the two renames of a checkpoint that replaces another one of its step.
     (folder / "step_000004").rename(folder / ".earlier_step_000004")

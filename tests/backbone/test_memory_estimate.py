@@ -109,7 +109,7 @@ def test_activations_are_those_that_a_forward_pass_keeps(tmp_path: Path, rank: i
         output = model.model(input_ids=torch.zeros((4, 64), dtype=torch.int64), use_cache=False)
     counted = sum(storage.nbytes() for storage in kept.values()) / (4 * 64)
     assert output.last_hidden_state.requires_grad
-    # The count has a dense mask, and the attention kernel of a CPU keeps a few numbers per token of its own.
+    # The count has a dense mask, and the attention kernel of a CPU keeps a few additional numbers per token.
     assert model_shape(config, str(tmp_path)).activation_bytes == pytest.approx(counted, rel=0.05)
 
 

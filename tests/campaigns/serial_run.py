@@ -1,4 +1,4 @@
-"""A short serial run of the local backbone in a process of its own, and the differences between two records of it."""
+"""A short serial run of the local backbone in a separate process, and the differences between two of its records."""
 
 from __future__ import annotations
 

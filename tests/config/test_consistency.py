@@ -38,7 +38,7 @@ Write = Callable[..., Path]
         (["astuner.task_reader.type=dataset_file"], r"no file is named; add `file_path: tasks\.jsonl` under"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_reported(write: Write, minimal: str, overrides: list[str], message: str) -> None:
+def test_inconsistent_values_are_reported(write: Write, minimal: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_config(write(minimal), overrides)
 
@@ -55,7 +55,7 @@ def test_what_does_not_fit_is_reported(write: Write, minimal: str, overrides: li
         ["astuner.task_reader.type=dataset_file", "astuner.task_reader.dataset_file.training.file_path=a.jsonl"],
     ],
 )
-def test_what_just_fits_loads(write: Write, minimal: str, overrides: list[str]) -> None:
+def test_values_at_the_limit_are_accepted(write: Write, minimal: str, overrides: list[str]) -> None:
     assert load_config(write(minimal), overrides).notices == ()
 
 

@@ -1,4 +1,4 @@
-"""A small specification in place of verl's, of wheels built by the tests: installations are real, but small."""
+"""A small specification instead of verl's. Its wheels are built by the tests, so installations are real but small."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_ctrl_c_before_the_first_step(train: Command, folder: Path, monkeypatch:
     assert "no step was finished, so there is nothing to resume" in stopped.out
 
 
-def test_what_nobody_foresaw_is_one_message_and_a_traceback_in_the_log(
+def test_an_unexpected_error_is_one_message_and_a_traceback_in_the_log(
     train: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def fail(module: Any, *_: object) -> None:
@@ -266,7 +266,7 @@ def test_what_nobody_foresaw_is_one_message_and_a_traceback_in_the_log(
     assert "two and two is five" in log
 
 
-def test_what_nobody_foresaw_before_there_is_a_record(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unexpected_error_before_there_is_a_record(astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("astuner.config.loading.load_config", lambda *_: 1 // 0)

@@ -28,7 +28,7 @@ def test_a_micro_batch_that_does_not_fit_names_its_keys(astuner: Command, folder
     ended.says("weights: ", "use a smaller model.path", "logits of a micro-batch: ", "max_tokens_per_micro_batch")
 
 
-def test_what_fits_is_shown_part_by_part(astuner: Command):
+def test_an_estimate_that_fits_is_shown_part_by_part(astuner: Command):
     ended = astuner("check", "--conf", "run.yaml")
     assert ended.code == 0, ended.out
     assert "memory     about " in ended.out

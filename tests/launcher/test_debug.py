@@ -155,7 +155,7 @@ def test_a_judge_that_raises_and_a_key_that_is_not_set(debug: Command, folder: P
     )
 
 
-def test_what_debug_does_not_do(astuner: Command, train: Command, folder: Path):
+def test_operations_that_debug_rejects(astuner: Command, train: Command, folder: Path):
     astuner("eval", "--conf", "run.yaml", "--backbone=debug").says(
         "has no trainer", "local, trinity, verl", "--backbone=debug"
     )

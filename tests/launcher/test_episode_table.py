@@ -49,7 +49,7 @@ def test_a_text_with_brackets_is_no_markup() -> None:
     assert any("[bold]sum[/] of [1, 2]" in line for line in shown(bracketed, width=120))
 
 
-def test_what_would_act_on_the_terminal_is_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_shown_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     hostile = replace(EPISODE, task=Task("t", "\x1b[2J a\nb\x1b]0;title\x07 \u202e\x9b"))
     console = make_console(stderr=False)
     console.width = 120

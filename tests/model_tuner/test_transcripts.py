@@ -203,7 +203,7 @@ def test_empty_thinking_is_not_trained_and_thinking_is(tokenizer: Any):
         assert trained(codec, thinking) == ["<think>\nadd them\n</think>\n\nok<|im_end|>"]
 
 
-def test_what_is_trained_is_what_the_prompt_lacks(tokenizer: Any):
+def test_the_trained_tokens_are_those_after_the_prompt(tokenizer: Any):
     """A transcript of one question is the prompt of that question followed by what is trained."""
     for family in SIMPLE[:6]:
         codec = ChatCodec(family.tokenizer(tokenizer), family.renderer)

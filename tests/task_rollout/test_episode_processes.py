@@ -416,7 +416,7 @@ def test_ended_processes_are_named_in_the_log(rollout: Callable[..., list[Episod
     assert line.startswith("episode train-000000-t0-0 left 1 process running, which was ended: sleep 600 (pid ")
 
 
-def test_what_an_ended_episode_leaves_is_reaped(rollout: Callable[..., list[Episode]]) -> None:
+def test_zombies_of_an_ended_episode_are_reaped(rollout: Callable[..., list[Episode]]) -> None:
     def zombies() -> list[int]:
         return [child.pid for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
 

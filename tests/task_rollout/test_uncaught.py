@@ -1,4 +1,4 @@
-"""Whatever an episode or a judge raises, in any task, callback, thread or finaliser, fails that episode only."""
+"""An exception of an episode or a judge, in any task, callback, thread or finaliser, fails that episode only."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ async def handles_a_signal() -> None:
         (handles_a_signal, "an episode cannot handle signals"),
     ],
 )
-def test_what_an_episode_must_not_do_to_its_loop(tokenizer: Any, in_main_thread: bool, body: Any, says: str):
+def test_an_episode_cannot_change_its_loop(tokenizer: Any, in_main_thread: bool, body: Any, says: str):
     episode = run(tokenizer, in_main_thread, {"body": body})["body"]
     assert (episode.status, episode.error_kind) == ("failed", "workflow")
     assert says in (episode.error or "")

@@ -162,7 +162,7 @@ def pieces(count: int, taken: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("route", ["forward_backward", "asample", "create_session", "no/such/route"])
-def test_a_too_large_request_is_refused_before_it_is_read(served: Served, route: str):
+def test_a_too_large_request_is_rejected_before_it_is_read(served: Served, route: str):
     declared: list[int] = []
     with httpx.Client() as http:
         url = f"{served.url}/api/v1/{route}"
@@ -173,7 +173,7 @@ def test_a_too_large_request_is_refused_before_it_is_read(served: Served, route:
     assert len(declared) < 50
 
 
-def test_a_request_without_a_length_is_refused_when_it_becomes_too_large(served: Served):
+def test_a_request_without_a_length_is_rejected_when_it_becomes_too_large(served: Served):
     taken: list[int] = []
     with httpx.Client() as http:
         answer = http.post(f"{served.url}/api/v1/forward_backward", content=pieces(200, taken))
@@ -183,7 +183,7 @@ def test_a_request_without_a_length_is_refused_when_it_becomes_too_large(served:
 
 
 def test_bodies_that_are_read_at_once_are_limited(served: Served):
-    """Five requests of 60 MiB, none of which is complete: the last is refused."""
+    """Five requests of 60 MiB, none of which is complete: the last is rejected."""
     host, port = served.url.removeprefix("http://").split(":")
     head = f"POST /api/v1/asample HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {60 * 2**20}\r\n\r\n".encode()
     with contextlib.ExitStack() as stack:
@@ -197,7 +197,7 @@ def test_bodies_that_are_read_at_once_are_limited(served: Served):
         assert http.get(f"{served.url}/api/v1/healthz").status_code == 200
 
 
-def test_large_headers_are_refused(served: Served):
+def test_large_headers_are_rejected(served: Served):
     host, port = served.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=60) as connection, contextlib.suppress(ConnectionError):
         connection.sendall(b"GET / HTTP/1.1\r\nX: " + b"x" * 2**20)

@@ -190,21 +190,21 @@ def test_a_checkpoint_of_an_earlier_version_has_the_values_of_tinker(served: Ser
     assert served.service.store.run(training.model_id).policy.lora_alpha == 32
 
 
-def test_a_checkpoint_with_other_adapters_is_refused(served: Served):
+def test_a_checkpoint_with_other_adapters_is_rejected(served: Served):
     path = served.client(lora_alpha=64).create_lora_training_client(served.model, rank=2).save_state("s").result().path
     other = served.client(lora_alpha=16).create_lora_training_client(served.model, rank=2)
     with pytest.raises(tinker.BadRequestError, match=r"'lora_alpha': 64.* this model has .*'lora_alpha': 16"):
         other.load_state(path).result()
 
 
-def test_modules_that_the_model_lacks_are_refused(served: Served):
+def test_modules_that_the_model_lacks_are_rejected(served: Served):
     client = served.client(lora_target_modules=["nothing"])
     with pytest.raises(tinker.RequestFailedError, match=r"target_modules \['nothing'\] does not fit this model"):
         client.create_lora_training_client(served.model, rank=2)
 
 
 @pytest.mark.parametrize("policy", ['{"temperature": 0}', '{"lora_alpha": 0}', '{"alpha": 3}', "0.7", "{"])
-def test_an_invalid_policy_is_refused(served: Served, policy: str):
+def test_an_invalid_policy_is_rejected(served: Served, policy: str):
     session = {"tags": [], "user_metadata": None, "sdk_version": "0.20.0"}
     answer = httpx.post(f"{served.url}/api/v1/create_session", json=session, headers={POLICY_HEADER: policy})
     assert answer.status_code == 422

@@ -78,7 +78,7 @@ def _check_single_run(*, own_queue: bool = False) -> None:
 
     Args:
         own_queue: whether this run has created its queue. TransferQueue silently joins an existing one, so that the
-            check has to be repeated afterwards.
+            check must be repeated afterwards.
 
     Raises:
         BackboneError: another run has one.

@@ -10,7 +10,7 @@ import pytest
 
 from astuner.localhost import free_port
 from astuner.run_record import read_index, read_metrics
-from tests.backbone.runs import Run, losses, refused_beside_a_record
+from tests.backbone.runs import Run, error_beside_a_record, losses
 from tests.backbone.trinity.runs import trinity_job
 
 pytestmark = pytest.mark.trinity
@@ -94,24 +94,24 @@ def test_run_uses_the_ray_of_with_ray(model_folder: Path, tmp_path: Path):
 def test_invalid_setting_leaves_the_earlier_record_in_place(
     model_folder: Path, tmp_path: Path, override: str, message: str
 ):
-    assert message in refused_beside_a_record(trinity_job(model_folder, tmp_path), tmp_path, override)
+    assert message in error_beside_a_record(trinity_job(model_folder, tmp_path), tmp_path, override)
 
 
-def test_what_a_tinker_service_does_not_support_is_refused(
+def test_values_that_a_tinker_service_does_not_support_are_rejected(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TINKER_API_KEY", "tml-mine")
     address = f"http://127.0.0.1:{free_port()}"
     overrides = (f"trinity.model.tinker.base_url={address}", "astuner.rollout.temperature=0.5")
-    printed = refused_beside_a_record(trinity_job(model_folder, tmp_path), tmp_path, *overrides)
+    printed = error_beside_a_record(trinity_job(model_folder, tmp_path), tmp_path, *overrides)
     fix = "or remove trinity.model.tinker.base_url, so that the run starts its own server"
     assert f"rollout.temperature is 0.5, and the Tinker service at {address} trains at temperature 1" in printed
     assert f"write 1.0, {fix}" in printed
     assert f"model.lora.rank is 0, and the Tinker service at {address} trains adapters only; write 32, {fix}" in printed
 
 
-def test_what_the_configuration_decides_is_refused_before_ray_starts(model_folder: Path, tmp_path: Path):
+def test_unsupported_configurations_are_rejected_before_ray_starts(model_folder: Path, tmp_path: Path):
     settings = {"asynchrony__sync_style": "fully_async", "asynchrony__max_staleness": 0}
-    printed = refused_beside_a_record(trinity_job(model_folder, tmp_path, **settings), tmp_path, "--with-ray")
+    printed = error_beside_a_record(trinity_job(model_folder, tmp_path, **settings), tmp_path, "--with-ray")
     assert "asynchrony.sync_style is 'fully_async', and no step may run ahead" in printed
     assert "service ray" not in printed

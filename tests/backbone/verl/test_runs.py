@@ -15,7 +15,7 @@ from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
-from tests.backbone.runs import Run, losses, refused_beside_a_record
+from tests.backbone.runs import Run, error_beside_a_record, losses
 from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -133,4 +133,4 @@ def test_a_missing_vllm_is_an_error_on_gpus_and_set_aside_on_a_cpu(monkeypatch: 
 def test_an_invalid_configuration_does_not_move_the_earlier_record(
     model_folder: Path, tmp_path: Path, mistake: str, message: str
 ):
-    assert message in refused_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)
+    assert message in error_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)

@@ -140,7 +140,7 @@ class ShowsAnswer(Math):
 
 
 class SwallowsCrash(Math):
-    """Catches the crash of its environment, and returns an output all the same."""
+    """Catches the exception of its environment and returns an output."""
 
     def run_tool(self, code: str, task: WorkflowTask) -> str:
         raise ConnectionError("the sandbox is not reachable")

@@ -38,7 +38,7 @@ def _change_samples(change: Callable[[Sample], Sample]) -> None:
 
 
 def results_of_tools_trained() -> None:
-    """Train all tokens after the first prompt, also the results of tools."""
+    """Train all tokens after the first prompt, including the results of tools."""
 
     def change(sample: Sample) -> Sample:
         first = min(span.start for span in sample.spans)

@@ -1,4 +1,4 @@
-"""Short runs of the benchmark, each in a process of its own, and what the product says about them."""
+"""Short runs of the benchmark, each in a separate process, and the messages of astuner about them."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_load(fused, monkeypatch):
 
 
 class Tweaked(Qwen3ForCausalLM):
-    """A subclass, which could compute anything."""
+    """A subclass, whose forward pass may differ from that of Qwen3."""
 
 
 def test_rejects_unsupported_models():
