@@ -149,6 +149,14 @@ class RolloutConfig(Section):
         resume="any",
     )
     """Episodes that run at the same time."""
+    isolation: Literal["thread", "process"] = key(
+        "thread",
+        used_by=("debug", "local"),
+        verl="verl's episodes always run in processes of Ray",
+        trinity="the episodes of Trinity always run in the processes of its explorer",
+        resume="any",
+    )
+    """Run each episode in a thread of astuner's process, or in one of max_env_worker worker processes."""
     episode_timeout: Seconds = key(600.0, trainers="ends a slow episode", resume="same")
     """Time limit of one episode without its judge, in seconds; a slower episode fails and is counted."""
     max_retries: Annotated[int, Field(ge=0, le=1000)] = key(0, trainers="runs a failed episode again", resume="same")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +86,7 @@ class ModelTuner:
         episode_id: str,
         seed: int = 0,
         targets: Targets | None = None,
+        on_call: Callable[[LlmCall], None] | None = None,
     ) -> None:
         """Bind the tuner to one episode.
 
@@ -96,6 +97,7 @@ class ModelTuner:
             episode_id: recorded with each call.
             seed: makes the sampling of the episode reproducible.
             targets: the agents of the workflow that are trained; None for all.
+            on_call: called with each finished call.
         """
         self.model_name = "astuner"
         self.degenerate_output: str | None = None
@@ -106,6 +108,7 @@ class ModelTuner:
         self._episode_id = episode_id
         self._seed = seed
         self._targets = targets or Targets()
+        self._on_call = on_call
         self._history = History(codec)
         self._calls_started = 0
         self._rejected_calls = 0
@@ -223,6 +226,8 @@ class ModelTuner:
             **call_fields,
         )
         self._history.add(call, prompt.first_prompt_len)
+        if self._on_call is not None:
+            self._on_call(call)
         self._check_degenerate(completion, parsed)
         return ChatAnswer(parsed, call)
 
@@ -243,6 +248,8 @@ class ModelTuner:
         empty = self._call(Prompt((), conversation), Completion((), (), "stop"))
         call = replace(empty, messages=conversation, **call_fields)
         self._history.calls.append(call)
+        if self._on_call is not None:
+            self._on_call(call)
         return ChatAnswer(parsed, call)
 
     def _call(self, prompt: Prompt, completion: Completion) -> LlmCall:

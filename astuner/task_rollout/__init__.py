@@ -6,7 +6,9 @@ from astuner.task_rollout.rollout import (
     BatchRequest,
     OnEpisode,
     TaskRollout,
+    WorkerProcesses,
     episode_seed,
+    failed_episode,
     failed_episodes,
     report_failures,
 )
@@ -18,8 +20,10 @@ __all__ = [
     "RunningReport",
     "Split",
     "TaskRollout",
+    "WorkerProcesses",
     "current_episode",
     "episode_seed",
+    "failed_episode",
     "failed_episodes",
     "report_failures",
 ]

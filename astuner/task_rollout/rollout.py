@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from loguru import logger
 
@@ -16,7 +17,7 @@ from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
 from astuner.processes.process_hooks import install_hooks
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
-from astuner.task_rollout.active_episodes import ActiveEpisodes
+from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
 from astuner.task_rollout.episode_loop import Job, JobResult
 from astuner.task_rollout.pool import EpisodePool, InlinePool, StuckJob
 from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame
@@ -52,9 +53,25 @@ class BatchRequest:
         return pairs if self.only is None else [pair for pair in pairs if (pair[0].task_id, pair[1]) in self.only]
 
 
+class WorkerProcesses(Protocol):
+    """Processes that run episodes in place of this one."""
+
+    def run(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
+        """Yield `(index, episode)` in order of completion."""
+        ...
+
+    def reports(self) -> Sequence[RunningReport]:
+        """Return the report of each process that runs an episode. Thread-safe."""
+        ...
+
+    def close(self) -> None:
+        """End the processes."""
+        ...
+
+
 @dataclass
 class TaskRollout:
-    """Runs batches of episodes on worker threads, or one after another in the main thread.
+    """Runs batches of episodes on worker threads, one after another in the main thread, or in worker processes.
 
     Attributes:
         runner: runs one episode.
@@ -62,6 +79,7 @@ class TaskRollout:
         max_retries: how often a failed episode is retried.
         in_main_thread: run episodes one after another in the caller's thread, for debuggers.
         running: the running episodes.
+        processes: the processes that run the episodes; None to run them in this process.
     """
 
     runner: TaskRunner
@@ -69,6 +87,7 @@ class TaskRollout:
     max_retries: int = 0
     in_main_thread: bool = False
     running: ActiveEpisodes = field(default_factory=ActiveEpisodes)
+    processes: WorkerProcesses | None = None
     _pool: EpisodePool[Episode] | InlinePool[Episode] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +116,8 @@ class TaskRollout:
         to_run = list(range(len(tasks)))
         for attempt in range(self.max_retries + 1):
             is_last = attempt == self.max_retries
-            for index, episode in self._run_once([_retry(tasks[i], attempt) for i in to_run], request.settings):
+            attempted = [_retry(tasks[i], attempt) for i in to_run]
+            for index, episode in self._run_once(attempted, request.settings):
                 attempts[to_run[index]].append(episode)
                 on_attempt(episode)
                 if is_last or episode.status != "failed":
@@ -113,12 +133,26 @@ class TaskRollout:
         report_failures([episode_attempts[-1] for episode_attempts in attempts], request)
         return [episode for episode_attempts in attempts for episode in episode_attempts]
 
+    def run_episode(self, task: WorkflowTask, settings: CallSettings) -> Episode:
+        """Run one episode, without retries, and return it."""
+        ((_, episode),) = self._run_here([task], settings)
+        return episode
+
     def close(self) -> None:
-        """End the worker threads, and the processes of episodes that an interrupt has left running."""
+        """End the worker threads or processes, and the processes of episodes that an interrupt has left running."""
+        if self.processes is not None:
+            self.processes.close()
         end_all_episodes()
         self._pool.close()
 
     def _run_once(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
+        if self.processes is None:
+            yield from self._run_here(tasks, settings)
+            return
+        with self.running.include_remote(self.processes.reports):
+            yield from self.processes.run(tasks, settings)
+
+    def _run_here(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
         tuners = [self.runner.tuner(task, settings) for task in tasks]
         processes = [EpisodeProcesses(task.episode_id) for task in tasks]
 
@@ -161,7 +195,7 @@ def _episode_task(request: BatchRequest, task: Task, repeat: int) -> WorkflowTas
 def failed_episodes(request: BatchRequest, kind: str, error: str) -> list[Episode]:
     """Return a failed episode without calls for each episode of `request`, for example after a worker died."""
     return [
-        _failed_episode(_episode_task(request, task, repeat), (), kind, error) for task, repeat in request.episodes()
+        failed_episode(_episode_task(request, task, repeat), (), kind, error) for task, repeat in request.episodes()
     ]
 
 
@@ -178,12 +212,13 @@ def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: StuckJ
     if stuck.stack:
         frame = innermost_user_frame(stuck.stack) or stuck.stack[-1]
         error += f"; it was at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
-    return _failed_episode(task, calls, "timeout", error, now - stuck.seconds)
+    return failed_episode(task, calls, "timeout", error, now - stuck.seconds)
 
 
-def _failed_episode(
+def failed_episode(
     task: WorkflowTask, calls: tuple[LlmCall, ...], kind: str, error: str, started: float | None = None
 ) -> Episode:
+    """Return the failed episode of a task, with the LLM calls that it made; `started` in seconds since the epoch."""
     now = timestamp()
     return Episode(
         episode_id=task.episode_id,
@@ -202,7 +237,7 @@ def _failed_episode(
 
 def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[Episode]) -> Episode:
     """Return the episode of a job. An exception that nothing caught makes it `failed`."""
-    episode = result.value or _failed_episode(task, tuner.calls, "internal", "it has no result")
+    episode = result.value or failed_episode(task, tuner.calls, "internal", "it has no result")
     if result.effects:
         logger.warning(
             "episode {} changed settings of the process, which all episodes share. These settings were restored: {}",

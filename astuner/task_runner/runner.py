@@ -61,6 +61,7 @@ class TaskRunner:
         on_max_steps: what happens at a call beyond the limit: `judge` cuts the episode, which is judged with its last
             answer; `fail` fails it.
         judge_inline: run the judge in the episode's thread, where breakpoints work as in the workflow.
+        on_call: called with each finished LLM call.
     """
 
     workflow: Callable[[], Workflow]
@@ -75,6 +76,7 @@ class TaskRunner:
     madness_reward: float = -1.0
     on_max_steps: Literal["judge", "fail"] = "judge"
     judge_inline: bool = False
+    on_call: Callable[[LlmCall], None] | None = None
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
         """Return the model for one episode, which records the episode's calls."""
@@ -85,6 +87,7 @@ class TaskRunner:
             episode_id=workflow_task.episode_id,
             seed=workflow_task.seed,
             targets=self.targets,
+            on_call=self.on_call,
         )
 
     async def run(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> Episode:

@@ -17,6 +17,7 @@ from astuner.backbone.training.memory_estimate import (
 from astuner.backbone.training.run_inputs import RunInputs, api_key
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
+from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
@@ -41,7 +42,7 @@ class DebugBackbone:
             with context.phase("load_model"):
                 engine = stack.enter_context(_engine(context))
             stack.callback(engine.close)
-            rollout = context.run_inputs.rollout(config, engine, context.active_episodes)
+            rollout = make_rollout(config, context.run_inputs, engine, context.active_episodes)
             stack.callback(rollout.close)
             episodes = dry_run(context, rollout.run, split, state, config.debug.debug_vllm_seed)
         state.totals.add(episodes)

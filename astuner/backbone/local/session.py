@@ -21,6 +21,7 @@ from astuner.backbone.local.update import PolicyUpdate
 from astuner.backbone.training.checkpoints import CheckpointFolder, save_synced, unreadable
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import TrainingSession
+from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.errors import first_line
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.schema import Episode
@@ -72,7 +73,7 @@ class LocalSession(TrainingSession):
         return str(self.policy.dtype).removeprefix("torch.")
 
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
-        """Run the episodes in threads of this process."""
+        """Run the episodes in threads of this process, or in worker processes."""
         assert self._engine is not None
         assert self._rollout is not None
         episodes = self._rollout.run(request, on_episode, on_attempt)
@@ -99,8 +100,8 @@ class LocalSession(TrainingSession):
                     max_model_len=min(self._config.rollout.max_model_len, self.policy.max_length),
                     max_num_seqs=self._config.rollout.max_num_seqs,
                 )
-            inputs = self.context.run_inputs
-            self._rollout = inputs.rollout(self._config, self._engine, self.context.active_episodes)
+            context = self.context
+            self._rollout = make_rollout(self._config, context.run_inputs, self._engine, context.active_episodes)
         else:
             self.spare_cores.adapt_threads()
         self._engine.update_weights(self.policy.full_weights(), step)

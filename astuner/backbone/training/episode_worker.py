@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +17,11 @@ from astuner.backbone.training.run_inputs import load_agent_inputs
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import Breakpoints, reached_tags, set_breakpoints
 from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.redaction import redact, secret_variables
 from astuner.redaction.output import redact_output
 from astuner.run_record.jsonable import to_jsonable
-from astuner.schema import Episode
+from astuner.schema import Episode, LlmCall, WorkflowTask
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, RunningReport, report_failures
 
 if TYPE_CHECKING:
@@ -75,8 +76,20 @@ WorkerEvent = Episode | LogRecord | BreakpointsReached | Sequence[Episode]
 class EpisodeWorker:
     """Runs shares of batches, one after another, and reports their state."""
 
-    def __init__(self, job: AgentJob, engine: LlmEngine) -> None:
+    def __init__(
+        self,
+        job: AgentJob,
+        engine: LlmEngine,
+        codec: ChatCodec | None = None,
+        on_call: Callable[[LlmCall], None] | None = None,
+    ) -> None:
         """Load the agent and the judge.
+
+        Args:
+            job: the inputs.
+            engine: the model.
+            codec: the codec of that model; None to load it.
+            on_call: called with each finished LLM call.
 
         Raises:
             AstunerError: they cannot be loaded, for example because this node lacks the user's files.
@@ -86,9 +99,9 @@ class EpisodeWorker:
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
         set_breakpoints(job.breakpoints)
-        run_inputs = load_agent_inputs(job.config, job.search, job.model_path)
+        run_inputs = load_agent_inputs(job.config, job.search, job.model_path, codec)
         self._running = ActiveEpisodes()
-        self._rollout = run_inputs.rollout(job.config, engine, self._running)
+        self._rollout = run_inputs.rollout(job.config, engine, self._running, on_call)
         self._threads = ThreadPoolExecutor(1)
 
     def ready(self) -> dict[str, str]:
@@ -102,12 +115,16 @@ class EpisodeWorker:
         """Return the state of each episode that runs in this process. Thread-safe."""
         return self._running.local_report()
 
+    def run_episode(self, task: WorkflowTask, settings: CallSettings) -> Episode:
+        """Run one episode in this thread, once."""
+        return _portable(self._rollout.run_episode(task, settings))
+
     def run_episodes(self, request: BatchRequest) -> Iterator[WorkerEvent]:
         """Run episodes. Yield finished episodes, log records, and at the end failed attempts of retried episodes."""
         events: queue.SimpleQueue[Episode | LogRecord | None] = queue.SimpleQueue()
         # The driver reports failed episodes itself.
         sink = logger.add(
-            lambda message: events.put(_log_record(message)),
+            lambda message: events.put(as_log_record(message)),
             level="DEBUG",
             format="{message}",
             diagnose=False,
@@ -127,7 +144,8 @@ class EpisodeWorker:
         yield [_portable(episode) for episode in future.result() if episode.episode_id not in reported]
 
 
-def _log_record(message: Message) -> LogRecord:
+def as_log_record(message: Message) -> LogRecord:
+    """Return a record of this process's log."""
     level = message.record["level"]
     return LogRecord(level.name if level.name in _LEVELS else level.no, str(message).rstrip())
 

@@ -22,7 +22,7 @@ from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import load_class, load_function, raised_at
 from astuner.run_record import RunFinding
-from astuner.schema import TaskSet
+from astuner.schema import LlmCall, TaskSet
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_reader import read_tasks
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
@@ -63,8 +63,21 @@ class RunInputs:
         """
         return Monitor.of(config, self.tasks, self.codec, self.model_path, record, trains=trains)
 
-    def rollout(self, config: AstunerConfig, engine: LlmEngine, active_episodes: ActiveEpisodes) -> TaskRollout:
-        """Return a rollout that runs episodes on `engine` and registers them in `active_episodes`."""
+    def rollout(
+        self,
+        config: AstunerConfig,
+        engine: LlmEngine,
+        active_episodes: ActiveEpisodes,
+        on_call: Callable[[LlmCall], None] | None = None,
+    ) -> TaskRollout:
+        """Return a rollout that runs episodes in this process.
+
+        Args:
+            config: the resolved configuration.
+            engine: the model.
+            active_episodes: registers the running episodes.
+            on_call: called with each finished LLM call, in the thread of its episode.
+        """
         if self.workflow is None:
             raise ConfigError("rollout.agentscope_workflow is not set; set it to the agent, `package.module->Class`")
         runner = TaskRunner(
@@ -80,6 +93,7 @@ class RunInputs:
             madness_reward=config.rollout.agent_madness_reward,
             on_max_steps=config.rollout.multi_turn.on_max_steps,
             judge_inline=runs_inline(config),
+            on_call=on_call,
         )
         sandbox_agentscope(enabled=config.rollout.sandbox)
         is_debug = config.backbone == "debug"
@@ -144,20 +158,22 @@ def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None =
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search)
 
 
-def load_agent_inputs(config: AstunerConfig, search: Sequence[Path], model_path: str) -> RunInputs:
+def load_agent_inputs(
+    config: AstunerConfig, search: Sequence[Path], model_path: str, codec: ChatCodec | None = None
+) -> RunInputs:
     """Load the inputs that a worker process needs to run episodes: all except the tasks.
 
     Args:
         config: the resolved configuration.
         search, model_path: as in the `RunInputs` of the main process.
+        codec: the codec of the model; None to load it.
 
     Raises:
         AstunerError: an input cannot be loaded.
     """
     workflow, judge = _load_agent(config, search)
-    tokenizer = load_tokenizer(model_path)
-    codec = ChatCodec(tokenizer, config.model.renderer)
-    return RunInputs(TaskSet((), ()), model_path, tokenizer, codec, workflow, judge, tuple(search))
+    codec = codec or ChatCodec(load_tokenizer(model_path), config.model.renderer)
+    return RunInputs(TaskSet((), ()), model_path, codec.tokenizer, codec, workflow, judge, tuple(search))
 
 
 def _load_agent(config: AstunerConfig, search: Sequence[Path]) -> tuple[type[Workflow] | None, BaseJudge | None]:
@@ -174,7 +190,8 @@ def _load_agent(config: AstunerConfig, search: Sequence[Path]) -> tuple[type[Wor
 
 def runs_inline(config: AstunerConfig) -> bool:
     """Return whether episodes run one at a time in the main thread, so that a debugger stops the whole run."""
-    return config.backbone == "debug" and (has_breakpoints() or config.debug.debug_max_parallel == 1)
+    is_one = config.debug.debug_max_parallel == 1 and config.rollout.isolation == "thread"
+    return config.backbone == "debug" and (has_breakpoints() or is_one)
 
 
 def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:

@@ -1,0 +1,170 @@
+"""`rollout.isolation: process`: what harms a process fails one episode, and everything else is as in threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from astuner import AstunerJob
+from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
+from astuner.backbone.training.worker_process_pool import make_rollout
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings
+from astuner.schema import Episode, Task
+from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout
+
+AGENTS = Path(__file__).with_name("isolation_agents.py")
+SETTINGS = CallSettings(max_tokens=8, max_calls=5)
+GOOD = ("good 0", "good 1", "good 2")
+
+
+def request(*questions: str, answers: tuple[str, ...] = ()) -> BatchRequest:
+    known = dict(enumerate(answers))
+    tasks = [Task(f"t{i}", question, metadata={"answer": known.get(i)}) for i, question in enumerate(questions)]
+    return BatchRequest(tasks, 1, "train", 1, 0, SETTINGS)
+
+
+@pytest.fixture
+def start(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., TaskRollout]]:
+    """Return a function that starts a rollout of a workflow of `isolation_agents`."""
+    rollouts: list[TaskRollout] = []
+
+    def begin(workflow: str, *, judge: bool = False, workers: int = 2, **settings: Any) -> TaskRollout:
+        job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
+            "rollout__isolation": "process",
+            "rollout__max_env_worker": workers,
+            "rollout__episode_timeout": 30.0,
+            "task_judge__timeout": 5.0,
+        } | settings)  # fmt: skip
+        job.set_workflow(f"{AGENTS}->{workflow}").set_data("file", "unused.jsonl")
+        if judge:
+            job.set_judge(f"{AGENTS}->HarmfulJudge")
+        config = job.config.astuner
+        inputs: RunInputs = load_agent_inputs(config, (AGENTS.parent,), str(model_folder))
+        ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
+        engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
+        rollouts.append(make_rollout(config, inputs, engine, ActiveEpisodes()))
+        return rollouts[-1]
+
+    yield begin
+    for each in rollouts:
+        each.close()
+    assert not [process for process in psutil.Process().children(recursive=True) if is_running(process)]
+
+
+def is_running(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def by_question(episodes: list[Episode]) -> dict[str, Episode]:
+    return {episode.task.main_query: episode for episode in episodes}
+
+
+@pytest.mark.parametrize(
+    ("harm", "expected"),
+    [
+        ("exit", "exited with code 7"),
+        ("exit in a thread", "exited with code 9"),
+        ("interrupt", "signal 2 (SIGINT)"),
+        ("abort", "signal 6 (SIGABRT)"),
+        ("segfault", "signal 11 (SIGSEGV)"),
+        ("memory", "signal 9 (SIGKILL; Linux sends it when memory runs out)"),
+        ("kill group", "signal 9 (SIGKILL"),
+        ("exit with child", "exited with code 3"),
+        ("close", "closed its connection"),
+    ],
+)
+def test_a_process_that_ends_fails_its_episode_only(start: Callable[..., TaskRollout], harm: str, expected: str):
+    episodes = by_question(start("Harms").run(request(harm, *GOOD)))
+    failed = episodes.pop(harm)
+    assert (failed.status, failed.error_kind, failed.reward) == ("failed", "worker", None)
+    assert failed.error is not None
+    assert expected in failed.error
+    assert "episode worker" in failed.error
+    assert len(failed.calls) == 1
+    assert {episode.status for episode in episodes.values()} == {"ok"}
+
+
+def test_the_stack_of_a_crash_is_recorded(start: Callable[..., TaskRollout]):
+    (failed,) = start("Harms").run(request("segfault"))
+    assert failed.error is not None
+    assert "isolation_agents.py" in failed.error
+    assert "in segfault" in failed.error
+    assert "Segmentation fault" in str(failed.error_traceback)
+
+
+@pytest.mark.parametrize(("harm", "function"), [("block", "block_interpreter"), ("match", "match_forever")])
+def test_a_blocked_interpreter_is_killed(start: Callable[..., TaskRollout], harm: str, function: str):
+    rollout = start("Harms", rollout__episode_timeout=1.0, task_judge__timeout=0.5)
+    episodes = by_question(rollout.run(request(harm, *GOOD)))
+    failed = episodes.pop(harm)
+    assert (failed.status, failed.error_kind) == ("failed", "timeout")
+    assert failed.error is not None
+    assert f"in {function}" in failed.error
+    assert "killed and replaced" in failed.error
+    assert len(failed.calls) == 1
+    assert {episode.status for episode in episodes.values()} == {"ok"}
+
+
+def test_settings_of_the_process_reach_no_other_worker(start: Callable[..., TaskRollout]):
+    before = (os.getcwd(), os.environ.get("LEFT_BY_EPISODE"))
+    rollout = start("Describes")
+    (first,) = rollout.run(request("good"))
+    changed = rollout.run(request("change", "change"))
+    assert [episode.status for episode in changed] == ["ok", "ok"]
+    after = rollout.run(request(*GOOD, *(f"more {i}" for i in range(5))))
+    assert [episode.error for episode in after] == [None] * 8
+    changed_pids = {episode.metadata["pid"] for episode in changed}
+    for episode in after:
+        assert episode.metadata["pid"] not in changed_pids
+        assert episode.metadata == {**first.metadata, "pid": episode.metadata["pid"]}
+    assert before == (os.getcwd(), os.environ.get("LEFT_BY_EPISODE"))
+
+
+def test_the_process_that_starts_workers_is_replaced(start: Callable[..., TaskRollout]):
+    rollout = start("Harms")
+    episodes = rollout.run(request("kill parent", *GOOD, "kill parent"))
+    assert [episode.error for episode in episodes] == [None] * 5
+    assert [episode.error for episode in rollout.run(request(*GOOD))] == [None] * 3
+
+
+def test_retries_run_after_a_crash(start: Callable[..., TaskRollout]):
+    attempts = start("Harms", rollout__max_retries=1).run(request("exit"))
+    assert [episode.episode_id for episode in attempts] == ["train-000001-t0-0", "train-000001-t0-0#2"]
+    assert {episode.error_kind for episode in attempts} == {"worker"}
+
+
+def test_workers_are_used_again(start: Callable[..., TaskRollout]):
+    rollout = start("Harms")
+    pids = {episode.metadata["pid"] for _ in range(3) for episode in rollout.run(request(*GOOD))}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def test_a_judge_runs_in_the_process(start: Callable[..., TaskRollout]):
+    rollout = start("Raises", judge=True)
+    scored, crashed = rollout.run(request("a", "b", answers=("", "exit")))
+    assert (scored.status, scored.reward, scored.is_success) == ("ok", 0.25, False)
+    assert (crashed.status, crashed.error_kind) == ("failed", "worker")
+
+
+def test_errors_and_limits_are_those_of_threads(start: Callable[..., TaskRollout]):
+    questions = ("raise", "late", "too many calls", "good", "unpicklable", "breakpoint")
+    settings = {"rollout__episode_timeout": 1.0, "judge": True}
+    in_processes = start("Raises", **settings).run(request(*questions))
+    in_threads = start("Raises", rollout__isolation="thread", **settings).run(request(*questions[:-1]))
+
+    def outcome(episode: Episode) -> tuple[Any, ...]:
+        error = str(episode.error).partition(";")[0]
+        calls = [replace(call, start_time=0.0, end_time=0.0) for call in episode.calls]
+        return episode.status, episode.error_kind, error, episode.reward, episode.samples, calls
+
+    assert [outcome(episode) for episode in in_processes[:-1]] == [outcome(episode) for episode in in_threads]
+    assert "in execute" in str(in_processes[0].error_traceback)
+    assert "breakpoint() needs the terminal" in str(in_processes[-1].error)
