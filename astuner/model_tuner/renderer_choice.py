@@ -170,7 +170,7 @@ class TemplateText:
         Raises:
             TemplateError, ValueError, TypeError, LookupError: the template rejects the messages (`TEMPLATE_ERRORS`).
         """
-        if not self._writes_arguments_as_they_are:
+        if not self._needs_arguments_as_text:
             messages = [_with_parsed_arguments(message) for message in messages]
         return self._apply(messages, tools, prompt)
 
@@ -183,10 +183,11 @@ class TemplateText:
         return str(self.tokenizer.apply_chat_template(list(messages), **options))
 
     @cached_property
-    def _writes_arguments_as_they_are(self) -> bool:
-        """Whether the template needs the arguments of a tool call as JSON text, and not as a mapping.
+    def _needs_arguments_as_text(self) -> bool:
+        """Whether the chat template needs the arguments of a tool call as JSON text instead of a mapping.
 
-        Templates write `arguments | tojson`, loop over `arguments`, or concatenate them, and then they must be text.
+        A template writes `arguments | tojson`, loops over `arguments`, or concatenates them. Only the last form needs
+        text.
         """
         function = {"name": "probe", "arguments": '{"key": "value"}'}
         call = {"id": "probe0001", "type": "function", "function": function}

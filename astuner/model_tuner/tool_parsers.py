@@ -118,7 +118,7 @@ def _glm_call(body: str) -> list[_Call]:
 
 
 def _deepseek_call(body: str) -> list[_Call]:
-    """Read the form of V3 and R1, `function<sep>NAME` and fenced JSON, or of V3.1, `NAME<sep>JSON`."""
+    """Parse a tool call of DeepSeek: `function<sep>NAME` and fenced JSON (V3, R1), or `NAME<sep>JSON` (V3.1)."""
     left, separator, right = body.partition("<｜tool▁sep｜>")
     fenced = re.fullmatch(r"\s*(\S+)\s*\n\s*```(?:json)?\s*(.*?)\s*```\s*", right, re.DOTALL)
     name, arguments = fenced.groups() if fenced else (left.strip(), right)

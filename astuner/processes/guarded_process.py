@@ -63,7 +63,7 @@ class GuardedProcess:
             ServiceError: the process cannot be started.
         """
         self._grace = grace
-        # The guard must import this astuner, however this process found it.
+        # The guard must import the astuner of this process, even if it is not installed.
         package = str(Path(astuner.__file__).parents[1])
         python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         self._guard = subprocess.Popen(

@@ -11,8 +11,8 @@ from astuner.redaction.names import is_secret_parameter, is_secret_setting
 Span = tuple[int, int]
 
 # The formats are those that the services document. The first item is a literal that every match contains: searching for
-# the literal first is fast on long texts. A match of group `other` is no secret. It lets the search continue behind a
-# text in which it would otherwise look for the same missing part from many starts, in quadratic time.
+# the literal first is fast on long texts. A match of group `other` is not a secret. It ends the search in a text that
+# lacks a part of the format. Without it, the search for that part would start at many places and take quadratic time.
 _FORMATS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (literal, re.compile(pattern))
     for literal, pattern in (

@@ -76,7 +76,7 @@ class MathVerifyProcess:
 
     def _request(self, request: bytes) -> str | None:
         """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if the server exited."""
-        # Started outside of the episode that needs it first, whose processes end with it.
+        # Started outside of the episode that needs it first, because the processes of an episode end with the episode.
         process = self._servers.get(os.getpid()) or contextvars.Context().run(self._start)
         assert process.stdin is not None
         assert process.stdout is not None
