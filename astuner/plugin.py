@@ -7,6 +7,7 @@ installed modules. The folders are added to `sys.path`, so that the files in the
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -101,7 +102,8 @@ def _load(path: str, search: Sequence[Path]) -> object:
     folders = list(dict.fromkeys(Path(folder).resolve() for folder in search))
     importlib.invalidate_caches()  # A file may have been created after its folder was last scanned.
     is_file = module_name.endswith(".py") or "/" in module_name
-    module = _load_file(path, module_name, folders) if is_file else _load_module(path, module_name, folders)
+    load = _load_file if is_file else _load_module
+    module = load(path, module_name, name, folders)
     try:
         return getattr(module, name)
     except AttributeError:
@@ -121,7 +123,7 @@ def _arrow_hint(path: str) -> str:
     return "for example `astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge`"
 
 
-def _load_module(path: str, dotted: str, folders: list[Path]) -> ModuleType:
+def _load_module(path: str, dotted: str, name: str, folders: list[Path]) -> ModuleType:
     if not all(part.isidentifier() for part in dotted.split(".")):
         raise PluginError(f"`{path}`: {dotted!r} is not a module name such as `package.module`.")
     if dotted.partition(".")[0] not in ("astuner", *sys.stdlib_module_names):
@@ -138,17 +140,25 @@ def _load_module(path: str, dotted: str, folders: list[Path]) -> ModuleType:
             raise _import_failed(path, dotted, error) from error
     searched = f"no {dotted.replace('.', '/')}.py in {', '.join(map(str, folders))}, and " if folders else ""
     nearest = _nearest_module(dotted, folders)
+    defining = _modules_that_define(name, dotted.split(".")[:-1], folders)
+    if defining:
+        nearest = f"{nearest if nearest in defining else defining[0]}->{name}"
     hint = f"Did you mean `{nearest}`?" if nearest else "Give the name of a module or the path of a .py file."
     raise PluginError(f"`{path}`: {searched}no installed module {dotted}. {hint}")
 
 
-def _load_file(path: str, file_name: str, folders: list[Path]) -> ModuleType:
+def _load_file(path: str, file_name: str, name: str, folders: list[Path]) -> ModuleType:
     relative = Path(file_name).expanduser()
     candidates = list(dict.fromkeys((folder / relative).resolve() for folder in folders or [Path.cwd()]))
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         names = [entry.name for c in candidates if c.parent.is_dir() for entry in c.parent.glob("*.py")]
-        raise PluginError(f"`{path}`: no file {', '.join(map(str, candidates))}.{_did_you_mean(relative.name, names)}")
+        hint = _did_you_mean(relative.name, names)
+        if not (hint or relative.is_absolute()) and (
+            defining := _modules_that_define(name, relative.parent.parts, folders)
+        ):
+            hint = f" Did you mean `{defining[0]}->{name}`?"
+        raise PluginError(f"`{path}`: no file {', '.join(map(str, candidates))}.{hint}")
     if "." in file.stem or file.suffix != ".py":
         raise PluginError(f"`{path}`: {file.name} cannot be imported; give it a name such as `my_agent.py`.")
     folder = next((folder for folder in folders if file.is_relative_to(folder)), file.parent)
@@ -201,6 +211,19 @@ def _module_file(folder: Path, dotted: str) -> Path | None:
     base = folder.joinpath(*dotted.split("."))
     files = (base / "__init__.py", base.with_name(f"{base.name}.py"))
     return next((file.resolve() for file in files if file.is_file()), None)
+
+
+def _modules_that_define(name: str, package: Sequence[str], folders: list[Path]) -> list[str]:
+    """Return the modules in `package`, then in the folders themselves, whose text defines the class or function."""
+    definition = re.compile(rf"^(?:class|def|async def) +{name}\b".encode(), re.MULTILINE)
+    modules = {
+        ".".join((*parts, file.stem)): None
+        for folder in folders
+        for parts in (tuple(package), ())
+        for file in sorted(folder.joinpath(*parts).glob("*.py"))
+        if file.stem.isidentifier() and file.is_file() and definition.search(file.read_bytes())
+    }
+    return list(modules)
 
 
 def _nearest_module(dotted: str, folders: list[Path]) -> str | None:

@@ -200,6 +200,26 @@ def test_a_missing_file_names_folders_and_the_nearest(tmp_path: Path) -> None:
         load_class("pack/agent->W", Workflow, search=[tmp_path])
 
 
+@pytest.mark.parametrize(
+    "module", ["math_agent.math_agent", "math_agent.nothing_like_it", "math_agent/nothing_like_it.py"]
+)
+def test_a_missing_module_names_the_one_that_defines_the_class(tmp_path: Path, module: str) -> None:
+    write(tmp_path, "math_agent/workflow.py", "class MathAgentWorkflow: ...\n")
+    write(tmp_path, "math_agent/early.py", "class MathAgentWorkflowOfOld: ...  # MathAgentWorkflow\n")
+    write(tmp_path, "top.py", "class MathAgentWorkflow: ...\n")
+    with pytest.raises(PluginError, match=r"Did you mean `math_agent\.workflow->MathAgentWorkflow`\?"):
+        load_class(f"{module}->MathAgentWorkflow", object, search=[tmp_path])
+    with pytest.raises(PluginError, match=r"Did you mean `workflow->MathAgentWorkflow`\?"):
+        load_class(f"{module}->MathAgentWorkflow", object, search=[tmp_path / "math_agent"])
+
+
+def test_of_modules_that_define_the_class_the_most_similar_is_named(tmp_path: Path) -> None:
+    for name in ("an_old_one", "agents", "unrelated"):
+        write(tmp_path, f"{name}.py", "class W: ...\n")
+    with pytest.raises(PluginError, match=r"Did you mean `agents->W`\?"):
+        load_class("agnets->W", object, search=[tmp_path])
+
+
 def test_a_module_that_raises_is_located(tmp_path: Path) -> None:
     file = write(tmp_path, "pack/boom.py", "import json\n\n\njson.loads('{')\n")
     with pytest.raises(PluginError) as caught:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Protocol, cast
 from astuner.backbone.training.progress import PhaseName, RunProgress, warn_if_slow
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.keys import KeyPath
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.diagnostics import Monitor
 from astuner.errors import BackboneError
 from astuner.ray_cluster.head import StartedRay, is_own_ray
@@ -243,7 +242,7 @@ def load_backbone(name: str) -> Backbone:
     if name not in _BACKBONES:
         raise BackboneError(f"unknown backbone {name!r}; choose one of {', '.join(sorted(_BACKBONES))}")
     spec = _BACKBONES[name]
-    missing = [package for package in spec.needs if not _is_installed(package)]
+    missing = [package for package in spec.needs if not is_installed(package)]
     if missing:
         raise missing_packages(name, missing)
     module, _, class_name = spec.path.partition("->")
@@ -255,9 +254,3 @@ def missing_packages(name: str, packages: Sequence[str]) -> BackboneError:
     """Return the error for packages that backbone `name` needs and that are not installed."""
     verb, command = "is" if len(packages) == 1 else "are", _BACKBONES[name].install
     return BackboneError(f"backbone {name!r} needs {', '.join(packages)}, which {verb} not installed; run: {command}")
-
-
-def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
-    # A folder of that name in the working directory also has a spec, but no origin.
-    return spec is not None and spec.origin is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
 from astuner.config.conditions import FOR_SFT, OLDER_PROTOCOL
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
+from astuner.config.gpus import visible_gpus
 from astuner.config.model import ModelConfig
 from astuner.config.optimizer import UpdateConfig
 from astuner.config.rollout import ContextTrackerConfig, DebugConfig, RolloutConfig
@@ -120,4 +122,23 @@ class RunConfig(Section):
 
 def starts_vllm(run: AstunerConfig) -> bool:
     """Return whether the run uses a vLLM server of astuner's: starts one, or reuses one from an earlier run."""
+    return asks_for_vllm_server(run) and not goes_without_vllm(run)
+
+
+def asks_for_vllm_server(run: AstunerConfig) -> bool:
+    """Return whether the configuration has the debug backbone start a vLLM server, whether or not vLLM is there."""
     return run.backbone == "debug" and run.rollout.name == "vllm" and not run.debug.base_url
+
+
+def goes_without_vllm(run: AstunerConfig) -> bool:
+    """Return whether the run sets `rollout.name: vllm` aside: on a CPU where vLLM is not installed."""
+    device = run.trainer_common.device
+    on_cpu = device == "cpu" or (device == "auto" and visible_gpus() == 0)
+    return on_cpu and not is_installed("vllm")
+
+
+def is_installed(package: str) -> bool:
+    """Return whether Python finds a package, without importing it."""
+    spec = find_spec(package)
+    # A folder of that name in the working directory is a namespace package, which has no origin.
+    return spec is not None and spec.origin is not None

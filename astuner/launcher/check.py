@@ -13,6 +13,7 @@ from astuner.backbone.base import MemoryEstimate, PreflightContext, load_backbon
 from astuner.backbone.training.progress import warn_if_slow
 from astuner.backbone.training.run_inputs import (
     RunInputs,
+    context_notice,
     greedy_validation_notice,
     load_run_inputs,
     validation_repeats,
@@ -64,6 +65,7 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
             if (reason := explain_no_training(episodes)) is not None:
                 raise BackboneError(reason)
         else:
+            launcher.services.start_ray()
             run_inputs.monitor(config, lambda _: None, trains=True).check_start()
         console.print("[green]OK[/]: this configuration can run")
 
@@ -78,6 +80,8 @@ def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -
         f"renderer {run_inputs.codec.renderer_name})",
         soft_wrap=True,
     )
+    if (notice := context_notice(config, run_inputs)) is not None:
+        console.print(f"           {notice}", soft_wrap=True)
     if run_inputs.workflow is not None:
         console.print(escape(f"workflow   {config.rollout.agentscope_workflow}"), soft_wrap=True)
         judge = config.task_judge.judge_protocol or "none: the workflow returns its reward"

@@ -25,11 +25,11 @@ from astuner.backbone.base import (
     load_training_backbone,
 )
 from astuner.backbone.training.progress import RunProgress, warn_if_slow
-from astuner.backbone.training.run_inputs import RunInputs, load_run_inputs, runs_inline
+from astuner.backbone.training.run_inputs import RunInputs, context_notice, load_run_inputs, runs_inline
 from astuner.clock import timestamp
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
-from astuner.config.root import RunConfig, starts_vllm
+from astuner.config.root import RunConfig, asks_for_vllm_server
 from astuner.config.to_yaml import to_yaml
 from astuner.debugging.breakpoints import describe_missed_tags, set_debugger_port
 from astuner.debugging.signals import report_on_usr1
@@ -52,7 +52,7 @@ from astuner.launcher.episode_table import (
 )
 from astuner.launcher.resume import can_resume
 from astuner.launcher.services import Services
-from astuner.llm_engine.vllm_server.installation import check_engine_packages
+from astuner.llm_engine.vllm_server.installation import check_engine_packages, installed_vllm
 from astuner.ray_cluster.environment import ON_LOOPBACK, environment_set
 from astuner.ray_cluster.head import is_own_ray
 from astuner.redaction import redact
@@ -169,7 +169,7 @@ class Launcher:
 
         Raises:
             ConfigError: there is no agent, no task, or no server to keep.
-            BackboneError: no episode has a reward.
+            BackboneError: no episode has a reward, or vLLM is not installed and its server is to be kept.
         """
         self.log_notices()
         if self.config.astuner.trainer_common.algorithm.adv_estimator == "sft":
@@ -177,7 +177,9 @@ class Launcher:
                 "--backbone=debug rolls out an agent, but algorithm sft has none; override it with "
                 "astuner.trainer_common.algorithm.adv_estimator=grpo, or inspect the data with `astuner check`"
             )
-        if keep_engine and not starts_vllm(self.config.astuner):
+        if keep_engine and asks_for_vllm_server(self.config.astuner):
+            installed_vllm()
+        elif keep_engine:
             raise ConfigError(
                 "--keep-engine needs a vLLM server that astuner starts: --backbone=debug with rollout.name: vllm and "
                 "without debug.base_url; set these, or remove --keep-engine"
@@ -244,10 +246,13 @@ class Launcher:
                         self.config, run_inputs, folder, self.origins, self.services.ray, trains=is_training
                     )
                 )
+                self.services.start_ray()
             record = stack.enter_context(self._open_record(folder, may_resume=is_training))
             stack.enter_context(self.services.recorded_in(record.folder))
             stack.enter_context(_failures_logged(record))
             self._log_notices_to_file(run_inputs)
+            if (notice := context_notice(config, run_inputs)) is not None:
+                logger.info("{}", notice)
             progress = RunProgress(console, shown=not runs_inline(config))
             ray = self.services.ray
             trains = is_training or suffix == _CHECK_SUFFIX

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.util
 import os
 import shlex
 import socket
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 from loguru import logger
 
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.localhost import free_port, is_port_taken, port_holder
@@ -137,11 +136,8 @@ class Service:
             if reason is None:
                 return
             if time.monotonic() - start > self.config.timeout:
-                is_built_in = self.name in BUILT_IN_SERVICES
-                raise ServiceError(
-                    f"was not ready within {self.config.timeout:g} s ({reason}); fix the service"
-                    + ("" if is_built_in else f", or raise astuner.services.{self.name}.timeout")
-                )
+                key = "" if self.name in BUILT_IN_SERVICES else f", or raise astuner.services.{self.name}.timeout"
+                raise ServiceError(f"was not ready within {self.config.timeout:g} s ({reason}); fix the service{key}")
             self._stopping.wait(_POLL_SECONDS)
 
     def _watch(self) -> None:
@@ -296,7 +292,7 @@ class Services:
     def running(self) -> Iterator[None]:
         """Start the services one after another, each when the previous one is ready; stop them at the end.
 
-        Does nothing if they are already running.
+        `start_ray` starts that of `--with-ray`. Does nothing if they are already running.
 
         Raises:
             ServiceError: a port is in use, or a service does not become ready. The services before it are stopped.
@@ -309,10 +305,21 @@ class Services:
         self._is_running = True
         try:
             for service in self._services:
-                service.start()
+                if service.name != "ray":
+                    service.start()
             yield
         finally:
             self._stop()
+
+    def start_ray(self) -> None:
+        """Start the Ray instance of `--with-ray`. Only the backbone can know its address, so nothing else waits for it.
+
+        Raises:
+            ServiceError: it does not become ready.
+        """
+        for service in self._services:
+            if service.name == "ray":
+                service.start()
 
     @contextlib.contextmanager
     def recorded_in(self, folder: Path) -> Iterator[None]:
@@ -347,7 +354,7 @@ def _find_built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInSe
             f"{', '.join(declared) or 'none'} (astuner.services); built in are {', '.join(BUILT_IN_SERVICES)}"
         )
     service = built_in_service(name, config, exp_dir)
-    if service.package and importlib.util.find_spec(service.package) is None:
+    if service.package and not is_installed(service.package):
         raise ServiceError(
             f"--with-{name} needs {service.package}, which is not installed; install it with {service.install}, or "
             "declare a service with another name under astuner.services"

@@ -37,13 +37,7 @@ def check_context_length(path: str, max_model_len: int) -> None:
     Raises:
         ModelError: `max_model_len` exceeds the length.
     """
-    from transformers import AutoConfig
-
-    try:
-        text_config = AutoConfig.from_pretrained(path).get_text_config()
-    # For a damaged file, transformers raises errors of many types.
-    except Exception:
-        return
+    text_config = _text_config(path)
     longest = min(max_model_len, getattr(text_config, "max_position_embeddings", None) or max_model_len)
     limit = min(_longrope_lengths(text_config), default=longest)
     if limit < longest:
@@ -53,6 +47,25 @@ def check_context_length(path: str, max_model_len: int) -> None:
             f"rollout.max_model_len is {max_model_len}. Set rollout.max_model_len: {limit}, or use a model with a "
             "different position encoding"
         )
+
+
+def shortened_context(path: str, max_model_len: int) -> str | None:
+    """Return that sequences are shorter than `max_model_len`, if the model at `path` has fewer positions."""
+    limit = context_length(text_config) if (text_config := _text_config(path)) is not None else None
+    if limit is None or limit >= max_model_len:
+        return None
+    return f"rollout.max_model_len is {max_model_len}, and the model has {limit} positions; using {limit}"
+
+
+def _text_config(path: str) -> Any:
+    """Return the configuration of a model's text part; None if it cannot be read, which loading the model reports."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path).get_text_config()
+    # For a damaged file, transformers raises errors of many types.
+    except Exception:
+        return None
 
 
 def _longrope_lengths(text_config: Any) -> Iterator[int]:

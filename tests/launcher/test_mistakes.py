@@ -192,7 +192,7 @@ def test_renderers_and_chat_templates(train: Command, folder: Path):
     ("path", "parts"),
     [
         ("agents.Agent", ("'agents.Agent' is not of the form `package.module->Name`",)),
-        ("agnets->Agent", ("no agnets.py", "Did you mean `agents`?")),
+        ("agnets->Agent", ("no agnets.py", "Did you mean `agents->Agent`?")),
         ("agents->Agnet", ("agents.py has no Agnet", "Did you mean Agent")),
         ("agents->NoWorkflow", ("expected one that derives from astuner.workflow.Workflow",)),
         ("agents->IsAbstract", ("does not define execute",)),

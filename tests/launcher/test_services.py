@@ -140,6 +140,50 @@ def test_a_service_that_cannot_be_started(astuner: Command, declare: Declare, ar
     astuner("--conf", "run.yaml", *arguments).says(*parts)
 
 
+RAY = """
+import pathlib, socketserver, sys
+pathlib.Path("ray_started").touch()
+port = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--port="))
+socketserver.TCPServer(("127.0.0.1", port), socketserver.BaseRequestHandler).serve_forever()
+"""
+"""A substitute for Ray that has the same command line."""
+
+
+@pytest.fixture
+def ray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "ray/scripts").mkdir(parents=True)
+    (folder / "ray/scripts/scripts.py").write_text(RAY)
+    monkeypatch.syspath_prepend(str(folder))
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("command", [("check",), ("check", "--dry-run"), ()])
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        ("rollout.agentscope_workflow='agent->Agent'", "Did you mean `agents->Agent`?"),
+        ("task_reader.dataset_file.training.file_path=trian.jsonl", "Did you mean train.jsonl"),
+        ("model.path=./modle", "did you mean 'model'?"),
+    ],
+)
+def test_what_is_refused_is_refused_before_ray_starts(
+    astuner: Command, command: tuple[str, ...], mistake: str, message: str
+):
+    ended = astuner(*command, "--with-ray", "--conf", "run.yaml", f"astuner.{mistake}")
+    ended.says(message)
+    assert "service ray" not in ended.out
+    assert not Path("ray_started").exists()
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("command", [("check",), ("check", "--dry-run"), ()])
+def test_ray_starts_once_for_a_run_that_can_run(astuner: Command, command: tuple[str, ...]):
+    ended = astuner(*command, "--with-ray", "--conf", "run.yaml", ONE_STEP)
+    assert ended.code == 0, ended.out
+    assert ended.out.count("service ray: ready after") == 1
+    assert Path("ray_started").exists()
+
+
 @pytest.mark.parametrize("arguments", [["--kill=ray|python"], ["--kill", "ray"], ["--autokill"]])
 def test_killing_by_name_is_explained(astuner: Command, arguments: list[str]):
     ended = astuner("--conf", "run.yaml", *arguments)

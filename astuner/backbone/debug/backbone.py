@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from loguru import logger
+
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.training.memory_estimate import (
     BatchShape,
@@ -19,7 +21,7 @@ from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
 from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.keys import KeyPath
-from astuner.config.root import AstunerConfig, RunConfig, starts_vllm
+from astuner.config.root import AstunerConfig, RunConfig, asks_for_vllm_server, goes_without_vllm, starts_vllm
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine
@@ -52,7 +54,9 @@ class DebugBackbone:
     def check_config(
         self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
     ) -> None:
-        """Do nothing: this backbone uses no other service, so that `preflight` checks everything."""
+        """Log if the engine is not the configured one."""
+        if asks_for_vllm_server(config.astuner) and goes_without_vllm(config.astuner):
+            logger.warning("rollout.name: vllm is set aside: vLLM is not installed here, and debug samples in process")
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check nothing: the checks of the configuration cover this backbone."""

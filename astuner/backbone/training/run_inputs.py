@@ -17,7 +17,7 @@ from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.diagnostics import Monitor
 from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
-from astuner.llm_engine.context_length import check_context_length
+from astuner.llm_engine.context_length import check_context_length, shortened_context
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import load_class, load_function, raised_at
@@ -213,6 +213,13 @@ def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
         madness_checklist=tuple(rollout.compute_madness_checklist),
         madness_ends_episode=rollout.agent_madness_termination,
     )
+
+
+def context_notice(config: AstunerConfig, run_inputs: RunInputs) -> str | None:
+    """Return that the sequences of a run are limited by the model; a model server has a limit of its own."""
+    if config.backbone == "debug" and config.debug.base_url:
+        return None
+    return shortened_context(run_inputs.model_path, config.rollout.max_model_len)
 
 
 def greedy_validation_notice(config: AstunerConfig) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from astuner.backbone.training.session import dry_run, evaluate
 from astuner.backbone.verl.composition import compose_verl_config
 from astuner.backbone.verl.run_facts import RolloutEngine, VerlRunFacts
 from astuner.config.keys import KeyPath
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
@@ -175,7 +174,7 @@ def _rollout_engine(config: AstunerConfig, device: torch.device) -> RolloutEngin
     engine = config.rollout.name
     if engine == "auto":
         engine = "vllm" if device.type == "cuda" else "embedded"
-    if engine == "vllm" and find_spec("vllm") is None:
+    if engine == "vllm" and not is_installed("vllm"):
         if device.type == "cpu":
             return "embedded"
         raise BackboneError("rollout.name is vllm, but vLLM is not installed; run: astuner install verl")

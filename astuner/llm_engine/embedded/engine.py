@@ -16,7 +16,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from loguru import logger
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -76,7 +75,7 @@ class EmbeddedEngine:
         prefix_cache_tokens: int | None = None,
         policy_version: int = 0,
     ) -> None:
-        self._max_model_len = _model_limit(model, max_model_len)
+        self._max_model_len = min(max_model_len, context_length(model.config) or max_model_len)
         self._forward: Forward = (
             FastForward(model, self._max_model_len) if fast_forward.supports(model) else fallback_forward(model)
         )
@@ -307,14 +306,6 @@ def _settle(answer: asyncio.Future[Completion], result: Completion | ModelError)
         answer.set_exception(error)
     else:
         answer.set_result(result)
-
-
-def _model_limit(model: PreTrainedModel, max_model_len: int) -> int:
-    limit = context_length(model.config)
-    if limit is None or limit >= max_model_len:
-        return max_model_len
-    logger.info("max_model_len={} exceeds the model's {} positions; using {}", max_model_len, limit, limit)
-    return limit
 
 
 def _check_params(params: SamplingParams) -> None:

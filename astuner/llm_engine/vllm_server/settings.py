@@ -128,11 +128,7 @@ def settings_for(config: AstunerConfig, model_path: str, installed: InstalledVll
     model_config = _text_config(model_path)
     if device == "cpu":
         check_head_size(model_path, model_config)
-    length = config.rollout.max_model_len
-    positions = context_length(model_config)
-    if positions is not None and positions < length:
-        logger.info("max_model_len={} exceeds the model's {} positions; using {}", length, positions, positions)
-        length = positions
+    length = min(config.rollout.max_model_len, context_length(model_config) or config.rollout.max_model_len)
     dtype = config.model.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" else "float32"

@@ -115,7 +115,7 @@ def test_ctrl_c_saves_the_last_complete_step(model_folder: Path, tmp_path: Path)
 def test_a_missing_vllm_is_an_error_on_gpus_and_set_aside_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
     from astuner.backbone.verl import backbone
 
-    monkeypatch.setattr(backbone, "find_spec", lambda name: None)
+    monkeypatch.setattr(backbone, "is_installed", lambda name: False)
     run = with_values(RunConfig(), {"astuner.rollout.name": "vllm"}).astuner
     with pytest.raises(BackboneError, match=r"vLLM is not installed; run: astuner install verl$"):
         backbone._rollout_engine(run, torch.device("cuda"))
