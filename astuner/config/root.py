@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import importlib.util
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
@@ -139,6 +139,6 @@ def goes_without_vllm(run: AstunerConfig) -> bool:
 
 def is_installed(package: str) -> bool:
     """Return whether Python finds a package, without importing it."""
-    spec = find_spec(package)
+    spec = importlib.util.find_spec(package)
     # A folder of that name in the working directory is a namespace package, which has no origin.
     return spec is not None and spec.origin is not None

@@ -250,9 +250,7 @@ class Launcher:
             record = stack.enter_context(self._open_record(folder, may_resume=is_training))
             stack.enter_context(self.services.recorded_in(record.folder))
             stack.enter_context(_failures_logged(record))
-            self._log_notices_to_file(run_inputs)
-            if (notice := context_notice(config, run_inputs)) is not None:
-                logger.info("{}", notice)
+            self._log_notices_to_record(run_inputs)
             progress = RunProgress(console, shown=not runs_inline(config))
             ray = self.services.ray
             trains = is_training or suffix == _CHECK_SUFFIX
@@ -281,14 +279,16 @@ class Launcher:
         with warn_if_slow("read_tasks", config.deadlines, active):
             return load_inputs()
 
-    def _log_notices_to_file(self, run_inputs: RunInputs) -> None:
-        """Log to run.log what went to the console before the record was open."""
+    def _log_notices_to_record(self, run_inputs: RunInputs) -> None:
+        """Log to run.log what went to the console before the record was open, and to both what the model changes."""
         to_file = logger.bind(**FILE_ONLY)
         self._log_backbone(to_file.info)
         for notice in self.notices:
             to_file.warning("{}", notice)
         if run_inputs.tasks.skipped_rows:
             to_file.warning("skipped {} invalid rows of the tasks", run_inputs.tasks.skipped_rows)
+        if (limit := context_notice(self.config.astuner, run_inputs)) is not None:
+            logger.info("{}", limit)
 
     @property
     def _loggers(self) -> Sequence[LoggerName]:

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,19 +20,20 @@ from loguru import logger
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
-from astuner.localhost import free_port, is_port_taken, port_holder
+from astuner.launcher.built_in_services import BuiltInService, built_in_service
+from astuner.localhost import is_port_taken, port_holder
 from astuner.processes.guarded_process import GuardedProcess, TempDir
 from astuner.processes.log import ProcessLog
-from astuner.ray_cluster.head import StartedRay, ray_head
-from astuner.ray_cluster.temp_dir import short_parent
+from astuner.ray_cluster.head import StartedRay
 from astuner.redaction import learn_secrets, redact_argv
 
-_VIEW_PORT = 8765
 _RAY_SERVICES = ("ray", "ray-cluster")
 _LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1", "0.0.0.0")
 _POLL_SECONDS = 0.1
 _PROBE_SECONDS = 2.0
 _MIN_ALIVE_SECONDS = 1.0
+_RAY_START_ATTEMPTS = 3
+_RAY_TIMEOUT = "timed out during startup"
 _RESTART_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 # After this uptime a crash is not related to the start, and the delays begin again with the first.
 _STABLE_SECONDS = 300.0
@@ -42,7 +42,9 @@ _STABLE_SECONDS = 300.0
 class Service:
     """A process that is started, waited for, watched, restarted if configured, and stopped."""
 
-    def __init__(self, name: str, config: ServiceConfig, cwd: Path, temp_dir: TempDir | None = None) -> None:
+    def __init__(
+        self, name: str, config: ServiceConfig, cwd: Path, temp_dir: TempDir | None = None, ready_text: str = ""
+    ) -> None:
         """Prepare the service without starting it.
 
         Args:
@@ -50,12 +52,14 @@ class Service:
             config: command, health check and restarts.
             cwd: working directory.
             temp_dir: folder to create for its temporary files.
+            ready_text: what it prints when it is ready, in addition to the health check; "" for nothing.
         """
         self.name = name
         self.config = config
         self.log = ProcessLog(name)
         self._cwd = cwd
         self._temp_dir = temp_dir
+        self._ready_text = ready_text
         self._stopping = threading.Event()
         self._process: GuardedProcess | None = None
         self._reader: threading.Thread | None = None
@@ -130,6 +134,8 @@ class Service:
     def _wait_until_ready(self, process: GuardedProcess, start: float) -> None:
         while not self._stopping.is_set():
             reason = _why_not_ready(self.config.health, start)
+            if reason is None and not self.log.has(self._ready_text):
+                reason = f"it has not printed {self._ready_text!r}"
             if process.exit_code is not None:
                 hint = "" if process.exit_code else " (its command must stay in the foreground)"
                 raise ServiceError(f"ended with exit code {process.exit_code} before it was ready{hint}")
@@ -209,42 +215,6 @@ def _why_not_ready(health: HealthConfig, start: float) -> str | None:
     return None if time.monotonic() - start >= _MIN_ALIVE_SECONDS else "it has just been started"
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltInService:
-    """A service that astuner declares itself.
-
-    Attributes:
-        config: the declaration of the service, in the same form as a user's declaration.
-        package: package that it requires, "" for none.
-        install: command that installs the package.
-        temp_dir: folder to create for its temporary files.
-        ray: the Ray instance that it starts.
-    """
-
-    config: ServiceConfig
-    package: str = ""
-    install: str = ""
-    temp_dir: TempDir | None = None
-    ray: StartedRay | None = None
-
-
-def built_in_service(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInService:
-    """Return the built-in service `name` for a run with its record in `exp_dir`."""
-    if name == "logview":
-        exp_dir.mkdir(parents=True, exist_ok=True)  # it does not exist before the first run
-        port = free_port() if is_port_taken(_VIEW_PORT) else _VIEW_PORT  # another run may have a viewer
-        command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(port)]
-        return BuiltInService(ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/")))
-    if name == "appworld":
-        service = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
-        install = "`pip install appworld`, then `appworld install` and `appworld download data`"
-        return BuiltInService(service, "appworld", install)
-    head = ray_head(config, others_join=name == "ray-cluster")
-    service = ServiceConfig(command=head.argv, env=dict(head.env), health=HealthConfig(port=head.port))
-    temp_dir = TempDir(str(short_parent()), ("TMPDIR", "RAY_TMPDIR"))
-    return BuiltInService(service, "ray", '`pip install "ray[default]"`', temp_dir, head.ray)
-
-
 class Services:
     """The services of one run."""
 
@@ -283,7 +253,13 @@ class Services:
             learn_secrets(service.env)
         _check_ports_distinct({name: service.config for name, service in selected.items()})
         services = [
-            Service(name, service.config, _find_folder(name, service.config, config_dir), service.temp_dir)
+            Service(
+                name,
+                service.config,
+                _find_folder(name, service.config, config_dir),
+                service.temp_dir,
+                service.ready_text,
+            )
             for name, service in selected.items()
         ]
         return cls(services, next((service.ray for service in selected.values() if service.ray is not None), None))
@@ -306,7 +282,7 @@ class Services:
         try:
             for service in self._services:
                 if service.name != "ray":
-                    service.start()
+                    _start(service)
             yield
         finally:
             self._stop()
@@ -319,7 +295,7 @@ class Services:
         """
         for service in self._services:
             if service.name == "ray":
-                service.start()
+                _start(service)
 
     @contextlib.contextmanager
     def recorded_in(self, folder: Path) -> Iterator[None]:
@@ -342,6 +318,18 @@ class Services:
             service.request_stop()
         for service in self._services:
             service.stop()
+
+
+def _start(service: Service) -> None:
+    """Start a service; start Ray again if Ray's own timeout of 30 s expired, as on a busy machine."""
+    attempts = _RAY_START_ATTEMPTS if service.name in _RAY_SERVICES else 1
+    for attempt in range(1, attempts + 1):
+        try:
+            return service.start()
+        except ServiceError as error:
+            if attempt == attempts or _RAY_TIMEOUT not in str(error):
+                raise
+            logger.warning("service {}: Ray did not start within its 30 s; starting it again", service.name)
 
 
 def _find_built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInService:

@@ -77,6 +77,11 @@ class ProcessLog:
                 self._file.close()
             self._file = self._stream = None
 
+    def has(self, text: str) -> bool:
+        """Return whether one of the last lines contains a text."""
+        with self._lock:
+            return not text or any(text in line for line in self._tail)
+
     def tail(self) -> str:
         """Return the last lines, for an error message."""
         with self._lock:

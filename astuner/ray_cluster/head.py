@@ -15,6 +15,9 @@ from astuner.ray_cluster.environment import LEAST_CPUS, OWN_ENVIRONMENT, OWN_RAY
 CLUSTER_PORT = 6379
 """Port of a head that other machines join: Ray's default port."""
 
+READY_TEXT = "Ray runtime started"
+"""What `ray start` prints when the node has registered. The head's port is open before, when no run can connect yet."""
+
 _CPU_OBJECT_STORE_BYTES = 500_000_000
 
 

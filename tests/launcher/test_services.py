@@ -16,7 +16,8 @@ from astuner import AstunerJob
 from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
-from astuner.launcher.services import Service, Services, built_in_service
+from astuner.launcher.built_in_services import built_in_service
+from astuner.launcher.services import Service, Services
 from astuner.localhost import port_holder
 from tests.launcher.conftest import Command
 from tests.launcher.service_processes import Declare, assert_gone, free_port, served
@@ -141,17 +142,25 @@ def test_a_service_that_cannot_be_started(astuner: Command, declare: Declare, ar
 
 
 RAY = """
-import pathlib, socketserver, sys
-pathlib.Path("ray_started").touch()
+import pathlib, socketserver, sys, time
+with open("starts", "a") as starts:
+    starts.write("start ")
 port = next(int(word.partition("=")[2]) for word in sys.argv if word.startswith("--port="))
-socketserver.TCPServer(("127.0.0.1", port), socketserver.BaseRequestHandler).serve_forever()
+server = socketserver.TCPServer(("127.0.0.1", port), socketserver.BaseRequestHandler)
+if pathlib.Path("busy").exists():
+    pathlib.Path("busy").unlink()
+    sys.exit("Exception: The current node timed out during startup. This could happen because")
+time.sleep(0.5)
+print("Ray runtime started.", flush=True)
+server.serve_forever()
 """
-"""A substitute for Ray that has the same command line."""
+"""A substitute for Ray that has the same command line. Its port is open before it has started."""
 
 
 @pytest.fixture
 def ray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "ray/scripts").mkdir(parents=True)
+    (folder / "ray/__init__.py").touch()
     (folder / "ray/scripts/scripts.py").write_text(RAY)
     monkeypatch.syspath_prepend(str(folder))
 
@@ -172,7 +181,7 @@ def test_what_is_refused_is_refused_before_ray_starts(
     ended = astuner(*command, "--with-ray", "--conf", "run.yaml", f"astuner.{mistake}")
     ended.says(message)
     assert "service ray" not in ended.out
-    assert not Path("ray_started").exists()
+    assert not Path("starts").exists()
 
 
 @pytest.mark.usefixtures("ray")
@@ -181,7 +190,29 @@ def test_ray_starts_once_for_a_run_that_can_run(astuner: Command, command: tuple
     ended = astuner(*command, "--with-ray", "--conf", "run.yaml", ONE_STEP)
     assert ended.code == 0, ended.out
     assert ended.out.count("service ray: ready after") == 1
-    assert Path("ray_started").exists()
+    assert Path("starts").read_text() == "start "
+
+
+@pytest.mark.usefixtures("ray")
+@pytest.mark.parametrize("name", ["ray", "ray-cluster"])
+def test_ray_is_ready_when_its_node_has_registered(name: str, tmp_path: Path):
+    head = built_in_service(name, RunConfig().astuner, tmp_path)
+    config = head.config.model_copy(update={"ports": []})
+    service = Service(name, config, Path.cwd(), ready_text=head.ready_text)
+    try:
+        service.start()
+        assert "Ray runtime started." in service.log.tail()
+    finally:
+        service.stop()
+
+
+@pytest.mark.usefixtures("ray")
+def test_ray_is_started_again_after_its_own_timeout(astuner: Command):
+    Path("busy").touch()
+    ended = astuner("--with-ray", "--conf", "run.yaml", ONE_STEP)
+    assert ended.code == 0, ended.out
+    assert ended.out.count("service ray: Ray did not start within its 30 s; starting it again") == 1
+    assert Path("starts").read_text() == "start start "
 
 
 @pytest.mark.parametrize("arguments", [["--kill=ray|python"], ["--kill", "ray"], ["--autokill"]])
