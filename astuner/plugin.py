@@ -12,7 +12,8 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -178,6 +179,7 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
     position = packages[0] if packages else len(sys.path)
     present = {Path(entry).resolve() for entry in sys.path}
     sys.path[position:position] = [str(new) for new in dict.fromkeys([folder, *folders]) if new not in present]
+    _prefer_folder(dotted.partition(".")[0], folder, folders)
     try:
         module = importlib.import_module(dotted)
     except (Exception, SystemExit) as error:
@@ -193,6 +195,18 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
         f"`{path}`: Python imports the module name `{imported.__name__}` from {imported.__file__ or 'elsewhere'},"
         f" not from {folder}; rename one of them."
     )
+
+
+def _prefer_folder(package: str, folder: Path, folders: list[Path]) -> None:
+    """Make `package` the directory of that name in `folder`, if another search folder has a module of that name.
+
+    Python prefers a module to a directory without `__init__.py`, wherever they are in `sys.path`. For example, a YAML
+    file in `agent/` is run from the folder above and names `agent.agent->Class`: `agent/` is searched, too.
+    """
+    shadowed = any((other / f"{package}.py").is_file() for other in folders if other != folder)
+    spec = PathFinder.find_spec(package, [str(folder)])
+    if shadowed and package not in sys.modules and spec is not None and spec.loader is None:
+        sys.modules[package] = module_from_spec(spec)
 
 
 def _is_missing(dotted: str, error: BaseException) -> bool:

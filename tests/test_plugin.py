@@ -97,6 +97,16 @@ def test_imports_reach_the_other_search_folder(tmp_path: Path) -> None:
     assert loaded.v == (5, 5)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("path", ["named_twice.named_twice->W", "named_twice/named_twice.py->W"])
+def test_a_module_with_the_name_of_its_folder_is_found_from_above(tmp_path: Path, path: str) -> None:
+    write(tmp_path, "named_twice/helper.py", "TAG = 'here'\n")
+    write(tmp_path, "named_twice/named_twice.py", a_workflow("TAG", "from named_twice.helper import TAG"))
+    loaded = load_class(path, Workflow, search=[tmp_path, tmp_path / "named_twice"])
+    assert loaded.tag == "here"  # type: ignore[attr-defined]
+    assert loaded.__module__ == "named_twice.named_twice"
+    assert pickle.loads(pickle.dumps(loaded)) is loaded
+
+
 def test_packages_with_init_dataclasses_and_future_annotations(tmp_path: Path) -> None:
     write(tmp_path, "real/__init__.py", "from real.config import Config\n")
     write(
