@@ -31,20 +31,20 @@ from astuner.errors import BackboneError
 
 _REQUEST = struct.Struct("!i")
 _POLL_SECONDS = 0.5
-# Seconds that workers have to end by themselves after the main process has ended.
+# Seconds in which workers must exit after the main process has ended. The remaining ones are then killed.
 _END_SECONDS = 3.0
 _EXIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class ForkServerJob:
-    """What the fork server loads.
+    """Settings of the fork server.
 
     Attributes:
         agent: the inputs of its workers.
-        max_model_len: of the engine.
+        max_model_len: maximum number of tokens of a request to the engine.
         sys_path: `sys.path` of the main process.
-        preload: modules to import before the first fork, without threads of their own.
+        preload: modules to import before the first fork; they must not start threads.
     """
 
     agent: AgentJob
@@ -142,7 +142,7 @@ class _Server:
 
 
 class ForkServer:
-    """The fork server, as the main process sees it. Used on one event loop."""
+    """The main process's handle of the fork server. Used on one event loop."""
 
     def __init__(self, job: ForkServerJob) -> None:
         """Start the process, which loads its packages while this one continues."""

@@ -1,4 +1,4 @@
-"""The main process's end of a worker process: its messages, and how it ended."""
+"""The main process's handle of a worker process: its messages, and the reason why it ended."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _ConnectionLostError(Exception):
 
 @dataclass(eq=False)
 class WorkerHandle:
-    """One worker process, as the main process sees it."""
+    """The main process's handle of one worker process."""
 
     server: ForkServer
     engine: LlmEngine

@@ -32,7 +32,7 @@ from astuner.processes.episode_processes import end_all_episodes
 from astuner.schema import Completion, Episode, LlmCall, SamplingParams, WorkflowTask
 from astuner.task_rollout import RunningReport
 
-# Of the two, the kernel ends this process first when memory runs out, and not the main process with the model.
+# If memory runs out, the kernel kills this process before the main process, which has the model.
 _OOM_SCORE = 500
 DISCONNECTED = 113
 """Exit code of a worker whose episode has closed the connection to the main process."""
@@ -145,7 +145,7 @@ class _MainProcess:
         return message
 
     def _check(self) -> None:
-        """Check that the descriptor is not one of a file that the episode has opened meanwhile."""
+        """Check that the descriptor is still the connection, and not a file that the episode has opened."""
         if os.fstat(self._connection.fileno()).st_ino != self._inode:
             raise OSError("the connection to the main process was closed")
 
@@ -173,7 +173,7 @@ class EngineClient:
                 self._main_process.send(GenerateCancelled(number))
 
     def set_result(self, answer: GenerateAnswer) -> None:
-        """Give the answer to the call that waits for it. Thread-safe."""
+        """Pass an answer to the call that waits for it. Thread-safe."""
         future = self._pending.pop(answer.number, None)
         if future is not None:
             with contextlib.suppress(RuntimeError):  # its event loop is closed

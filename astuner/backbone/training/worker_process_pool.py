@@ -29,8 +29,8 @@ from astuner.task_rollout import ActiveEpisodes, RunningReport, TaskRollout
 
 T = TypeVar("T")
 
-# Seconds over the timeouts of an episode before its worker is killed. The worker itself fails an episode that blocks
-# its thread after 5 of them, unless C code blocks the interpreter.
+# Seconds after the timeouts of an episode until its worker is killed. After 5 seconds, the worker fails an episode that
+# blocks its thread. It cannot do so if C code blocks the interpreter.
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 _PRELOADED = ("agentscope",)
