@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.cli import astuner
+from astuner.cli import astuner, main
 from astuner.config.backbone_choice import check_gpus, choose_backbone
 from astuner.config.gpus import installed_gpus, visible_gpus
 from astuner.config.loading import load_config, resolve_names, with_values
@@ -153,13 +152,18 @@ def test_the_command_that_the_message_names_is_accepted(write: Write, minimal: s
     assert load_config(path, overrides, option.removeprefix("--backbone=")).backbone.name == "local"
 
 
-def test_the_log_says_which_backbone_and_why(tmp_path: Path):
+def test_the_log_says_which_backbone_and_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
     commands = (["init", "."], ["--conf", "agent.yaml", "astuner.trainer_common.total_training_steps=1"])
     for command in commands:
-        words = [sys.executable, "-m", "astuner", *command]
-        ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-        assert ended.returncode == 0, ended.stderr
+        monkeypatch.setattr(sys, "argv", ["astuner", *command])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        messages = capsys.readouterr().err
+        assert ended.value.code == 0, messages
     record = tmp_path / "launcher_record/agent"
-    assert "backbone auto is local: this machine has" in ended.stderr
+    assert "backbone auto is local: this machine has" in messages
     assert "backbone auto is local: this machine has" in (record / "run.log").read_text()
     assert "backbone: local" in (record / "config.yaml").read_text()

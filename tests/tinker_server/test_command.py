@@ -78,37 +78,29 @@ def test_server_runs_until_sigterm(astuner: Start, model_folder: Path, tmp_path:
     assert (folder / "optimiser.pt").is_file()
 
 
-def test_ctrl_c_stops_the_server_while_clients_wait(astuner: Start, model_folder: Path):
-    process = astuner("--model", str(model_folder))
-    http = httpx.AsyncClient(timeout=60)
-    client = tinker.ServiceClient(base_url=address_of(process), api_key="tml-for-tests", http_client=http)
-    sampling = client.create_sampling_client(base_model=str(model_folder))
-    params = tinker.SamplingParams(max_tokens=500)
-    waiting = [sampling.sample(tinker.ModelInput.from_ints([1]), 8, params) for _ in range(20)]
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=180)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    for future in waiting:
-        future.cancel()
-    client.holder.close()
-    client.holder.run_coroutine_threadsafe(http.aclose()).result()
-
-
-def test_ctrl_c_stops_the_server_while_a_request_arrives(astuner: Start, model_folder: Path):
+def test_ctrl_c_stops_the_server_while_clients_wait_and_send(astuner: Start, model_folder: Path):
     process = astuner("--model", str(model_folder))
     url = httpx.URL(address_of(process))
-    with socket.create_connection((url.host, url.port), timeout=60) as client:
+    http = httpx.AsyncClient(timeout=60)
+    client = tinker.ServiceClient(base_url=str(url), api_key="tml-for-tests", http_client=http)
+    sampling = client.create_sampling_client(base_model=str(model_folder))
+    params = tinker.SamplingParams(max_tokens=500)
+    with socket.create_connection((url.host, url.port), timeout=60) as sender:
         head = f"POST /api/v1/create_session HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Length: 100\r\n"
-        client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
-        assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # the server waits for the body
+        sender.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert sender.recv(100).startswith(b"HTTP/1.1 100 ")  # the server waits for the body
+        waiting = [sampling.sample(tinker.ModelInput.from_ints([1]), 8, params) for _ in range(20)]
         process.send_signal(signal.SIGINT)
-        answer = b"".join(iter(lambda: client.recv(1000), b""))
+        answer = b"".join(iter(lambda: sender.recv(1000), b""))
     _, err = process.communicate(timeout=180)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"the server is shutting down" in answer
+    for future in waiting:
+        future.cancel()
+    client.holder.close()
+    client.holder.run_coroutine_threadsafe(http.aclose()).result()
 
 
 def test_errors_are_raised_before_the_server_starts(model_folder: Path, tmp_path: Path):
