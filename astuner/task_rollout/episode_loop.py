@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,7 @@ def run_job(job: Job[T], received: Sequence[int] = ()) -> JobResult[T]:
         KeyboardInterrupt: a signal arrived.
     """
     values: list[T] = []
+    pid = os.getpid()
 
     async def main() -> None:
         # Not the result of the task: a task that requests its own cancellation ends as cancelled.
@@ -72,6 +74,9 @@ def run_job(job: Job[T], received: Sequence[int] = ()) -> JobResult[T]:
                 raise
             is_internal = innermost_user_frame(error_stack(error)) is None
             uncaught.add(error, "the episode", is_internal=is_internal)
+        finally:
+            if os.getpid() != pid:  # a fork that returned from the episode must not continue the run
+                os._exit(1)
         errors = uncaught.close()
     if uncaught.quits_debugger:
         raise DebuggerQuit

@@ -11,11 +11,13 @@ from __future__ import annotations
 import builtins
 import contextlib
 import gc
+import io
 import json
 import locale
 import logging
 import os
 import random
+import re
 import resource
 import signal
 import socket
@@ -25,15 +27,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from io import FileIO
 from types import ModuleType
 from typing import Any
 
 from astuner.errors import short_repr
 from astuner.redaction.output import reopened_stream
 
-_MODULES: tuple[ModuleType, ...] = (builtins, json, json.encoder, json.decoder, os, os.path, time, random)
+_MODULES: tuple[ModuleType, ...] = (builtins, io, json, json.encoder, json.decoder, os, os.path, time, random)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM)
-_LIMITS = {"RLIMIT_AS": resource.RLIMIT_AS, "RLIMIT_NOFILE": resource.RLIMIT_NOFILE, "RLIMIT_CPU": resource.RLIMIT_CPU}
+_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_OF_TIME_ZONE = ("timezone", "altzone", "daylight", "tzname")  # these follow the environment variable TZ
 _STREAMS = ("stdin", "stdout", "stderr")
 
 
@@ -48,7 +53,7 @@ class _Setting:
 
 def _attributes(module: ModuleType) -> _Setting:
     """Return the setting of a module's attributes. Attributes that are added later are ignored."""
-    names = [name for name in vars(module) if not name.startswith("_")]
+    names = [name for name in vars(module) if not name.startswith("_") and name not in _OF_TIME_ZONE]
 
     def restore(values: dict[str, object]) -> None:
         for name, value in values.items():
@@ -72,6 +77,36 @@ def _environment(variables: dict[str, str]) -> None:
     for name in _variables().keys() - variables.keys():
         del os.environ[name]
     os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
+    time.tzset()  # `TZ` may have changed
+
+
+def _umask() -> int | None:
+    """Return the mask of new files; None where it cannot be read without setting it, which other threads would see."""
+    with contextlib.suppress(OSError), FileIO("/proc/self/status") as status:
+        if match := re.search(rb"^Umask:\s*([0-7]+)", status.read(), re.MULTILINE):
+            return int(match[1], 8)
+    return None
+
+
+def _removable(values: Callable[[], list[Any]]) -> _Setting:
+    """Return the setting of a list's items. Items that are added later, and the order, are ignored."""
+    earlier = list(values())
+
+    def restore(_: object) -> None:
+        current = values()
+        current[:] = [*(item for item in earlier if item not in current), *current]
+
+    return _Setting(lambda: [item for item in earlier if item in values()], restore)
+
+
+def _running_timers() -> list[bool]:
+    return [signal.getitimer(timer)[0] > 0 for timer in _TIMERS]
+
+
+def _stop_timers(earlier: list[bool]) -> None:
+    for timer, was_running in zip(_TIMERS, earlier, strict=True):
+        if not was_running:
+            signal.setitimer(timer, 0.0)
 
 
 def _file_id(fd: int) -> tuple[int, int] | None:
@@ -87,9 +122,13 @@ def _limits() -> dict[str, tuple[int, int]]:
 
 
 def _restore_limits(limits: dict[str, tuple[int, int]]) -> None:
-    for name, (soft, _) in limits.items():
-        hard = resource.getrlimit(_LIMITS[name])[1]  # a lowered hard limit stays
-        resource.setrlimit(_LIMITS[name], (soft if hard == resource.RLIM_INFINITY or soft <= hard else hard, hard))
+    for name, (soft, hard) in limits.items():
+        lowered = resource.getrlimit(_LIMITS[name])[1]
+        try:
+            resource.setrlimit(_LIMITS[name], (soft, hard))
+        except ValueError:  # only root can raise a hard limit
+            is_free = lowered == resource.RLIM_INFINITY or 0 <= soft <= lowered
+            resource.setrlimit(_LIMITS[name], (soft if is_free else lowered, lowered))
 
 
 def _settings(in_main_thread: bool) -> dict[str, _Setting]:
@@ -104,6 +143,12 @@ def _settings(in_main_thread: bool) -> dict[str, _Setting]:
         "the level of logging": _Setting(lambda: logging.root.level, logging.root.setLevel),
         "logging.disable": _Setting(lambda: logging.root.manager.disable, logging.disable),
         "the resource limits": _Setting(_limits, _restore_limits),
+        "the mask of new files": _Setting(_umask, lambda mask: None if mask is None else os.umask(mask)),
+        "sys.path": _removable(lambda: sys.path),
+        "sys.meta_path": _removable(lambda: sys.meta_path),
+        "sys.path_hooks": _removable(lambda: sys.path_hooks),
+        # An alarm without a handler ends the process.
+        "a timer": _Setting(_running_timers, _stop_timers),
     }
     settings |= {f"module {module.__name__}": _attributes(module) for module in _MODULES}
     if in_main_thread:  # other threads cannot install handlers
@@ -137,6 +182,10 @@ class ProcessState:
         self._copies = [None if _file_id(fd) is None else os.dup(fd) for fd in range(3)]
         self._streams = {name: getattr(sys, name) for name in _STREAMS}
         self._settings = _settings(in_main_thread)
+        for name in _STREAMS:
+            self._settings[f"sys.{name}"] = _Setting(
+                partial(self._stream_type, name), partial(self._put_stream_back, name)
+            )
         for fd, copy in enumerate(self._copies):
             if copy is not None:
                 self._settings[f"file descriptor {fd}"] = _Setting(partial(_file_id, fd), partial(_redirect, copy, fd))
@@ -200,6 +249,14 @@ class ProcessState:
     def _restore(self, name: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # for example, the working directory is gone
             self._settings[name].restore(self._values[name])
+
+    def _stream_type(self, name: str) -> str:
+        """Return the type of a standard stream that an episode has replaced (`contextlib.redirect_stdout`)."""
+        stream = getattr(sys, name, None)
+        return "stream of the run" if stream is self._streams[name] else type(stream).__name__
+
+    def _put_stream_back(self, name: str, _: object) -> None:
+        setattr(sys, name, self._streams[name])
 
     def _restore_streams(self) -> list[str]:
         """Reopen closed standard streams, and return descriptions of them."""

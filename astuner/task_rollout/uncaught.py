@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import concurrent.futures.thread
 import contextlib
 import gc
@@ -102,6 +103,7 @@ class _Hooks:
         self._start_thread = threading.Thread.start
         self._excepthook = threading.excepthook
         self._unraisablehook = sys.unraisablehook
+        self._interrupt_main = _thread.interrupt_main
         # Ids of the threads that collect garbage, whose finalisers may belong to any episode.
         self._collecting: set[int] = set()
 
@@ -133,12 +135,23 @@ class _Hooks:
                     thread.daemon = True
             hooks._start_thread(thread)
 
+        def interrupt_main(*args: int) -> None:
+            if _of_caller() is not None:
+                raise RuntimeError(
+                    "an episode must not interrupt the main thread, which belongs to the run: raise an exception in "
+                    "`execute`, or limit the time of a call with asyncio.wait_for"
+                )
+            hooks._interrupt_main(*args)
+
+        self._interrupt_main = _thread.interrupt_main
+        _thread.interrupt_main = interrupt_main
         threading.Thread.start = start  # type: ignore[method-assign, assignment]
         threading.excepthook = self._on_thread_error
         sys.unraisablehook = self._on_unraisable
         gc.callbacks.append(self._on_garbage_collection)
 
     def _remove(self) -> None:
+        _thread.interrupt_main = self._interrupt_main
         threading.Thread.start = self._start_thread  # type: ignore[method-assign]
         threading.excepthook, sys.unraisablehook = self._excepthook, self._unraisablehook
         gc.callbacks.remove(self._on_garbage_collection)

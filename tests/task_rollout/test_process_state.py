@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -52,6 +53,16 @@ def nothing() -> None:
     pass
 
 
+def mask_of_new_files() -> int:
+    os.umask(mask := os.umask(0o077))
+    return mask
+
+
+def set_time_zone() -> None:
+    os.environ["TZ"] = "XYZ-9"
+    time.tzset()
+
+
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the recursion limit": (lambda: sys.setrecursionlimit(400), sys.getrecursionlimit),
     "the switch interval": (lambda: sys.setswitchinterval(1.0), sys.getswitchinterval),
@@ -64,6 +75,17 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "module json: dumps": (lambda: setattr(json, "dumps", None), lambda: json.dumps),
     "module time: monotonic": (lambda: setattr(time, "monotonic", None), lambda: time.monotonic),
     "module random: choice": (lambda: delattr(random, "choice"), lambda: random.choice),
+    "the mask of new files": (lambda: os.umask(0o177), mask_of_new_files),
+    "the environment: TZ": (set_time_zone, lambda: time.strftime("%Z", time.localtime(0))),
+    "the resource limits: RLIMIT_FSIZE": (
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, resource.getrlimit(resource.RLIMIT_FSIZE)[1])),
+        lambda: resource.getrlimit(resource.RLIMIT_FSIZE),
+    ),
+    "sys.path": (sys.path.clear, lambda: list(sys.path)),
+    "sys.meta_path": (sys.meta_path.clear, lambda: list(sys.meta_path)),
+    "sys.stdout: 'StringIO' instead of": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: sys.stdout),
+    "module io: open": (lambda: setattr(io, "open", None), lambda: io.open),
+    "a timer": (lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 600), lambda: signal.getitimer(signal.ITIMER_VIRTUAL)),
     "torch's default dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
@@ -367,6 +370,16 @@ async def handles_a_signal() -> None:
     asyncio.get_running_loop().add_signal_handler(2, print)
 
 
+async def interrupts_the_main_thread() -> None:
+    _thread.interrupt_main()
+
+
+async def interrupts_the_main_thread_from_a_timer() -> None:
+    timer = threading.Timer(0.01, _thread.interrupt_main)
+    timer.start()
+    timer.join()
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
@@ -374,12 +387,30 @@ async def handles_a_signal() -> None:
         (stops_the_loop_in_a_callback, "an episode must not stop its event loop"),
         (closes_the_loop, "an episode must not close its event loop"),
         (handles_a_signal, "an episode cannot handle signals"),
+        (interrupts_the_main_thread, "an episode must not interrupt the main thread"),
+        (interrupts_the_main_thread_from_a_timer, "an episode must not interrupt the main thread"),
     ],
 )
 def test_an_episode_cannot_change_its_loop(tokenizer: Any, in_main_thread: bool, body: Any, says: str):
     episode = run(tokenizer, in_main_thread, {"body": body})["body"]
     assert (episode.status, episode.error_kind) == ("failed", "workflow")
     assert says in (episode.error or "")
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(3), KeyboardInterrupt()])
+def test_a_fork_that_returns_from_its_episode_does_not_continue_the_run(
+    tokenizer: Any, in_main_thread: bool, error: BaseException | None
+):
+    codes: list[int] = []
+
+    async def forks() -> None:
+        if pid := os.fork():
+            codes.append(psutil.Process(pid).wait(30))
+        elif error is not None:
+            raise error
+
+    assert run(tokenizer, in_main_thread, {"forks": forks})["forks"].status == "ok"
+    assert codes == [1]
 
 
 async def stops_behind_the_back_of_the_loop() -> None:
