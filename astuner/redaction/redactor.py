@@ -14,6 +14,7 @@ ordinary words.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -263,11 +264,25 @@ def secrets_in(environment: Mapping[str, str]) -> set[str]:
 
 
 def _encodings(text: str) -> set[str]:
-    """Return `text` unchanged and as in JSON, a Python repr and a URL."""
+    """Return `text` unchanged and as in JSON, a Python repr, a URL, hexadecimal digits and Base64."""
     escapes: tuple[Callable[[str], str], ...] = (
         lambda value: json.dumps(value)[1:-1],
         lambda value: repr(value)[1:-1],
         lambda value: quote(value, safe="", errors="replace"),
         lambda value: quote_plus(value, errors="replace"),
     )
-    return {text, *(escape(text) for escape in escapes)}
+    data = text.encode("utf-8", "surrogateescape")
+    return {text, *(escape(text) for escape in escapes), data.hex(), data.hex().upper(), *_base64_forms(data)}
+
+
+def _base64_forms(data: bytes) -> Iterator[str]:
+    """Yield the Base64 of `data` at each of the three positions that it may have within other data."""
+    for offset in range(3):
+        encoded = base64.b64encode(bytes(offset) + data).decode()
+        # Only the characters that no other byte determines.
+        core = encoded[-(-offset * 8 // 6) : (offset + len(data)) * 8 // 6]
+        yield core
+        yield core.translate(_URL_SAFE)
+
+
+_URL_SAFE = str.maketrans("+/", "-_")

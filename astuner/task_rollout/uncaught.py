@@ -135,7 +135,7 @@ class _Hooks:
                     thread.daemon = True
             hooks._start_thread(thread)
 
-        def interrupt_main(*args: int) -> None:
+        def interrupt_main(*args: Any) -> None:
             if _of_caller() is not None:
                 raise RuntimeError(
                     "an episode must not interrupt the main thread, which belongs to the run: raise an exception in "

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -178,9 +179,20 @@ def test_all_encodings_of_a_secret_are_redacted(secret: str, before: str, after:
         repr(secret)[1:-1],
         quote(secret, safe=""),
         quote_plus(secret),
+        secret.encode().hex(),
     )
     for written in written_forms:
         assert written not in redactor(before + written + after)
+
+
+@given(secret=st.text(VISIBLE, min_size=8, max_size=40), before=st.binary(max_size=7), after=st.binary(max_size=7))
+def test_a_secret_in_base64_is_redacted_wherever_it_is(secret: str, before: bytes, after: bytes) -> None:
+    redactor = Redactor(tuple(secrets_in({"SERVICE_KEY": secret})))
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        shown = redactor(f"auth = {encode(before + secret.encode() + after).decode()}")
+        assert "[redacted]" in shown
+        rest = shown.removeprefix("auth = ").partition("[redacted]")
+        assert len(rest[0]) + len(rest[2]) <= len(base64.b64encode(before + after)) + 4
 
 
 @pytest.mark.parametrize(

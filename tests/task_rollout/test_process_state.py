@@ -53,6 +53,11 @@ def nothing() -> None:
     pass
 
 
+def variables() -> dict[str, str]:
+    """Without the mark of the process's episodes, which the first of them adds."""
+    return {name: value for name, value in os.environ.items() if name != "ASTUNER_EPISODE"}
+
+
 def mask_of_new_files() -> int:
     os.umask(mask := os.umask(0o077))
     return mask
@@ -67,8 +72,8 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the recursion limit": (lambda: sys.setrecursionlimit(400), sys.getrecursionlimit),
     "the switch interval": (lambda: sys.setswitchinterval(1.0), sys.getswitchinterval),
     "the working directory": (lambda: os.chdir("/"), os.getcwd),
-    "the environment: NEW_VARIABLE": (lambda: os.environ.update(NEW_VARIABLE="1"), lambda: dict(os.environ)),
-    "the environment: PATH": (lambda: os.environ.pop("PATH"), lambda: dict(os.environ)),
+    "the environment: NEW_VARIABLE": (lambda: os.environ.update(NEW_VARIABLE="1"), variables),
+    "the environment: PATH": (lambda: os.environ.pop("PATH"), variables),
     "the garbage collector": (gc.disable, gc.isenabled),
     "the socket timeout": (lambda: socket.setdefaulttimeout(1e-6), socket.getdefaulttimeout),
     "logging.disable": (lambda: logging.disable(logging.CRITICAL), lambda: logging.root.manager.disable),

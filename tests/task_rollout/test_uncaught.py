@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -399,18 +400,22 @@ def test_an_episode_cannot_change_its_loop(tokenizer: Any, in_main_thread: bool,
 
 @pytest.mark.parametrize("error", [None, SystemExit(3), KeyboardInterrupt()])
 def test_a_fork_that_returns_from_its_episode_does_not_continue_the_run(
-    tokenizer: Any, in_main_thread: bool, error: BaseException | None
+    tokenizer: Any, in_main_thread: bool, error: BaseException | None, tmp_path: Path
 ):
-    codes: list[int] = []
+    forks: list[int] = []
 
-    async def forks() -> None:
+    async def returns_twice() -> None:
         if pid := os.fork():
-            codes.append(psutil.Process(pid).wait(30))
+            forks.append(pid)
+            await asyncio.sleep(0.5)
         elif error is not None:
             raise error
 
-    assert run(tokenizer, in_main_thread, {"forks": forks})["forks"].status == "ok"
-    assert codes == [1]
+    episode = run(tokenizer, in_main_thread, {"returns twice": returns_twice})["returns twice"]
+    (tmp_path / str(os.getpid())).touch()
+    assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+    assert episode.status == "ok"
+    assert not psutil.pid_exists(forks[0]) or psutil.Process(forks[0]).status() == psutil.STATUS_ZOMBIE
 
 
 async def stops_behind_the_back_of_the_loop() -> None:
