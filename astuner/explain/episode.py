@@ -88,6 +88,7 @@ class EpisodeExplanation:
         step … seconds: As in the index of the record.
         agent_rewards: Rewards by agent, if the workflow rewards agents; `reward` and `advantage` are of their mean.
         error: The error message.
+        error_traceback, process_effects, ended_processes: As in `astuner.schema.Episode`.
         calls, timelines: In order; there are no timelines if token ids are withheld.
         certificate: Share of the calls that the samples rebuild exactly; None if it cannot be checked.
         certificate_note: Why the certificate is None, or less than 1 by intent.
@@ -122,6 +123,9 @@ class EpisodeExplanation:
     withheld: str | None
     fixes: Mapping[str, str]
     lacks_advantage: bool = False
+    error_traceback: str | None = None
+    process_effects: tuple[str, ...] = ()
+    ended_processes: tuple[str, ...] = ()
 
 
 def explain_episode(run: str, entry: EpisodeEntry, recorded: RecordedEpisode) -> EpisodeExplanation:
@@ -148,6 +152,9 @@ def explain_episode(run: str, entry: EpisodeEntry, recorded: RecordedEpisode) ->
         seconds=entry.seconds,
         error_kind=episode.error_kind,
         error=episode.error,
+        error_traceback=episode.error_traceback,
+        process_effects=episode.process_effects,
+        ended_processes=episode.ended_processes,
         calls=_calls(recorded),
         timelines=_timelines(recorded),
         dropped_samples=episode.dropped_samples,

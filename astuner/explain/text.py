@@ -18,6 +18,7 @@ from astuner.run_record import NO_ADVANTAGE, FindingSummary
 _MAX_ROWS = 20
 _MAX_FORKED_EPISODES = 5
 _MAX_EXCERPT = 48
+_TRACEBACK_LINES = 40
 
 
 def print_run(console: Console, run: RunExplanation) -> None:
@@ -183,6 +184,17 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
     )
     if episode.error_kind or episode.error:
         console.print(escape(f"[{episode.error_kind}] {episode.error}"), style=style)
+    if episode.error_traceback:
+        lines = episode.error_traceback.rstrip().splitlines()
+        if len(lines) > _TRACEBACK_LINES:
+            console.print(f"the last {_TRACEBACK_LINES} of {len(lines)} lines of the traceback; --json has all")
+        console.print(escape("\n".join(lines[-_TRACEBACK_LINES:])), soft_wrap=True, highlight=False)
+    if episode.process_effects:
+        effects = "; ".join(episode.process_effects)
+        console.print(escape(f"changed settings of the process, which were put back: {effects}"), style="yellow")
+    if episode.ended_processes:
+        left = "; ".join(episode.ended_processes)
+        console.print(escape(f"left processes running, which astuner ended: {left}"), style="yellow")
     if episode.withheld:
         console.print("its texts held a secret, so the record has no token ids and samples of it", style="yellow")
 

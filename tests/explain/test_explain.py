@@ -81,6 +81,11 @@ def an_episode(
     )  # fmt: skip
 
 
+TRACEBACK = "\n".join(
+    ["Traceback (most recent call last):", *(f"  line {number}" for number in range(60)), "ValueError: [no] tool"]
+)
+
+
 @pytest.fixture
 def agents(tokenizer: Any) -> Agents:
     return Agents(tokenizer)
@@ -97,7 +102,9 @@ def run(folder: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> Path:
             (1, "train", an_episode("train-1-tool-0", agents.uses_a_tool("train-1-tool-0"))),
             (1, "train", an_episode("train-1-again-0", agents.asks_again("train-1-again-0"))),
             (2, "train", an_episode("train-2-fails-0", agents.uses_a_tool("train-2-fails-0")[:1], "failed",
-                                    error_kind="workflow", error="ValueError: [no] tool")),
+                                    error_kind="workflow", error="ValueError: [no] tool", error_traceback=TRACEBACK,
+                                    process_effects=("working directory: /[gone]",),
+                                    ended_processes=("sleep 60 (7)",))),
             (2, "train", an_episode("train-2-empty-0", (), "dropped", error_kind="no_tokens", error="no call")),
             (2, "train", an_episode("train-2-secret-0", agents.uses_a_tool("train-2-secret-0", f"is it {SECRET}?"))),
             (2, "train", an_episode("train-2-again-0", agents.asks_again("train-2-again-0"), most=1)),
@@ -117,6 +124,21 @@ def explained(run: Path, astuner: Command) -> Any:
         return json.loads(ended.out)
 
     return explain
+
+
+def test_a_failed_episode_shows_its_traceback_and_what_it_left(explained: Any, astuner: Command):
+    printed = explained("train-2-fails-0")
+    assert printed["error_traceback"] == TRACEBACK
+    assert printed["process_effects"] == ["working directory: /[gone]"]
+    assert printed["ended_processes"] == ["sleep 60 (7)"]
+    text = " ".join(astuner("explain", "math", "train-2-fails-0").out.split())
+    assert "the last 40 of 62 lines of the traceback; --json has all" in text
+    assert "line 59" in text
+    assert "line 10 " not in text
+    assert "ValueError: [no] tool" in text
+    assert "changed settings of the process, which were put back: working directory: /[gone]" in text
+    assert "left processes running, which astuner ended: sleep 60 (7)" in text
+    assert explained("train-1-tool-0")["error_traceback"] is None
 
 
 def test_a_run_as_json(explained: Any, run: Path):

@@ -109,7 +109,9 @@ def write_step(
             calls = agents.solve(name, "What is 1 + 2?", "3" if right else "4", forks=repeat == 1)
             episode = (
                 an_episode(name, task_id, repeat, calls[:1], status="failed", reward=None, is_success=None,
-                           error_kind="workflow", error="ValueError: the tool was not there")
+                           error_kind="workflow", error="ValueError: the tool was not there",
+                           error_traceback="Traceback (most recent call last):\n  in execute\nValueError: the tool",
+                           process_effects=("recursion limit: 60",), ended_processes=("sleep 600 (71)",))
                 if fails
                 else an_episode(name, task_id, repeat, calls, reward=float(right), is_success=right)
             )  # fmt: skip

@@ -121,6 +121,16 @@ def test_filters_narrow_the_list_and_stay_in_the_address(page: Page, runs: Path)
     assert page.texts("[data-total]")[0] == "no episodes"
 
 
+def test_a_failed_episode_shows_its_traceback_and_what_it_left(page: Page, runs: Path):
+    failed = next(entry for entry in read_index(runs / "first") if entry.error_kind == "workflow")
+    page.open(f"episode?run=first&episode={key_of(failed.episode_id)}")
+    page.element("details.traceback summary").click()
+    assert "in execute" in page.element("details.traceback pre").text
+    changed, left = page.texts(".card.note")
+    assert changed == "It changed settings of the process, which were put back: recursion limit: 60"
+    assert left == "It left processes running, which astuner ended: sleep 600 (71)"
+
+
 def test_details_of_a_token(page: Page, runs: Path, tokenizer: Any):
     entry = next(entry for entry in read_index(runs / "first") if entry.episode_id == FORKED)
     recorded = read_recorded_episode(runs / "first" / entry.path)
