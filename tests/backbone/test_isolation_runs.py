@@ -106,6 +106,23 @@ def test_workers_end_with_the_run(model_folder: Path, tmp_path: Path, harm: str,
                 process.kill()
 
 
+def test_an_interrupt_while_the_first_worker_starts(model_folder: Path, tmp_path: Path):
+    run = Run(make_job(model_folder, tmp_path, f"{LETTERS}->Letters", "good"), tmp_path)
+    until = time.monotonic() + 300
+    servers: list[psutil.Process] = []
+    while not servers:
+        assert run.process.poll() is None, run.log.read_text()
+        assert time.monotonic() < until
+        children = psutil.Process(run.process.pid).children()
+        with contextlib.suppress(psutil.Error):  # another child has ended meanwhile
+            servers = [child for child in children if "fork_server" in " ".join(child.cmdline())]
+    run.process.send_signal(signal.SIGTERM)
+    _, output = run.ended()
+    assert "interrupted" in output
+    assert "exception" not in output.lower()
+    assert not psutil.wait_procs(servers, timeout=60)[1]
+
+
 def test_a_debug_run_records_crashes_and_redacts_secrets(model_folder: Path, tmp_path: Path):
     questions = ("secret", "good")
     job = make_job(model_folder, tmp_path, f"{AGENTS}->Raises", *questions, backbone="debug")

@@ -140,6 +140,13 @@ def test_retries_run_after_a_crash(start: Callable[..., TaskRollout]):
     assert {episode.error_kind for episode in attempts} == {"worker"}
 
 
+def test_workers_are_forked_from_a_process_without_other_threads(start: Callable[..., TaskRollout]):
+    start("Harms").run(request(*GOOD))
+    servers = [child for child in psutil.Process().children() if "fork_server" in " ".join(child.cmdline())]
+    assert [server.num_threads() for server in servers] == [1]
+    assert len(servers[0].children()) == 2
+
+
 def test_workers_are_used_again(start: Callable[..., TaskRollout]):
     rollout = start("Harms")
     pids = {episode.metadata["pid"] for _ in range(3) for episode in rollout.run(request(*GOOD))}

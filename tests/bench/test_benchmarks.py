@@ -65,3 +65,13 @@ def test_invalid_workload_file_is_rejected(tmp_path: Path, text: str):
     assert "broken.json" in process.stderr
     assert "expected a JSON list of calls" in process.stderr
     assert "Traceback" not in process.stderr
+
+
+def test_isolation():
+    command = [sys.executable, str(FOLDER / "bench_isolation.py")]
+    command += ["--episodes", "2", "--workers", "2", "--pairs", "1"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert (result["episodes"], result["workers"], result["pairs"]) == (2, 2, 1)
+    assert 0 < result["worker_uss_mb"] < result["worker_pss_mb"]

@@ -181,9 +181,13 @@ class ForkServer:
                 message: dict[str, Any] = json.loads(line)
                 if "started" in message:
                     self._exits[message["pid"]] = loop.create_future()
-                    self._started.pop(message["started"]).set_result(message["pid"])
+                    started = self._started.pop(message["started"])
+                    if not started.done():  # the run was interrupted; the worker ends, as its connection is closed
+                        started.set_result(message["pid"])
                 else:
-                    self._exits.pop(message["ended"]).set_result(message["code"])
+                    ended = self._exits.pop(message["ended"])
+                    if not ended.done():
+                        ended.set_result(message["code"])
         finally:
             self.has_ended = True
             transport.close()
