@@ -202,6 +202,9 @@ def reason_of(error: Exception) -> str:
 def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, lines: dict[KeyPath, int]) -> None:
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int" and len(node.value) > MAX_DIGITS:
         raise _InvalidNode(f"{'.'.join(prefix)} {too_long(node.value)}", node.start_mark.line + 1)
+    if isinstance(node, yaml.ScalarNode) and node.value == "???":  # OmegaConf's mark of a missing value
+        text = f"{'.'.join(prefix)} is ???, which stands for a missing value; write a value, or remove the key"
+        raise _InvalidNode(text, node.start_mark.line + 1)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             _add_line(loader, (*prefix, str(index)), item, item, lines)

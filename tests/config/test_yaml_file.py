@@ -67,6 +67,7 @@ ANCHORS_IN_ANCHORS = "a0: &a0 [x]\n" + "".join(
         ("a: &x {b: *x}\n", "contains itself"),
         ("a: \x01\n", "run.yaml: unacceptable character"),
         ("a:\n  on: 1\n", r":2: the key 'on' is a Boolean in YAML; write it in quotes"),
+        ("a:\n  b: ???\n", r":2: a.b is \?\?\?, which stands for a missing value"),
         ("~: 1\n", r":1: the key '~' is empty in YAML; write it in quotes"),
         ("a:\n  ? \n  : 1\n", r":2: the key 'null' is empty in YAML"),
         ("a: !!float x\n", "run.yaml: not valid YAML: could not convert string to float: 'x'"),
