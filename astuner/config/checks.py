@@ -26,9 +26,11 @@ def unsupported_values(config: RunConfig) -> Iterator[Problem]:
 
 
 def values_set_aside(config: RunConfig) -> Iterator[str]:
-    """Yield a notice for each value that only other backbones use."""
+    """Yield a notice for each value that only other backbones use; `keys_without_effect` lists keys without effect."""
     backbone = config.astuner.backbone
     for path, key in schema().keys.items():
+        if any(condition.holds(config.astuner) for condition in key.no_effect):
+            continue
         value = value_at(config, path)
         for declared in key.unsupported:
             if not declared.is_error and backbone in declared.by and value in (declared.values or ()):

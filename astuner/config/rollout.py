@@ -242,8 +242,8 @@ class RolloutConfig(Section):
         unsupported=(
             set_aside("sglang", by=("debug",), why="debug samples in process or, with vllm, from a vLLM server"),
             set_aside("vllm", "sglang", by=("local",), why="local runs its engine in process"),
+            set_aside("embedded", by=("trinity",), why="trinity samples from vLLM or from a Tinker server"),
             unsupported(
-                "embedded",
                 "sglang",
                 by=("trinity",),
                 why="this backbone samples from vLLM (on CUDA) or from a Tinker server (on a CPU or elsewhere); "

@@ -36,9 +36,8 @@ def check_not_connected() -> None:
     Raises:
         BackboneError: this process is connected to a Ray instance.
     """
-    import ray
-
-    if ray.is_initialized():
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
         raise BackboneError(
             "this process is already connected to a Ray instance; call ray.shutdown() first, or run astuner in another "
             "process and set trainer_common.ray_address to use that instance"

@@ -77,7 +77,6 @@ def test_keys_of_other_backbones_are_ignored(key: str, value: object, users: set
     ("key", "value", "backbones"),
     [
         ("astuner.rollout.name", "sglang", {"trinity", "verl"}),
-        ("astuner.rollout.name", "embedded", {"trinity"}),
         ("astuner.rollout.mode", "async", {"verl"}),
         ("astuner.trainer_common.algorithm.adv_estimator", "sft", {"trinity", "verl"}),
         ("astuner.trainer_common.algorithm.use_kl_in_reward", True, {"trinity"}),
@@ -102,10 +101,10 @@ def test_values_that_a_backbone_does_not_support_are_errors(key: str, value: obj
 
 
 def test_the_error_has_the_place_where_the_key_was_set(write: Write, minimal: str) -> None:
-    path = write(minimal + "    name: embedded\n")
-    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'embedded', which --backbone=trin"):
+    path = write(minimal + "    name: sglang\n")
+    with pytest.raises(ConfigError, match=r"run\.yaml:5: astuner\.rollout\.name is 'sglang', which --backbone=trin"):
         load_config(path, backbone="trinity")
-    assert load_config(path, backbone="verl").config.astuner.rollout.name == "embedded"
+    assert load_config(path, backbone="local").config.astuner.rollout.name == "sglang"
 
 
 @pytest.mark.parametrize(
@@ -119,6 +118,8 @@ def test_the_error_has_the_place_where_the_key_was_set(write: Write, minimal: st
             "astuner.rollout.name: sglang is set aside: debug samples in process or, with vllm, from a",
         ),
         ("vllm", "trinity", "no effect where a Tinker server samples and trains, as for trinity "),
+        ("embedded", "trinity", "no effect where a Tinker server samples and trains, as for trinity "),
+        ("embedded", "verl", None),
         ("vllm", "debug", None),
         ("auto", "local", None),
     ],
@@ -130,6 +131,15 @@ def test_an_engine_of_another_backbone_is_set_aside_with_one_notice(
     about = [text for text in loaded.notices if "rollout.name" in text]
     assert len(about) == (notice is not None)
     assert all(text.startswith(str(notice)) for text in about)
+
+
+def test_the_embedded_engine_is_set_aside_by_trinity_on_gpus(
+    write: Write, minimal: str, install_gpus: Callable[[int], None]
+) -> None:
+    install_gpus(2)
+    loaded = load_config(write(f"{minimal}    name: embedded\n"), backbone="trinity")
+    (about,) = [text for text in loaded.notices if "rollout.name" in text]
+    assert about == "astuner.rollout.name: embedded is set aside: trinity samples from vLLM or from a Tinker server"
 
 
 @pytest.mark.parametrize(

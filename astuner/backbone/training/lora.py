@@ -36,6 +36,20 @@ def with_lora(base: Any, lora: LoraConfig) -> Any:
         ) from error
 
 
+def check_target_modules(lora: LoraConfig, model_path: str) -> None:
+    """Check that a model has the target modules of LoRA, without loading its weights.
+
+    Raises:
+        ModelError: the model lacks them.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if not lora.rank or lora.target_modules == "all-linear":
+        return
+    with torch.device("meta"):
+        with_lora(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path)), lora)
+
+
 @torch.no_grad()
 def merged_weights(model: Any) -> Mapping[str, Tensor]:
     """Return all weights of a model that `with_lora` returned, adapters merged in, under the base model's names."""

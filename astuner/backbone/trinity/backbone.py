@@ -14,6 +14,7 @@ from loguru import logger
 import astuner
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.training.episode_worker import AgentJob
+from astuner.backbone.training.lora import check_target_modules
 from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.run_inputs import RunInputs
@@ -21,7 +22,12 @@ from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import dry_run, evaluate
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
-from astuner.backbone.trinity.composition import check_trinity_config, configured_tinker_service, trinity_config
+from astuner.backbone.trinity.composition import (
+    check_trinity_config,
+    check_without_ray,
+    configured_tinker_service,
+    trinity_config,
+)
 from astuner.backbone.trinity.preflight import MIN_GPUS
 from astuner.backbone.trinity.rules import runner_count
 from astuner.backbone.trinity.run_facts import Device, Mode, TrinityRunFacts
@@ -33,7 +39,7 @@ from astuner.debugging.breakpoints import active_breakpoints
 from astuner.llm_engine.causal_lm import choose_device
 from astuner.llm_engine.context_length import context_length
 from astuner.localhost import ADDRESS
-from astuner.ray_cluster.connection import check_ray_reachable
+from astuner.ray_cluster.connection import check_not_connected, check_ray_reachable
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.run_record import RunSummary
@@ -81,6 +87,8 @@ class TrinityBackbone:
     ) -> None:
         """Check that Trinity supports the configuration on this machine."""
         run, training_backend = config.astuner, _planned_training_backend(config)
+        if Path(run.model.path).is_dir():  # otherwise, `preflight` checks it
+            check_target_modules(run.model.lora, run.model.path)
         # What depends on the model and the tasks is checked in `preflight`.
         facts = TrinityRunFacts(
             mode="both" if trains else "bench",
@@ -97,7 +105,8 @@ class TrinityBackbone:
         )
         with _trinity_environment(is_own_ray(run.trainer_common.ray_address, ray), training_backend):
             training_backend.prepare_imports()
-            trinity_config(config, facts)
+            check_not_connected()
+            check_without_ray(trinity_config(config, facts), has_model=False)
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check that Trinity supports the configuration, and that Ray is reachable if the run joins it."""
@@ -106,7 +115,10 @@ class TrinityBackbone:
         mode: Mode = "both" if preflight_context.trains else "bench"
         with _trinity_environment(is_own_ray(address, preflight_context.ray), training_backend):
             training_backend.prepare_imports()
-            trinity_config(preflight_context.config, _run_facts(preflight_context, mode, training_backend, "astuner"))
+            check_not_connected()
+            facts = _run_facts(preflight_context, mode, training_backend, "astuner")
+            check_without_ray(trinity_config(preflight_context.config, facts), has_model=True)
+            check_target_modules(preflight_context.config.astuner.model.lora, facts.model_path)
             check_ray_reachable(address)
 
     def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
@@ -208,10 +220,9 @@ def _start_session(
     stack: contextlib.ExitStack,
 ) -> TrinitySession:
     training_backend.prepare_imports()
-    from astuner.ray_cluster.connection import check_not_connected, ray_connected
+    from astuner.ray_cluster.connection import ray_connected
 
     config = context.config.astuner
-    check_not_connected()
     logger.info("starting Ray and Trinity's explorer and trainer; this takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     facts = _run_facts(context.preflight_context, mode, training_backend, namespace)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -53,8 +56,47 @@ def check_trinity_config(config: Config) -> Config:
     Raises:
         BackboneError: Trinity's check failed.
     """
-    try:
+    with _rejections_explained():
         return config.check_and_update()
+
+
+def check_without_ray(config: Config, *, has_model: bool) -> None:
+    """Run those of Trinity's checks that need neither Ray nor a Tinker server, on a copy of the configuration.
+
+    Args:
+        config: the configuration.
+        has_model: whether `model.model_path` is the folder or the name of the model, which some checks read.
+
+    Raises:
+        BackboneError: Trinity's check failed.
+    """
+    from trinity.common.config_validator import (
+        BufferConfigValidator,
+        ModelConfigValidator,
+        RayClusterConfigValidator,
+        validators,
+    )
+
+    uses_tinker = config.model.tinker.enable
+    with tempfile.TemporaryDirectory(prefix="astuner-trinity-") as folder:
+        # The checks create folders, and rename the run if its folder exists.
+        checked = replace(copy.deepcopy(config), checkpoint_root_dir=folder)
+        for validator in validators:
+            # Later checks need the GPUs that Ray shows. On a Tinker server, Ray is not asked.
+            if isinstance(validator, RayClusterConfigValidator) and not uses_tinker:
+                return
+            if isinstance(validator, ModelConfigValidator) and (uses_tinker or not has_model):
+                continue
+            if isinstance(validator, BufferConfigValidator) and not has_model:
+                return
+            with _rejections_explained():
+                validator.validate(checked)
+
+
+@contextlib.contextmanager
+def _rejections_explained() -> Iterator[None]:
+    try:
+        yield
     # Trinity's checks raise errors of many types.
     except Exception as error:
         raise BackboneError(f"Trinity rejected its configuration: {first_line(error)}") from error

@@ -12,6 +12,7 @@ from loguru import logger
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.training.checkpoints import RESUME_HINT
+from astuner.backbone.training.lora import check_target_modules
 from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.run_inputs import RunInputs
@@ -26,7 +27,7 @@ from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
-from astuner.ray_cluster.connection import check_ray_reachable
+from astuner.ray_cluster.connection import check_not_connected, check_ray_reachable
 from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
@@ -75,10 +76,15 @@ class VerlBackbone:
             ray=ray,
             origins=origins,
         )
+        if Path(run.model.path).is_dir():  # otherwise, `preflight` checks it
+            check_target_modules(run.model.lora, run.model.path)
         with verl_environment(facts.device, own_ray=is_own_ray(run.trainer_common.ray_address, ray)):
+            check_not_connected()
             compose_verl_config(config, facts)
         if facts.rollout_engine == "embedded" and run.rollout.name == "vllm":
             logger.warning("rollout.name: vllm is set aside: vLLM is not installed here, and verl samples without it")
+        if facts.rollout_engine == "vllm" and run.rollout.name == "embedded":
+            logger.warning("rollout.name: embedded is set aside: verl samples from vLLM on GPUs")
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check that verl and its engine support the configuration, and that Ray is reachable."""
@@ -87,7 +93,9 @@ class VerlBackbone:
         address = preflight_context.config.astuner.trainer_common.ray_address
         facts = _run_facts(preflight_context)
         with verl_environment(facts.device, own_ray=is_own_ray(address, preflight_context.ray)):
+            check_not_connected()
             compose_verl_config(preflight_context.config, facts)
+            check_target_modules(preflight_context.config.astuner.model.lora, facts.model_path)
             check_ray_reachable(address)
 
     def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
@@ -166,18 +174,18 @@ def _start_session(
 
 
 def _rollout_engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:
-    """Return the engine: on a CPU without vLLM, the embedded one.
+    """Return the engine: on a CPU without vLLM, the embedded one; on GPUs vLLM.
 
     Raises:
         BackboneError: the engine is vLLM on a GPU, which is not installed.
     """
     engine = config.rollout.name
-    if engine == "auto":
+    if engine == "auto" or device.type == "cuda":
         engine = "vllm" if device.type == "cuda" else "embedded"
     if engine == "vllm" and not is_installed("vllm"):
         if device.type == "cpu":
             return "embedded"
-        raise BackboneError("rollout.name is vllm, but vLLM is not installed; run: astuner install verl")
+        raise BackboneError("verl samples from vLLM on GPUs, but vLLM is not installed; run: astuner install verl")
     return engine
 
 

@@ -76,16 +76,13 @@ def _machine(run: AstunerConfig, facts: VerlRunFacts) -> Iterator[str]:
 def _machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Problem]:
     """Yield the values that do not fit the device, the engine or the number of GPUs."""
     run = config.astuner
-    engine, ulysses = "astuner.rollout.name", "astuner.trainer_common.ulysses_sequence_parallel_size"
+    ulysses = "astuner.trainer_common.ulysses_sequence_parallel_size"
     if facts.device == "cpu" and run.trainer_common.ulysses_sequence_parallel_size > 1:
         reason = "Ulysses needs packed rows and flash-attention, and so CUDA; write 1 or remove the line"
         yield _problem(facts, ulysses, f"{ulysses} is not supported on a CPU: {reason}")
     if facts.device == "cuda" and not facts.flash_attention and run.trainer_common.ulysses_sequence_parallel_size > 1:
         reason = "Ulysses needs packed rows, and flash-attention cannot be imported; install flash-attn or write 1"
         yield _problem(facts, ulysses, f"{ulysses} is {run.trainer_common.ulysses_sequence_parallel_size}: {reason}")
-    if facts.device == "cuda" and facts.rollout_engine == "embedded":
-        text = f"{engine} is 'embedded', which this backbone supports on a CPU only; write vllm"
-        yield _problem(facts, engine, text)
     if facts.rollout_engine == "vllm" and is_cut(run.rollout) and run.rollout.temperature != 1:
         key = "astuner.rollout.top_p" if run.rollout.top_p < 1 else "astuner.rollout.top_k"
         reason = "vLLM cannot return logprobs after temperature and before the cut, which is what the trainer computes"

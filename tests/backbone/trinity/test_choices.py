@@ -110,8 +110,27 @@ def test_values_that_a_tinker_service_does_not_support_are_rejected(
     assert f"model.lora.rank is 0, and the Tinker service at {address} trains adapters only; write 32, {fix}" in printed
 
 
-def test_unsupported_configurations_are_rejected_before_ray_starts(model_folder: Path, tmp_path: Path):
-    settings = {"asynchrony__sync_style": "fully_async", "asynchrony__max_staleness": 0}
-    printed = error_beside_a_record(trinity_job(model_folder, tmp_path, **settings), tmp_path, "--with-ray")
-    assert "asynchrony.sync_style is 'fully_async', and no step may run ahead" in printed
-    assert "service ray" not in printed
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"asynchrony__sync_style": "fully_async", "asynchrony__max_staleness": 0},
+            "asynchrony.sync_style is 'fully_async', and no step may run ahead",
+        ),
+        (
+            {"model__lora": {"rank": 4, "target_modules": ["nose"]}},
+            "model.lora.target_modules ['nose'] does not fit this model",
+        ),
+    ],
+    ids=["asynchrony", "target modules"],
+)
+def test_what_the_configuration_decides_is_refused_before_ray_starts(
+    model_folder: Path, tmp_path: Path, settings: dict[str, Any], message: str
+):
+    for words in ([], ["--with-ray"]):
+        folder = tmp_path / f"options{len(words)}"
+        folder.mkdir()
+        printed = error_beside_a_record(trinity_job(model_folder, folder, **settings), folder, *words)
+        assert message in " ".join(printed.split())
+        assert "service ray" not in printed
+        assert "starting Ray" not in printed

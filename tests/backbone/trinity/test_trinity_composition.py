@@ -10,14 +10,20 @@ from typing import Any, get_args
 import pytest
 from omegaconf import OmegaConf
 
-from astuner.backbone.trinity.composition import compose_trinity_config, configured_tinker_service, packaged_config
+from astuner.backbone.trinity.composition import (
+    check_without_ray,
+    compose_trinity_config,
+    configured_tinker_service,
+    packaged_config,
+    trinity_config,
+)
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.checks import unsupported_values
 from astuner.config.keys import KeyPath, dotted, parts, schema
 from astuner.config.loading import load_config, with_values
 from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
-from astuner.errors import ConfigError
+from astuner.errors import BackboneError, ConfigError
 from tests.backbone.trinity.plans import FOREIGN, GPU, TINKER, run_config
 
 pytestmark = pytest.mark.trinity
@@ -396,3 +402,16 @@ def test_a_key_that_agrees_with_what_astuner_sets_is_taken(write: Write) -> None
     composed = composed_from(write("".join(f"  {line}\n" for line in lines)), "astuner.trainer_common.mini_batch_num=2")
     assert (composed["mode"], composed["trainer"]["trainer_type"]) == ("both", "tinker")
     assert composed["trainer"]["save_interval"] == 40
+
+
+@pytest.mark.parametrize("plan", [TINKER, GPU], ids=["tinker", "gpus"])
+def test_checks_of_trinity_run_before_ray_starts_and_leave_no_folder(plan: TrinityRunFacts, tmp_path: Path) -> None:
+    import ray
+
+    composed = trinity_config(run_config(), replace(plan, checkpoint_root_dir=tmp_path / "trinity"))
+    check_without_ray(composed, has_model=False)
+    composed.algorithm.advantage_fn = "paper"
+    with pytest.raises(BackboneError, match=r"^Trinity rejected its configuration: Invalid \w.*: paper$"):
+        check_without_ray(composed, has_model=False)
+    assert not ray.is_initialized()
+    assert list(tmp_path.iterdir()) == []

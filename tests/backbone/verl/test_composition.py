@@ -338,11 +338,6 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             r"^command line: astuner\.trainer_common\.ulysses_sequence_parallel_size is not supported on a CPU: ",
         ),
         (
-            "astuner.rollout.name=embedded",
-            replace(GPU, rollout_engine="embedded"),
-            r"^command line: astuner\.rollout\.name is 'embedded', which this backbone supports on a CPU only",
-        ),
-        (
             "astuner.trainer_common.ulysses_sequence_parallel_size=2",
             replace(GPU, flash_attention=False),
             r"^command line: \S+ulysses_sequence_parallel_size is 2: .* flash-attention cannot be imported; install ",
