@@ -125,7 +125,7 @@ def test_a_missing_vllm_is_an_error_on_gpus_and_set_aside_on_a_cpu(monkeypatch: 
 def test_the_embedded_engine_is_set_aside_on_gpus(monkeypatch: pytest.MonkeyPatch):
     from astuner.backbone.verl import backbone
 
-    monkeypatch.setattr(backbone, "find_spec", lambda name: name)
+    monkeypatch.setattr(backbone, "is_installed", lambda name: True)
     run = with_values(RunConfig(), {"astuner.rollout.name": "embedded"}).astuner
     assert backbone._rollout_engine(run, torch.device("cuda")) == "vllm"
     assert backbone._rollout_engine(run, torch.device("cpu")) == "embedded"
