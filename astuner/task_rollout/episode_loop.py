@@ -14,6 +14,7 @@ from loguru import logger
 
 from astuner.debugging.breakpoints import DebuggerQuit
 from astuner.debugging.tracebacks import error_stack
+from astuner.errors import describe_error
 from astuner.task_rollout.uncaught import UncaughtError, UncaughtErrors, collect_uncaught
 from astuner.task_runner import innermost_user_frame
 
@@ -158,6 +159,10 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
 
     # What follows overrides asyncio's methods.
 
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future that accepts a `StopIteration`."""
+        return _Future(loop=self)
+
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """Return a task that runs `coro`."""
         task = super().create_task(coro, **options)
@@ -208,6 +213,26 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         raise RuntimeError(
             "an episode cannot handle signals, because the run handles them; remove the handler from the workflow"
         )
+
+
+class _Future(asyncio.Future[Any]):
+    """A future that replaces a `StopIteration` by a `RuntimeError`, as Python 3.12 does.
+
+    In Python 3.11, a future rejects a `StopIteration`, and the code that awaits the result of an executor never
+    continues. A subclass of `StopIteration` would end an `await` without an exception.
+    """
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        error = exception() if isinstance(exception, type) else exception
+        if issubclass(type(error), StopIteration):
+            replacement = RuntimeError(
+                f"the call behind a future raised {describe_error(error)}, which a future cannot hold. It usually "
+                "comes from next() of an iterator that has no more items: write next(iterator, default), or catch "
+                "StopIteration inside the call"
+            ).with_traceback(error.__traceback__)
+            replacement.__cause__ = error
+            error = replacement
+        super().set_exception(error)
 
 
 def _exception(future: asyncio.Future[Any]) -> BaseException | None:

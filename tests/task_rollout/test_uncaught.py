@@ -6,6 +6,8 @@ import _thread
 import asyncio
 import concurrent.futures
 import contextlib
+import inspect
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -259,7 +261,11 @@ Body = Callable[[], Awaitable[Any]]
 
 
 def run(
-    tokenizer: Any, in_main_thread: bool, bodies: dict[str, Body], judges: dict[str, Callable[[], Any]] | None = None
+    tokenizer: Any,
+    in_main_thread: bool,
+    bodies: dict[str, Body],
+    judges: dict[str, Callable[[], Any]] | None = None,
+    judge_timeout: float = 20.0,
 ) -> dict[str, Episode]:
     """Run an episode for each body or judge between sound episodes, and return those by the body's name."""
     judge_of = judges or {}
@@ -275,11 +281,16 @@ def run(
         def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
             return judge_of[workflow_task.task_id]()
 
+    class AsyncJudge(BaseJudge):
+        async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+            return await judge_of[workflow_task.task_id]()
+
     ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=4096)
     codec = ChatCodec(tokenizer, "qwen3")
-    judge = Judge(TaskJudgeConfig())
-    runner = TaskRunner(Faulty, judge, engine, codec, 20.0, 20.0, judge_inline=in_main_thread)
+    is_async = bool(judge_of) and all(inspect.iscoroutinefunction(judges) for judges in judge_of.values())
+    judge = (AsyncJudge if is_async else Judge)(TaskJudgeConfig())
+    runner = TaskRunner(Faulty, judge, engine, codec, 20.0, judge_timeout, judge_inline=in_main_thread)
     rollout = TaskRollout(runner, workers=2, in_main_thread=in_main_thread)
     names = [name for faulty in {**bodies, **judge_of} for name in (faulty, f"sound after {faulty}")]
     tasks = [Task(name, "question") for name in names]
@@ -297,19 +308,12 @@ def check_failed(episode: Episode, kind: str = "workflow") -> None:
     assert "raise error" in (episode.error_traceback or "")
 
 
-def throwers(where: Any) -> dict[str, Callable[[], Any]]:
-    """Return a function for each exception; none for those that asyncio itself cannot pass on."""
-    # An asyncio future rejects the StopIteration of an executor, and waits forever
-    is_lost = where in (in_executor, in_own_executor, in_forgotten_executor_call)
-    return {name: thrower(error) for name, error in BY_NAME.items() if not (is_lost and name == "StopIteration")}
-
-
-BY_NAME = {type(error).__name__: error for error in ERRORS}
+THROWERS = {type(error).__name__: thrower(error) for error in ERRORS}
 
 
 @pytest.mark.parametrize("where", AWAITED)
 def test_exceptions_that_a_workflow_awaits(tokenizer: Any, in_main_thread: bool, where: Where):
-    bodies = {name: partial(where, throws) for name, throws in throwers(where).items()}
+    bodies = {name: partial(where, throws) for name, throws in THROWERS.items()}
     for name, episode in run(tokenizer, in_main_thread, bodies).items():
         if name == "CancelledError" and where is in_task_group:
             assert episode.status == "ok"  # a group ignores a task that is cancelled
@@ -321,7 +325,7 @@ def test_exceptions_that_a_workflow_awaits(tokenizer: Any, in_main_thread: bool,
 
 @pytest.mark.parametrize("where", FORGOTTEN)
 def test_exceptions_that_nothing_awaits(tokenizer: Any, in_main_thread: bool, where: Where):
-    bodies = {name: partial(where, throws) for name, throws in throwers(where).items()}
+    bodies = {name: partial(where, throws) for name, throws in THROWERS.items()}
     for name, episode in run(tokenizer, in_main_thread, bodies).items():
         if name == "CancelledError" and where in TASKS:
             assert episode.status == "ok"  # the task counts as cancelled
@@ -337,7 +341,7 @@ def test_exceptions_of_a_judge(tokenizer: Any, in_main_thread: bool, where: Any)
         await where(throws)
         return 1.0, True
 
-    judge_of = throwers(where)
+    judge_of = THROWERS
     if where != "sync":
         judge_of = {name: partial(judges, throws) for name, throws in judge_of.items()}
     for name, episode in run(tokenizer, in_main_thread, {}, judge_of).items():
@@ -352,6 +356,121 @@ def test_exceptions_of_a_judge(tokenizer: Any, in_main_thread: bool, where: Any)
             assert (episode.status, episode.error_kind) == ("failed", "judge")
         else:
             check_failed(episode, "judge")
+
+
+class Exhausted(StopIteration):
+    pass
+
+
+async def in_executor_of_processes(throws: Callable[[], Any]) -> None:
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        await asyncio.get_running_loop().run_in_executor(pool, next, iter(()))
+
+
+async def in_concurrent_future(throws: Callable[[], Any]) -> None:
+    future: concurrent.futures.Future[None] = concurrent.futures.Future()
+    threading.Timer(0.01, future.set_exception, [error_of(throws)]).start()
+    await asyncio.wrap_future(future)
+
+
+async def in_future_of_the_loop(throws: Callable[[], Any]) -> None:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    loop.call_soon(future.set_exception, error_of(throws))
+    await future
+
+
+async def in_future_with_a_class(throws: Callable[[], Any]) -> None:
+    future = asyncio.get_running_loop().create_future()
+    future.set_exception(type(error_of(throws)))
+    await future
+
+
+def error_of(throws: Callable[[], Any]) -> BaseException:
+    try:
+        throws()
+    except StopIteration as error:
+        return error
+    raise AssertionError("it raised nothing")
+
+
+@pytest.mark.parametrize("is_judge", [False, True])
+@pytest.mark.parametrize(
+    "where",
+    [
+        in_executor,
+        in_own_executor,
+        in_executor_of_processes,
+        in_concurrent_future,
+        in_future_of_the_loop,
+        in_future_with_a_class,
+    ],
+)
+def test_stop_iteration_of_a_future_is_named(tokenizer: Any, in_main_thread: bool, is_judge: bool, where: Where):
+    """A future of asyncio rejects it, so the await would last until the timeout."""
+    throws = {"plain": thrower(StopIteration(3)), "subclass": thrower(Exhausted()), "next": lambda: next(iter(()))}
+    bodies = {name: partial(where, throw) for name, throw in throws.items()}
+    episodes = run(tokenizer, in_main_thread, {}, bodies) if is_judge else run(tokenizer, in_main_thread, bodies)
+    for episode in episodes.values():
+        assert (episode.status, episode.error_kind) == ("failed", "judge" if is_judge else "workflow")
+        assert "raised StopIteration" in (episode.error or "") or "raised Exhausted" in (episode.error or "")
+        assert "next(iterator, default)" in (episode.error or "")
+        assert "test_uncaught.py" in (episode.error or "")
+
+
+def test_a_workflow_can_handle_the_stop_iteration_of_a_future(tokenizer: Any, in_main_thread: bool):
+    async def handles() -> None:
+        with pytest.raises(RuntimeError) as caught:
+            await asyncio.to_thread(next, iter(()))
+        assert isinstance(caught.value.__cause__, StopIteration)
+        assert await asyncio.to_thread(next, iter(()), "default") == "default"
+
+    assert run(tokenizer, in_main_thread, {"body": handles})["body"].status == "ok"
+
+
+def test_async_judge_that_raises_after_an_await_fails_its_episode(tokenizer: Any, in_main_thread: bool):
+    async def judges(throws: Callable[[], Any]) -> None:
+        await asyncio.sleep(0.01)
+        throws()
+
+    judge_of = {name: partial(judges, throws) for name, throws in THROWERS.items()}
+    for name, episode in run(tokenizer, in_main_thread, {}, judge_of).items():
+        assert "AsyncJudge raised " in (episode.error or "")
+        if name == "CancelledError":  # asyncio replaces it, without its traceback
+            assert (episode.status, episode.error_kind, episode.reward) == ("failed", "judge", None)
+        else:
+            check_failed(episode, "judge")
+
+
+def test_async_judge_that_runs_at_its_timeout_fails_its_episode(tokenizer: Any, in_main_thread: bool):
+    async def waits() -> None:
+        await asyncio.sleep(600)
+
+    async def raises_when_cancelled() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            sys.exit("late")
+
+    async def ignores_its_cancellation() -> None:
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(600)
+
+    async def leaves_a_task_that_raises() -> None:
+        kept.append(asyncio.create_task(raises_when_cancelled()))
+        await asyncio.sleep(600)
+
+    async def waits_in_an_executor() -> None:
+        await asyncio.to_thread(threading.Event().wait, 600)
+
+    cases = [waits, raises_when_cancelled, ignores_its_cancellation, leaves_a_task_that_raises, waits_in_an_executor]
+    judges = {case.__name__: case for case in cases}
+    for name, episode in run(tokenizer, in_main_thread, {}, judges, judge_timeout=2.0).items():
+        assert (episode.status, episode.error_kind, episode.reward, episode.samples) == ("failed", "timeout", None, ())
+        assert len(episode.calls) == 1
+        assert f"AsyncJudge took longer than 2 s for episode {episode.episode_id}" in (episode.error or "")
+        assert name in episode.episode_id
 
 
 async def stops_the_loop() -> None:
