@@ -121,10 +121,21 @@ def test_missing_answer_is_an_error(judge: MathAnswerAsJudge) -> None:
         judge.compute_reward(*judge_inputs("72", ["72"]))
 
 
-def test_two_hundred_whole_numbers_take_less_than_a_second() -> None:
-    start = time.perf_counter()
-    assert sum(is_same_answer(f"#### {n:,}", boxed(str(n + n % 2))) for n in range(200)) == 100
-    assert time.perf_counter() - start < 1  # about 3 ms
+def test_whole_numbers_are_compared_without_math_verify() -> None:
+    code = """
+import psutil
+from astuner.task_judge.math_answer_as_judge import is_same_answer
+from tests.work import calls_of
+
+answers = [(f"#### {n:,}", chr(92) + f"boxed{{{n + n % 2}}}") for n in range(200)]
+equal = []
+calls = calls_of(lambda: equal.extend(is_same_answer(gold, answer) for gold, answer in answers))
+print(sum(equal), len(psutil.Process().children()), calls // 200)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    equal, children, calls_per_answer = map(int, done.stdout.split())
+    assert (equal, children) == (100, 0)  # math-verify would run in a child process
+    assert calls_per_answer < 300
 
 
 def test_comparison_of_numbers_agrees_with_math_verify() -> None:
@@ -150,20 +161,19 @@ HOSTILE = [
 
 async def test_hostile_answers_are_wrong_and_do_not_block(judge: MathAnswerAsJudge) -> None:
     """Each comparison has its own limits; the event loop is not blocked, and later answers are judged correctly."""
-    longest = 0.0
+    ticks = 0
 
     async def tick() -> None:
-        nonlocal longest
+        nonlocal ticks
         while True:
-            start = time.perf_counter()
-            await asyncio.sleep(0.01)
-            longest = max(longest, time.perf_counter() - start)
+            await asyncio.sleep(0.001)
+            ticks += 1
 
     ticking = asyncio.create_task(tick())
     scores = await asyncio.gather(*[score(judge, *judge_inputs("72", answer), timeout=60) for answer in HOSTILE])
     ticking.cancel()
     assert scores == [(0.0, False)] * len(HOSTILE)
-    assert longest < 2
+    assert ticks >= 20
     assert await score(judge, *judge_inputs("1/2", boxed(r"\frac{x}{2x}")), timeout=60) == (1.0, True)
 
 

@@ -30,6 +30,8 @@ attempts: Counter[str] = Counter()
 running = threading.Semaphore(1000)
 most_at_once: list[int] = []
 lock = threading.Lock()
+release = threading.Event()
+ended: list[str] = []
 
 
 class Blocking(Workflow):
@@ -58,7 +60,8 @@ class FailsOnce(Workflow):
 class NeverReturns(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         if workflow_task.task_id == "t2":
-            time.sleep(3)  # blocks its thread: no asyncio deadline can end it
+            release.wait(60)  # blocks its thread: no asyncio deadline can end it
+            ended.append(workflow_task.task_id)
         await model_tuner.chat([{"role": "user", "content": "hi"}])
         return WorkflowOutput(reward=1.0)
 
@@ -92,12 +95,10 @@ def test_episodes_are_returned_in_order_with_unique_ids(tokenizer: Any):
     finished: list[Episode] = []
     rolling = rollout(tokenizer, Blocking, workers=4)
     most_at_once.clear()
-    started = time.monotonic()
     episodes = rolling.run(request(), finished.append)
     assert [(e.task.task_id, e.repeat_index) for e in episodes] == [(t.task_id, r) for t in TASKS for r in range(2)]
     assert len({e.episode_id for e in episodes}) == len(finished) == 10
-    assert max(most_at_once) == 4
-    assert time.monotonic() - started < 10 * 0.05 * 4  # blocking episodes ran in parallel
+    assert max(most_at_once) == 4  # blocking episodes ran in parallel
     again = rolling.run(request(step=4))
     assert not {e.episode_id for e in episodes} & {e.episode_id for e in again}
     rolling.close()
@@ -129,13 +130,13 @@ def test_failures_are_logged_with_the_first_reason(tokenizer: Any, log: list[str
 def test_episode_that_blocks_its_thread_is_abandoned(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pool_module, "_GRACE_SECONDS", 0.2)
     rolling = rollout(tokenizer, NeverReturns, workers=2, episode_timeout=0.5)
-    started = time.monotonic()
     episodes = rolling.run(request(repeats=1))
-    assert time.monotonic() - started < 2.9
+    assert not ended  # the run did not wait for it
+    release.set()
     stuck = episodes[2]
     assert [e.status for e in episodes] == ["ok", "ok", "failed", "ok", "ok"]
     assert stuck.error_kind == "timeout"
-    assert "time.sleep(3)" in (stuck.error or "")
+    assert "release.wait(60)" in (stuck.error or "")
     assert {e.status for e in rolling.run(request(tasks=TASKS[:2], step=4))} == {"ok"}
     rolling.close()
 
