@@ -16,6 +16,7 @@ from typing import Literal
 
 from astuner.context_tracker.packing import pack_encoded
 from astuner.context_tracker.prefixes import encode
+from astuner.errors import shorten
 from astuner.schema import CallSpan, LlmCall, Sample
 
 MergeMode = Literal["leaf", "tree", "none"]
@@ -91,7 +92,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
     for call in trained:
         if len(call.logprobs) != len(call.completion_ids):
             raise ValueError(
-                f"call {call.call_id} has {len(call.completion_ids)} completion tokens "
+                f"call {shorten(call.call_id)} has {len(call.completion_ids)} completion tokens "
                 f"but {len(call.logprobs)} logprobs"
             )
     ordered = sorted(((encode(call), call) for call in trained), key=lambda pair: (pair[0], _identity(pair[1])))

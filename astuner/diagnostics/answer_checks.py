@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from astuner.diagnostics.evidence import Result, StepEvidence, text_of
+from astuner.errors import short_repr, shorten
 from astuner.schema import Episode, LlmCall
 
 # Log of the probability of a false alarm in one step.
@@ -98,8 +99,8 @@ def answers_of_other_prompts(step: StepEvidence) -> Result:
         first, second = copied[0][0], next(c for c in copied[0] if c.prompt_ids != copied[0][0].prompt_ids)
         yield (
             f"{sum(map(len, copied))} answers have the same tokens and the same logprobs, to the last bit, for "
-            f"different prompts, for example {first.call_id} and {second.call_id}: a cache returns the answer to "
-            "another prompt",
+            f"different prompts, for example {shorten(first.call_id)} and {shorten(second.call_id)}: a "
+            "cache returns the answer to another prompt",
             "turn off the cache of answers in the engine, or in a proxy before it, or include the whole prompt and the "
             "sampling parameters in its key",
         )
@@ -129,8 +130,8 @@ def tool_calls_not_parsed(step: StepEvidence) -> Result:
     if len(written) >= 4 and len({call.episode_id for call, _ in written}) >= 2:
         yield (
             f"{len(written)} of {len(offered)} answers contain a well-formed call of a tool, for example of "
-            f"{written[0][1]!r} in {written[0][0].call_id}, but no tool call was parsed from any answer: the parser "
-            "does not know the format in which the model calls tools",
+            f"{short_repr(written[0][1])} in {shorten(written[0][0].call_id)}, but no tool call was parsed from "
+            "any answer: the parser does not know the format in which the model calls tools",
             "set model.renderer to the family of the model, or to {name: default, tool_parser: NAME} with the parser "
             "of its format; the chat template must describe the same format",
         )
@@ -179,7 +180,7 @@ def mask_differs_from_calls(step: StepEvidence) -> Result:
         yield (
             f"the loss mask is wrong: it trains {context} tokens that the model did not sample (prompts or results of "
             f"tools) and misses {missed} tokens that the model sampled; {changed} calls have different tokens than "
-            f"were sampled, and {lost} calls are in no sample, for example in {example or 'several episodes'}",
+            f"were sampled, and {lost} calls are in no sample, for example in {shorten(example) or 'several episodes'}",
             "this is a bug in the building of samples: remove extensions that change samples, and report the bug with "
             "the episode's file; if only ends of turns are missed, the mask treats the end token as padding",
         )

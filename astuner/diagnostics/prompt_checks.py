@@ -12,6 +12,7 @@ from astuner.diagnostics.evidence import Result, StepEvidence, Transcript, text_
 from astuner.diagnostics.fork_fixes import fix_for
 from astuner.diagnostics.references import REFERENCE_FIELDS, reference
 from astuner.diagnostics.start_checks import BOS_FIX
+from astuner.errors import short_repr
 from astuner.model_tuner import TOOL_PARSER_NAMES
 from astuner.schema import LlmCall, Task
 
@@ -221,9 +222,10 @@ def tool_always_fails(step: StepEvidence) -> Result:
             and not any(_CALLERS_MISTAKE.search(text) for text in texts)
         ):
             yield (
-                f"all {len(calls)} calls of the tool {name!r} failed with the same error: {texts[0].strip()[:200]}",
-                f"repair the tool {name!r} or its requirements (network, service, file), or remove the tool from the "
-                "workflow",
+                f"all {len(calls)} calls of the tool {short_repr(name)} failed with the same error: "
+                f"{texts[0].strip()[:200]}",
+                f"repair the tool {short_repr(name)} or its requirements (network, service, file), or remove the tool "
+                "from the workflow",
             )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from astuner.diagnostics.evidence import Result, StepEvidence
 from astuner.diagnostics.references import answer_is_right, is_number, reference
+from astuner.errors import shorten
 from astuner.schema import Episode
 
 _JUDGE_FIX = (
@@ -70,7 +71,7 @@ def right_answers_not_rewarded(step: StepEvidence) -> Result:
         yield (
             f"all {len(rewards)} episodes have the reward {rewards[0]:g} and none is a success, but the answers of "
             f"{len(right)} of them equal the reference answer, for example {reference(example.task)!r} in "
-            f"{example.episode_id}: the judge gives the same reward to all",
+            f"{shorten(example.episode_id)}: the judge gives the same reward to all",
             _JUDGE_FIX,
         )
 
@@ -85,7 +86,8 @@ def wrong_answers_rewarded(step: StepEvidence) -> Result:
         example = wrong[0]
         yield (
             f"all {len(rewards)} episodes have the reward {rewards[0]:g} and are a success, but {len(wrong)} answers "
-            f"do not contain the reference answer, for example {reference(example.task)!r} in {example.episode_id}: "
+            f"do not contain the reference answer, for example {reference(example.task)!r} in "
+            f"{shorten(example.episode_id)}: "
             "the judge accepts every answer",
             _JUDGE_FIX,
         )
@@ -125,8 +127,8 @@ def crashes_are_rewarded(step: StepEvidence) -> Result:
         example, text = crashed[0]
         yield (
             f"{len(crashed)} of {len(step.episodes)} episodes crashed but have a reward, for example "
-            f"{example.reward:g} for {example.episode_id}, whose metadata has {text[:160]!r}: the model is trained on "
-            "a crash that it did not cause",
+            f"{example.reward:g} for {shorten(example.episode_id)}, whose metadata has {text[:160]!r}: the model is "
+            "trained on a crash that it did not cause",
             "let the exception leave `execute`: the episode is then counted as failed and not trained "
             "(rollout.max_retries repeats it)",
         )
@@ -148,8 +150,8 @@ def judge_is_inconsistent(step: StepEvidence) -> Result:
         first, second = sorted(differ[0], key=lambda episode: episode.reward or 0.0)[:: len(differ[0]) - 1]
         yield (
             f"{len(differ)} of {len(compared)} conversations that occurred more than once, token for token, have "
-            f"different rewards, for example {first.reward:g} for {first.episode_id} and {second.reward:g} for "
-            f"{second.episode_id}: the reward does not depend on the answer alone",
+            f"different rewards, for example {first.reward:g} for {shorten(first.episode_id)} and {second.reward:g} "
+            f"for {shorten(second.episode_id)}: the reward does not depend on the answer alone",
             "remove the randomness or the shared state from the judge (task_judge.judge_protocol); if it is a model, "
             "set its temperature to 0",
         )

@@ -7,6 +7,7 @@ from collections import Counter
 from astuner.config.algorithms import ALGORITHMS
 from astuner.diagnostics.evidence import Result, StartEvidence
 from astuner.diagnostics.references import REFERENCE_FIELDS
+from astuner.errors import short_repr
 
 _REWARD_FIELDS = ("reward", "rewards", "score", "is_correct", "is_success")
 # AdamW changes each weight by about the learning rate. Typical weights have magnitudes of 0.01 to 1.
@@ -63,8 +64,8 @@ def reward_column_is_text(start: StartEvidence) -> Result:
         values = [task.metadata[field] for task in tasks if task.metadata.get(field) is not None]
         if values and all(isinstance(value, str) and _is_number_or_truth(value) for value in values):
             yield (
-                f"the field {field!r} of the training tasks is text, for example {values[0]!r}. Every non-empty text "
-                'is true, including "0" and "False", and arithmetic with text fails',
+                f"the field {field!r} of the training tasks is text, for example {short_repr(values[0])}. Every "
+                'non-empty text is true, including "0" and "False", and arithmetic with text fails',
                 f"write numbers to {field!r} in the data, or convert the text in the judge with float(...)",
             )
 

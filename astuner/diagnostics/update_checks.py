@@ -7,6 +7,7 @@ import statistics
 from astuner.config.algorithms import ALGORITHMS
 from astuner.diagnostics.evidence import Result, UpdateEvidence
 from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one, sampled_logprobs
+from astuner.errors import shorten
 from astuner.schema import Episode
 
 # Limits of the mean difference of logprobs. Rounding causes about 1e-5 in float32 and some hundredths in bfloat16.
@@ -111,7 +112,7 @@ def _fits(episode: Episode, group: list[Episode], update: UpdateEvidence) -> boo
 def _describe(episode: Episode, group: list[Episode], update: UpdateEvidence) -> str:
     mean = statistics.fmean(other.reward or 0.0 for other in group)
     return (
-        f"{episode.episode_id} has the reward {episode.reward:g} in a group with the mean {mean:.3g}, and the "
+        f"{shorten(episode.episode_id)} has the reward {episode.reward:g} in a group with the mean {mean:.3g}, and the "
         f"advantage {update.advantages[episode.episode_id]:+.3g}"
     )
 

@@ -20,7 +20,7 @@ from astuner.backbone.training.run_inputs import (
 )
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError
+from astuner.errors import BackboneError, shorten
 from astuner.launcher.console import filtered_output, make_console
 from astuner.launcher.episode_table import check_rewards, episode_table, explain_no_training
 from astuner.launcher.launch import Launcher
@@ -89,7 +89,7 @@ def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -
     skipped = f", {tasks.skipped_rows} invalid rows skipped" if tasks.skipped_rows else ""
     console.print(f"tasks      {len(tasks.training)} for training, {len(tasks.validation)} for validation{skipped}")
     for task in tasks.training[:_MAX_TASKS]:
-        console.print(escape(f"           {task.task_id}: {task.main_query[:100]!r}"), soft_wrap=True)
+        console.print(escape(f"           {shorten(task.task_id)}: {task.main_query[:100]!r}"), soft_wrap=True)
 
 
 def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) -> None:

@@ -27,6 +27,7 @@ import psutil
 from loguru import logger
 
 import astuner
+from astuner.errors import shorten
 from astuner.processes.episode_guard import GRACE_SECONDS
 from astuner.processes.process_owners import NO_EPISODE, ProcessOwners, open_owners_file
 from astuner.processes.process_tree import (
@@ -246,7 +247,7 @@ class _Tracker:
 
     def _log(self, episode: EpisodeProcesses, remaining: list[str]) -> None:
         if remaining:
-            logger.warning("episode {}: could not end {}", episode.episode_id, ", ".join(remaining))
+            logger.warning("episode {}: could not end {}", shorten(episode.episode_id), ", ".join(remaining))
         if not episode.ended:
             return
         more = len(episode.ended) - _SHOWN
@@ -256,7 +257,7 @@ class _Tracker:
             if more == 1 - _SHOWN
             else f"{len(episode.ended)} processes running, which were"
         )
-        text = f"episode {episode.episode_id} left {count} ended: {shown}"
+        text = f"episode {shorten(episode.episode_id)} left {count} ended: {shown}"
         if self._has_warned:
             logger.debug("{}", text)
         else:
@@ -343,8 +344,8 @@ def before_start() -> str | None:
         return None
     if not processes.is_active:
         raise ProcessLookupError(
-            f"episode {processes.episode_id} has ended, so its threads cannot start processes. Start a thread that "
-            "serves several episodes outside of `execute`, for example when the module is imported"
+            f"episode {shorten(processes.episode_id)} has ended, so its threads cannot start processes. Start "
+            "a thread that serves several episodes outside of `execute`, for example when the module is imported"
         )
     processes.has_started_any = True
     _tracker.start_guard()

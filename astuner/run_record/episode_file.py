@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, short_repr
 from astuner.run_record.files import dump_json
 from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
@@ -173,7 +173,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
         updates = tuple(map(decode_update, document.get("updates", ()), episode.samples))
         return RecordedEpisode(episode, labels, document.get("withheld"), updates)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise RecordError(f"{path} holds an incomplete episode: {error!r}") from error
+        raise RecordError(f"{path} holds an incomplete episode: {short_repr(error)}") from error
     except RecordError as error:
         raise RecordError(f"{path}: {error}") from error
 

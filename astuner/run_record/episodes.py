@@ -20,7 +20,7 @@ from typing import Any
 
 from loguru import logger
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, short_repr
 from astuner.redaction import current_redactor
 from astuner.run_record.episode_file import EpisodeLabels, episode_to_json, read_recorded_episode, with_update
 from astuner.run_record.files import (
@@ -299,8 +299,8 @@ def _decode_entry(row: Mapping[str, Any]) -> EpisodeEntry:
     entry = decode(EpisodeEntry, row)
     if entry.split not in ("train", "val") or entry.step < 0:
         raise RecordError(
-            f"an episode of split {entry.split!r} and step {entry.step}; expected train or val, and a step of at least "
-            "0"
+            f"an episode of split {short_repr(entry.split)} and step {entry.step}; expected train or val, and a step "
+            "of at least 0"
         )
     return entry
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, short_repr
 from astuner.redaction import redact
 from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines
 
@@ -121,7 +121,9 @@ def _parse(row: Mapping[str, Any]) -> RunFinding:
         severity: Severity = "error" if row["severity"] == "error" else "warning"
         return RunFinding(int(row["step"]), str(row["check"]), severity, str(row["message"]), str(row["fix"]))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RecordError(f"expected a finding with step, check, severity, message and fix ({error!r})") from error
+        raise RecordError(
+            f"expected a finding with step, check, severity, message and fix ({short_repr(error)})"
+        ) from error
 
 
 def summarise_findings(findings: Sequence[RunFinding]) -> list[FindingSummary]:

@@ -15,7 +15,7 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from astuner.errors import RecordError, text_of
+from astuner.errors import RecordError, message_of, text_of
 from astuner.redaction import REDACTED, holds_credential
 from astuner.schema import JSON_KEY
 
@@ -137,7 +137,9 @@ def decode(cls: type[T], row: object) -> T:
             try:
                 values[name] = decode_field(row[key])
             except (TypeError, ValueError, OverflowError) as error:
-                raise RecordError(f"{cls.__name__}.{key} cannot be {str(row[key])[:60]!r}: {error}") from error
+                raise RecordError(
+                    f"{cls.__name__}.{key} cannot be {str(row[key])[:60]!r}: {message_of(error)}"
+                ) from error
     try:
         return cls(**values)
     except TypeError as error:

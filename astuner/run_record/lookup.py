@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, short_repr, shorten
 from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.folder import is_record
 
@@ -38,7 +38,9 @@ def find_run(name: str, exp_dir: Path) -> Path:
         more = f" and {len(names) - _MAX_RUNS_LISTED} more" if len(names) > _MAX_RUNS_LISTED else ""
         hint = f"did you mean {near[0]!r}? " if near else ""
         hint += f"existing runs: {', '.join(names[:_MAX_RUNS_LISTED])}{more}"
-    raise RecordError(f"{name!r} is not a run; give a run's folder, or its name under {exp_dir} (--exp-dir); {hint}")
+    raise RecordError(
+        f"{short_repr(name)} is not a run; give a run's folder, or its name under {exp_dir} (--exp-dir); {hint}"
+    )
 
 
 def find_episode(name: str, entries: Sequence[EpisodeEntry]) -> EpisodeEntry:
@@ -55,7 +57,8 @@ def find_episode(name: str, entries: Sequence[EpisodeEntry]) -> EpisodeEntry:
         return matches[0]
     if matches:
         raise RecordError(
-            f"{len(matches)} episodes of the run start with {name!r}; give more of the id: {_list_ids(matches)}"
+            f"{len(matches)} episodes of the run start with {short_repr(name)}; give more of the id: "
+            f"{_list_ids(matches)}"
         )
     containing = [entry for entry in entries if name in entry.episode_id]
     ids = [entry.episode_id for entry in entries[:_MAX_IDS_COMPARED]]
@@ -64,12 +67,12 @@ def find_episode(name: str, entries: Sequence[EpisodeEntry]) -> EpisodeEntry:
     elif containing:
         hint = f"ids that contain it: {_list_ids(containing)}"
     elif near := get_close_matches(name, ids, _MAX_EPISODES_LISTED, cutoff=0.5):
-        hint = f"similar ids: {', '.join(near)}"
+        hint = f"similar ids: {', '.join(map(shorten, near))}"
     else:
         hint = f"examples of its ids: {_list_ids(entries)}"
-    raise RecordError(f"the run has no episode {name!r}; {hint}")
+    raise RecordError(f"the run has no episode {short_repr(name)}; {hint}")
 
 
 def _list_ids(entries: Sequence[EpisodeEntry]) -> str:
     more = ", …" if len(entries) > _MAX_EPISODES_LISTED else ""
-    return ", ".join(entry.episode_id for entry in entries[:_MAX_EPISODES_LISTED]) + more
+    return ", ".join(shorten(entry.episode_id) for entry in entries[:_MAX_EPISODES_LISTED]) + more

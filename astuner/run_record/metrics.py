@@ -12,7 +12,7 @@ from typing import Any
 
 from loguru import logger
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, shorten
 from astuner.redaction import redact
 from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines
 
@@ -67,7 +67,7 @@ class MetricsFile:
             logger.warning(
                 "step {}: metrics that are not finite are recorded as null, with one warning for each: {}",
                 step,
-                ", ".join(f"{name} is {numbers[name]}" for name in lost),
+                shorten(", ".join(f"{name} is {numbers[name]}" for name in lost), 2000),
             )
         row = {"step": step, "time": time.time(), "metrics": {name: finite.get(name) for name in numbers}}
         self._lines.append(row)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, TypeVar
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, short_repr
 from astuner.schema import CallSpan, Sample
 
 Value = TypeVar("Value")
@@ -58,7 +58,7 @@ def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
         numbers = None if text is None else array("f", base64.b64decode(text, validate=True))
         logprobs = None if numbers is None else tuple(_to_little_endian(numbers))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise RecordError(f"invalid update of a sample: {error!r}") from error
+        raise RecordError(f"invalid update of a sample: {short_repr(error)}") from error
     trained = count_trained_tokens(sample)
     if any(count < 0 for count, _ in advantages):
         raise RecordError("an update has a negative number of tokens for an advantage; expected at least 0")

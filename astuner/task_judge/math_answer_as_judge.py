@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from astuner.errors import JudgeError
+from astuner.errors import JudgeError, shorten
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.math_text import PlainNumber, final_answer, is_bare_expression, plain_number
 from astuner.task_judge.math_verify_process import MathVerifyProcess
@@ -37,9 +37,11 @@ class MathAnswerAsJudge(BaseJudge):
             JudgeError: an answer is missing or is neither a text nor a number, the reference is empty, or math-verify
                 cannot be started.
         """
-        gold = _text(workflow_task.task.metadata, "answer", f"the metadata of task {workflow_task.task_id}")
+        gold = _text(workflow_task.task.metadata, "answer", f"the metadata of task {shorten(workflow_task.task_id)}")
         if not gold.strip():
-            raise JudgeError(f"task {workflow_task.task_id} has an empty `answer`, so no answer can be correct.")
+            raise JudgeError(
+                f"task {shorten(workflow_task.task_id)} has an empty `answer`, so no answer can be correct."
+            )
         answer = _text(workflow_output.metadata, "final_answer", "the workflow's output metadata")
         solved = is_same_answer(gold, answer)
         return float(solved), solved
@@ -93,7 +95,7 @@ def _text(metadata: Mapping[str, Any], key: str, owner: str) -> str:
         JudgeError: there is no such key, or its value is neither a text nor a number.
     """
     if key not in metadata:
-        keys = ", ".join(sorted(map(str, metadata))) or "none"
+        keys = shorten(", ".join(sorted(map(str, metadata))), 1000) or "none"
         raise JudgeError(f"{owner} has no {key!r}, which MathAnswerAsJudge needs. Its keys: {keys}.")
     value = metadata[key]
     value = value.item() if hasattr(value, "item") else value  # numpy scalars

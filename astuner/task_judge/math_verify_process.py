@@ -117,7 +117,7 @@ class MathVerifyProcess:
             reason = errors.read().decode(errors="replace").strip().splitlines()[-1:]
         raise JudgeError(
             f"math-verify cannot be started: {''.join(reason) or 'the process exited without a message'}."
-            ' Install it with `pip install "math-verify[antlr4_9_3]"`.'
+            ' Install it with `pip install "math-verify>=0.9"`.'
         )
 
     def _renew_lock(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, cast
 from astuner.debugging.breakpoints import DebuggerQuit
 from astuner.debugging.deadlines import log_if_late
 from astuner.debugging.tracebacks import traceback_of, waits_for_thread
-from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError, describe_error, short_repr
+from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError, describe_error, short_repr, shorten
 from astuner.plugin import raised_at
 from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
@@ -110,7 +110,7 @@ async def _score(
 
 
 def _late(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, details: str = "") -> str:
-    text = f"judge {_name(judge)} took longer than {timeout:g} s for episode {workflow_task.episode_id}"
+    text = f"judge {_name(judge)} took longer than {timeout:g} s for episode {shorten(workflow_task.episode_id)}"
     return f"{text}; {details}" if details else text
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from astuner.config.data import DatasetFileConfig
-from astuner.errors import ConfigError, TaskDataError
+from astuner.errors import ConfigError, TaskDataError, describe_error, message_of, short_repr, shorten
 from astuner.plugin import load_function, raised_at
 from astuner.task_reader.tasks import DatasetRow, DatasetSplit
 
@@ -56,7 +56,7 @@ def _split(file_path: str, base_dir: Path, search: Sequence[Path]) -> DatasetSpl
     path = _path_from_function(file_path, search) if "->" in file_path else file_path
     file = find_path(path, base_dir)
     if not file.is_file():
-        raise TaskDataError(f"{file_path!r}: {_missing_file_message(Path(path).expanduser(), base_dir)}")
+        raise TaskDataError(f"{short_repr(file_path)}: {_missing_file_message(Path(path).expanduser(), base_dir)}")
     reader = _READERS.get(file.suffix.lower())
     if reader is None:
         raise TaskDataError(
@@ -78,9 +78,11 @@ def _path_from_function(spec: str, search: Sequence[Path]) -> str:
         path = make_file()
     except (Exception, SystemExit) as error:
         location = raised_at(error, Path.cwd())
-        raise TaskDataError(f"{spec!r} raised {type(error).__name__}: {error} (at {location}).") from error
+        raise TaskDataError(f"{short_repr(spec)} raised {describe_error(error)} (at {location}).") from error
     if not isinstance(path, str | os.PathLike):
-        raise TaskDataError(f"{spec!r} returned {path!r}; expected the path of the file that it wrote.")
+        raise TaskDataError(
+            f"{short_repr(spec)} returned {short_repr(path)}; expected the path of the file that it wrote."
+        )
     return os.fspath(path)
 
 
@@ -134,7 +136,7 @@ def _csv(file: Path) -> Iterator[DatasetRow]:
         try:
             header = next(table, [])
             if len(set(header)) < len(header):
-                raise TaskDataError(f"{file}: two columns have the same name: {', '.join(header)}.")
+                raise TaskDataError(f"{file}: two columns have the same name: {shorten(', '.join(header), 1000)}.")
             for cells in table:
                 where = f"line {table.line_num}"
                 if len(cells) == len(header):
@@ -177,7 +179,7 @@ def _parquet(file: Path) -> Iterator[DatasetRow]:
             for number, content in enumerate(rows, 1):
                 yield DatasetRow(f"row {number}", content)
         except (*LOAD_ERRORS, datasets.exceptions.DatasetsError) as error:
-            raise TaskDataError(f"{file}: not Parquet: {error}") from error
+            raise TaskDataError(f"{file}: not Parquet: {message_of(error)}") from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[DatasetRow]]] = {

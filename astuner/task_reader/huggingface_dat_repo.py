@@ -12,7 +12,7 @@ from typing import Any
 from loguru import logger
 
 from astuner.config.data import HuggingFaceConfig
-from astuner.errors import ConfigError, TaskDataError
+from astuner.errors import ConfigError, TaskDataError, message_of, short_repr
 from astuner.task_reader.dataset_file import LOAD_ERRORS, find_path, quiet_datasets
 from astuner.task_reader.tasks import DatasetRow, DatasetSplit
 
@@ -53,7 +53,7 @@ def repo_splits(config: HuggingFaceConfig, base_dir: Path) -> tuple[DatasetSplit
             try:
                 training = _load(datasets, location, config.training_split)
             except (*LOAD_ERRORS, datasets.exceptions.DatasetsError) as error:
-                reasons.append(f"  {location}, split {config.training_split}: {error}")
+                reasons.append(f"  {location}, split {config.training_split}: {message_of(error)}")
                 offline = offline or isinstance(error, ConnectionError)
                 if location.subset is None and "Config name is missing" in str(error) and "'main'" in str(error):
                     locations.append(_Location(location.path, "main"))
@@ -105,7 +105,7 @@ def _validation(datasets: Any, location: _Location, split: str) -> DatasetSplit:
         return _load(datasets, location, split)
     except (*LOAD_ERRORS, datasets.exceptions.DatasetsError) as error:
         raise TaskDataError(
-            f"{location} has no validation split {split!r}: {error}\n"
+            f"{location} has no validation split {split!r}: {message_of(error)}\n"
             f"Set {_SECTION}.validation_split to an existing split, or to null for no validation."
         ) from error
 
@@ -126,7 +126,7 @@ def _saved(datasets: Any, location: _Location, split: str) -> Iterable[object]:
     if location.subset is not None:
         raise ValueError("a folder written by save_to_disk has no subsets")
     if split not in splits:
-        raise ValueError(f"Unknown split {split!r}. Should be one of {list(splits)}.")
+        raise ValueError(f"Unknown split {split!r}. Should be one of {short_repr(list(splits))}.")
     rows: Iterable[object] = splits[split]
     return rows
 

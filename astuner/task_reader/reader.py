@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from loguru import logger
@@ -15,6 +16,7 @@ from astuner.task_reader.huggingface_dat_repo import repo_splits
 from astuner.task_reader.tasks import DatasetSplit, make_tasks
 
 _PROBLEMS_SHOWN = 10
+_PLACES_SHOWN = 3
 
 
 def read_tasks(
@@ -68,16 +70,20 @@ def _read(
     tasks, problems = make_tasks(split, section.fields, transcripts=transcripts)
     if not problems:
         return tasks, 0
-    shown = "".join(f"\n  {problem}" for problem in problems[:_PROBLEMS_SHOWN])
-    if len(problems) > _PROBLEMS_SHOWN:
-        shown += f"\n  and {len(problems) - _PROBLEMS_SHOWN} more"
-    summary = f"{split.source}: {len(problems)} of {len(tasks) + len(problems)} rows cannot be read:{shown}"
+    skipped = sum(map(len, problems.values()))
+    lines = []
+    for reason, places in islice(problems.items(), _PROBLEMS_SHOWN):
+        more = f" and {len(places) - _PLACES_SHOWN} more" if len(places) > _PLACES_SHOWN else ""
+        lines.append(f"\n  {', '.join(places[:_PLACES_SHOWN])}{more}: {reason}")
+    if other := sum(map(len, islice(problems.values(), _PROBLEMS_SHOWN, None))):
+        lines.append(f"\n  and {other} more")
+    summary = f"{split.source}: {skipped} of {len(tasks) + skipped} rows cannot be read:{''.join(lines)}"
     if not section.skip_bad_rows:
         raise TaskDataError(
             f"{summary}\nFix them, or set astuner.task_reader.{reader}.skip_bad_rows: true to skip them."
         )
     logger.warning("{}\nThey are skipped.", summary)
-    return tasks, len(problems)
+    return tasks, skipped
 
 
 def _why_empty(skipped: int) -> str:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from astuner.config.data import FieldMapping
-from astuner.errors import TaskDataError
+from astuner.errors import TaskDataError, short_repr, shorten
 from astuner.schema import Message, Task
 
 _ID_FIELDS = ("task_id", "id")
@@ -61,7 +61,9 @@ class _ParsedRow:
     metadata: Mapping[str, Any]
 
 
-def make_tasks(split: DatasetSplit, fields: FieldMapping, *, transcripts: bool) -> tuple[list[Task], list[str]]:
+def make_tasks(
+    split: DatasetSplit, fields: FieldMapping, *, transcripts: bool
+) -> tuple[list[Task], dict[str, list[str]]]:
     """Convert the rows of a split to tasks, in the same order.
 
     The id of a task is that of its row. If the row has no id, it is a hash of the row's content (BLAKE2b of its JSON
@@ -74,18 +76,18 @@ def make_tasks(split: DatasetSplit, fields: FieldMapping, *, transcripts: bool) 
         transcripts: the rows are conversations for supervised training (see `read_tasks`).
 
     Returns:
-        The tasks, and one line `{where}: {reason}` for each invalid row.
+        The tasks, and the places of the invalid rows by the reason why they are invalid.
 
     Raises:
         TaskDataError: different rows have the same id.
     """
     parsed_rows: list[_ParsedRow] = []
-    problems: list[str] = []
+    problems: dict[str, list[str]] = {}
     for row in split.rows:
         try:
             parsed_rows.append(_parse_row(row, fields, transcripts))
         except _RowError as problem:
-            problems.append(f"{row.where}: {problem}")
+            problems.setdefault(str(problem), []).append(row.where)
     ids = _unique_ids(parsed_rows, split.source)
     tasks = [
         Task(task_id, row.main_query, row.messages, row.metadata) for task_id, row in zip(ids, parsed_rows, strict=True)
@@ -124,7 +126,7 @@ def _field(content: Mapping[str, Any], configured: str | None, defaults: Sequenc
     if configured is None:
         return next((name for name in defaults if content.get(name) is not None), None)
     if configured not in content:
-        raise _RowError(f"no field {configured!r}; its fields are {_names(content)}")
+        raise _RowError(f"no field {short_repr(configured)}; its fields are {_names(content)}")
     return configured
 
 
@@ -137,13 +139,15 @@ def _question(content: Mapping[str, Any], fields: FieldMapping) -> str:
         )
     value = content[name]
     if not isinstance(value, str):
-        raise _RowError(f"field {name!r} is of type {type(value).__name__}; expected the question as a string")
+        raise _RowError(
+            f"field {short_repr(name)} is of type {type(value).__name__}; expected the question as a string"
+        )
     if not value.strip():
-        raise _RowError(f"field {name!r} is empty; expected the question")
+        raise _RowError(f"field {short_repr(name)} is empty; expected the question")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON allows but tokenizers do not
-        raise _RowError(f"field {name!r} is not valid Unicode at character {error.start + 1}") from error
+        raise _RowError(f"field {short_repr(name)} is not valid Unicode at character {error.start + 1}") from error
     return value
 
 
@@ -151,7 +155,9 @@ def _row_id(value: object, name: str) -> str | None:
     if value is None or value == "":  # an empty cell
         return None
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _RowError(f"field {name!r} is {value!r}; expected the id as a string or a whole number")
+        raise _RowError(
+            f"field {short_repr(name)} is {short_repr(value)}; expected the id as a string or a whole number"
+        )
     return str(value)
 
 
@@ -159,15 +165,15 @@ def _messages(value: object, name: str) -> tuple[Message, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
-        raise _RowError(f"field {name!r} is of type {type(value).__name__}; expected a list of chat messages")
-    return tuple(_message(message, f"field {name!r}, message {n}") for n, message in enumerate(value, 1))
+        raise _RowError(f"field {short_repr(name)} is of type {type(value).__name__}; expected a list of chat messages")
+    return tuple(_message(message, f"field {short_repr(name)}, message {n}") for n, message in enumerate(value, 1))
 
 
 def _message(value: object, where: str) -> Message:
     if not isinstance(value, dict):
         raise _RowError(f"{where}, is of type {type(value).__name__}; expected an object with role and content")
     if value.get("role") not in _ROLES:
-        raise _RowError(f"{where}, has the role {value.get('role')!r}; expected one of {', '.join(_ROLES)}")
+        raise _RowError(f"{where}, has the role {short_repr(value.get('role'))}; expected one of {', '.join(_ROLES)}")
     content = value.get("content")
     if content is None and not value.get("tool_calls"):
         raise _RowError(f"{where}, has neither content nor tool_calls")
@@ -181,10 +187,10 @@ def _check_transcript(content: Mapping[str, Any], message_field: str | None, mes
     if message_field is None:
         raise _RowError(f"no transcript: no field messages; its fields are {_names(content)}")
     if not any(message["role"] == "assistant" for message in messages):
-        raise _RowError(f"field {message_field!r} has no assistant message to train on")
+        raise _RowError(f"field {short_repr(message_field)} has no assistant message to train on")
     tools = content.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise _RowError(f"field 'tools' is {tools!r}; expected a list of tool descriptions")
+        raise _RowError(f"field 'tools' is {short_repr(tools)}; expected a list of tool descriptions")
 
 
 def _unique_ids(rows: Sequence[_ParsedRow], source: str) -> list[str]:
@@ -195,7 +201,7 @@ def _unique_ids(rows: Sequence[_ParsedRow], source: str) -> list[str]:
         other = first_with_id.setdefault(row.row_id, row)
         if other.content != row.content:
             raise TaskDataError(
-                f"{source}: {other.where} and {row.where} differ but have the same id {row.row_id!r}."
+                f"{source}: {other.where} and {row.where} differ but have the same id {short_repr(row.row_id)}."
                 " Make the ids unique, or set fields.task_id to another field."
             )
     used = set(first_with_id)
@@ -231,4 +237,4 @@ def _stable_text(value: Any) -> str:
 
 
 def _names(content: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, content)) or "none"
+    return shorten(", ".join(map(str, content)), 1000) or "none"

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack, task_stack
+from astuner.errors import shorten
 from astuner.model_tuner import ModelTuner
 from astuner.task_runner import describe_calls
 
@@ -32,7 +33,7 @@ class _ActiveEpisode:
     thread: threading.Thread
 
     def lines(self) -> Iterator[str]:
-        yield f"{self.episode_id}: for {timestamp() - self.started:.1f} s, {describe_calls(self.tuner)}, at"
+        yield f"{shorten(self.episode_id)}: for {timestamp() - self.started:.1f} s, {describe_calls(self.tuner)}, at"
         yield format_stack(task_stack(self.task, self.thread))
         # The other tasks of the episode's event loop, for example those of `asyncio.gather`.
         for task in asyncio.all_tasks(self.task.get_loop()):

@@ -31,7 +31,7 @@ from io import FileIO
 from types import ModuleType
 from typing import Any
 
-from astuner.errors import short_repr
+from astuner.errors import short_repr, shorten
 from astuner.redaction.output import reopened_stream
 
 _MODULES: tuple[ModuleType, ...] = (builtins, io, json, json.encoder, json.decoder, os, os.path, time, random)
@@ -292,5 +292,5 @@ def _difference(before: Any, now: Any) -> str:
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [str(key) for key in {**before, **now} if before.get(key) is not now.get(key)]
         changed = sorted(key for key in keys if before.get(key) != now.get(key)) or sorted(keys)
-        return ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+        return ", ".join(map(shorten, changed[:5])) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
     return f"{short_repr(now)} instead of {short_repr(before)}"

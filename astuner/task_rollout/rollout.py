@@ -12,7 +12,7 @@ from loguru import logger
 
 from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack
-from astuner.errors import CallLimitError
+from astuner.errors import CallLimitError, shorten
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
 from astuner.processes.process_hooks import install_hooks
@@ -170,7 +170,9 @@ class TaskRollout:
                 task, tuner = tasks[index], tuners[index]
                 processes[index].end()
                 stack = format_stack(result.stack)
-                logger.debug("{}, {}, blocked its thread at\n{}", task.episode_id, describe_calls(tuner), stack)
+                logger.debug(
+                    "{}, {}, blocked its thread at\n{}", shorten(task.episode_id), describe_calls(tuner), stack
+                )
                 yield index, replace(_stuck_episode(task, tuner.calls, result), ended_processes=processes[index].ended)
             else:
                 yield index, _finished_episode(tasks[index], tuners[index], result)
@@ -241,7 +243,7 @@ def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[E
     if result.effects:
         logger.warning(
             "episode {} changed settings of the process, which all episodes share. These settings were restored: {}",
-            task.episode_id,
+            shorten(task.episode_id),
             "; ".join(result.effects),
         )
         episode = replace(episode, process_effects=result.effects)

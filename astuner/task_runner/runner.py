@@ -30,6 +30,7 @@ from astuner.errors import (
     describe_error,
     message_of,
     short_repr,
+    shorten,
 )
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
@@ -322,9 +323,9 @@ def with_rewards(calls: Sequence[LlmCall], reward: Reward) -> tuple[LlmCall, ...
         agents = {call.agent_name for call in calls if call.trained}
         if missing := sorted(agents - reward.keys()):
             raise WorkflowError(
-                f"WorkflowOutput.reward rewards {', '.join(map(repr, sorted(reward)))}, but "
-                f"{', '.join(map(repr, missing))} made LLM calls that are trained: reward every trained agent under "
-                "the name that model_tuner.for_agent(name) gave it"
+                f"WorkflowOutput.reward rewards {shorten(', '.join(map(repr, sorted(reward))))}, but "
+                f"{shorten(', '.join(map(repr, missing)))} made LLM calls that are trained: reward every "
+                "trained agent under the name that model_tuner.for_agent(name) gave it"
             )
         return tuple(replace(call, reward=reward[call.agent_name]) if call.trained else call for call in calls)
     if len(reward) != len(calls):

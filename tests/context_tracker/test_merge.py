@@ -196,3 +196,9 @@ def test_limit_drops_whole_samples_and_keeps_the_episode_weight():
     assert sum(s.weight for s in limited) == pytest.approx(1.0)
     assert limit_samples(samples, 2, seed=1)[0] == limited
     assert limit_samples(samples, 9, seed=1) == (samples, 0)
+
+
+def test_a_long_call_id_is_shortened_in_a_message():
+    with pytest.raises(ValueError, match="2 completion tokens but 1 logprobs") as caught:
+        build_samples([call("x" * 100_000, [1], [2, 3], [-1.0])])
+    assert len(str(caught.value)) < 1_000

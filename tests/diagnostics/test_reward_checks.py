@@ -87,3 +87,39 @@ def test_a_judge_whose_rewards_differ_for_the_same_conversation(evidence: Eviden
     # The reward depends on the task only, or varies a little as that of a model does.
     assert found("judge_is_inconsistent", evidence.step(episodes(lambda n, r: float(n)))) == []
     assert found("judge_is_inconsistent", evidence.step(episodes(lambda n, r: n + r / 10))) == []
+
+
+def test_long_ids_are_shortened_in_findings(evidence: Evidence):
+    def with_long_ids(episode: Episode) -> Episode:
+        calls = [replace(call, call_id=f"{call.call_id}{'x' * 100_000}") for call in episode.calls]
+        return replace(episode, episode_id=f"{episode.episode_id}{'x' * 100_000}", calls=tuple(calls))
+
+    crash = {"error": "ConnectionError('the sandbox is not reachable')"}
+    same = [evidence.episode(make_task(n), r, float(r % 2), "the same") for n in range(4) for r in range(4)]
+    copies = [
+        evidence.episode(
+            make_task(n),
+            0,
+            1.0,
+            calls=(
+                evidence.call(
+                    f"e{n}",
+                    [{"role": "user", "content": f"{n}?"}],
+                    "an answer of ten",
+                    logprobs=lambda p: -0.1 * (p + 1),
+                ),
+            ),
+        )
+        for n in range(3)
+    ]
+    cases = {
+        "right_answers_not_rewarded": rewarded(evidence, lambda right: 0.0),
+        "wrong_answers_rewarded": rewarded(evidence, lambda right: 1.0),
+        "crashes_are_rewarded": [replace(episode, metadata=crash) for episode in evidence.ordinary()],
+        "judge_is_inconsistent": same,
+        "mask_differs_from_calls": evidence.ordinary(),  # the samples have other call ids now
+        "answers_of_other_prompts": copies,
+    }
+    for name, episodes in cases.items():
+        ((message, _),) = found(name, evidence.step(list(map(with_long_ids, episodes))))
+        assert len(message) < 2_000, name

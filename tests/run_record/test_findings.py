@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from loguru import logger
 
 from astuner.errors import RecordError
 from astuner.run_record import RunFinding, read_findings, summarise_findings
+from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.findings import FINDINGS_FILE, FindingsFile
+from astuner.run_record.lookup import find_episode, find_run
+from astuner.run_record.metrics import MetricsFile
 
 
 def finding(step: int, check: str, severity: str = "error", message: str = "m") -> RunFinding:
@@ -60,3 +67,26 @@ def test_summaries_have_errors_first():
     first, second = summarise_findings(found)
     assert (first.check, first.severity, first.first_step, first.last_step, first.count) == ("e", "error", 2, 5, 2)
     assert (second.check, second.message, second.count) == ("w", "later", 2)
+
+
+def test_long_values_are_shortened_in_messages(tmp_path: Path):
+    long = "x" * 100_000
+    (tmp_path / FINDINGS_FILE).write_text(json.dumps({"step": 1, "check": "a", "severity": long}) + "\n")
+    with pytest.raises(RecordError) as damaged:
+        read_findings(tmp_path)
+    ids = [f"train-{n}-{long}" for n in range(9)]
+    entries = [
+        EpisodeEntry(1, "train", long, i, 0, "ok", 1.0, True, 0.0, 1, 1, 0, 9, 9, 9, 1.0, None, "p") for i in ids
+    ]
+    for name in (long, "train-", "rain-", f"train-0-{long}y", "z"):
+        with pytest.raises(RecordError) as unknown:
+            find_episode(name, entries)
+        assert len(str(unknown.value)) < 5_000
+    with pytest.raises(RecordError) as not_a_run:
+        find_run("x/" * 2000, tmp_path)
+    logged: list[str] = []
+    handler = logger.add(logged.append, level="WARNING")
+    with closing(MetricsFile(tmp_path)) as metrics:
+        metrics.log(1, {long: math.nan})
+    logger.remove(handler)
+    assert max(len(str(damaged.value)), len(str(not_a_run.value)), len(logged[0])) < 5_000

@@ -250,3 +250,11 @@ os.kill(os.getpid(), 9)
     while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
         assert time.monotonic() < deadline, "the server outlived a process that was killed"
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize("metadata", [{"answer": ""}, {}, {"answer": ["3"]}, {"x" * 100_000: "3"}])
+async def test_long_ids_and_fields_are_shortened_in_messages(judge: MathAnswerAsJudge, metadata: dict[str, Any]):
+    task = WorkflowTask(Task("t" * 100_000, "How many?", metadata=metadata), episode_id="e-1")
+    with pytest.raises(JudgeError) as caught:
+        await score(judge, task, WorkflowOutput(metadata={"final_answer": "3"}), timeout=None)
+    assert len(str(caught.value)) < 2_000

@@ -173,7 +173,7 @@ def test_bad_line_is_reported_or_skipped(tmp_path: Path, warnings: list[str], li
 
 
 def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [[]] * 25 + [{"question": "x"}])
+    file = write(tmp_path / "a.jsonl", [{"id": [n], "question": "y"} for n in range(25)] + [{"question": "x"}])
     with pytest.raises(TaskDataError) as caught:
         read(file)
     assert "25 of 26 rows" in str(caught.value)
@@ -182,6 +182,52 @@ def test_many_bad_lines_are_counted(tmp_path: Path) -> None:
     assert "and 15 more" in str(caught.value)
     validation = write(tmp_path / "b.jsonl", [{"question": "y"}, {}])
     assert read(file, validation, skip_bad_rows=True).skipped_rows == 26
+
+
+def test_a_problem_of_many_rows_is_printed_once(tmp_path: Path) -> None:
+    table = tmp_path / "a.csv"
+    table.write_text("text,answer\n" + "what?,1\n" * 500)
+    with pytest.raises(TaskDataError) as caught:
+        read(table, fields={"main_query": "question"})
+    assert "500 of 500 rows cannot be read:\n  line 2, line 3, line 4 and 497 more: no field 'question'" in str(
+        caught.value
+    )
+    assert str(caught.value).count("its fields are text, answer") == 1
+    assert "\n  and " not in str(caught.value)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"question": "a", "id": [LONG]}],
+        [{"question": "a", "id": LONG}, {"question": "b", "id": LONG}],
+        [{"question": "a", "messages": [{"role": LONG, "content": ""}]}],
+        [{LONG: "a"}],
+        [{f"{n}{LONG}": "a"} for n in range(30)],
+        [{f"column {n}": "a" for n in range(10_000)}],
+        [{"messages": [{"role": "assistant", "content": ""}], "tools": LONG}],
+    ],
+    ids=["type of id", "equal ids", "role", "field", "fields that differ", "many fields", "tools"],
+)
+def test_long_values_are_shortened_in_messages(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    file = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(TaskDataError) as caught:
+        read(file, transcripts="tools" in rows[0])
+    assert len(str(caught.value)) < 20_000  # up to 10 rows are described
+
+
+def test_long_errors_of_a_function_and_long_headers_are_shortened(tmp_path: Path) -> None:
+    (tmp_path / "make.py").write_text(
+        "def fails():\n    raise ValueError('x' * 100_000)\ndef wrong():\n    return ['x' * 100_000]"
+    )
+    (tmp_path / "a.csv").write_text(f"{LONG[:50_000]},{LONG[:50_000]}\n1,2\n")
+    for path in (f"{tmp_path / 'make.py'}->fails", f"{tmp_path / 'make.py'}->wrong", str(tmp_path / "a.csv")):
+        with pytest.raises(TaskDataError) as caught:
+            read(path)
+        assert len(str(caught.value)) < 5_000
 
 
 def test_no_tasks(tmp_path: Path, warnings: list[str]) -> None:

@@ -176,3 +176,12 @@ def test_change_of_one_of_several_concurrent_episodes(tokenizer: Any) -> None:
     effects = [effect for episode in episodes.values() for effect in episode.process_effects]
     assert len(effects) == 1
     assert effects[0].startswith("the environment: NEW_VARIABLE")
+
+
+def test_long_names_and_ids_are_shortened_in_the_report(tokenizer: Any, log: list[str]) -> None:
+    name = "changes" + "x" * 100_000
+    episodes = run(tokenizer, False, {name: lambda: os.environ.update({"X" * 100_000: "1"})})
+    (effect,) = episodes[name].process_effects
+    assert effect.startswith("the environment: X")
+    (text,) = [line for line in log if "changed settings of the process" in line]
+    assert len(text) < 2_000

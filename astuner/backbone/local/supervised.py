@@ -23,7 +23,7 @@ from astuner.backbone.local.session import LocalSession
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.clock import timestamp
 from astuner.debugging.signals import signals_deferred
-from astuner.errors import TaskDataError
+from astuner.errors import TaskDataError, short_repr
 from astuner.schema import Task, TokenCounts
 
 
@@ -129,12 +129,12 @@ class SupervisedLoop(RlLoop):
         longest = min(self.config.rollout.max_model_len, self.session.policy.max_length)
         if len(ids) > longest:
             raise TaskDataError(
-                f"transcript {task.task_id!r} has {len(ids)} tokens, more than {longest} "
+                f"transcript {short_repr(task.task_id)} has {len(ids)} tokens, more than {longest} "
                 "(rollout.max_model_len, or the model's own context); shorten it or raise rollout.max_model_len"
             )
         if not any(assistant_mask):
             raise TaskDataError(
-                f"transcript {task.task_id!r} has no token of an assistant message to train on; remove it"
+                f"transcript {short_repr(task.task_id)} has no token of an assistant message to train on; remove it"
             )
         # Arrays: a tuple would take ten times the memory, and all transcripts stay in memory.
         return TrainingRow(np.asarray(ids, np.int32), np.asarray(assistant_mask, np.int32))
