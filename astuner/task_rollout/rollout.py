@@ -12,7 +12,7 @@ from loguru import logger
 
 from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack
-from astuner.errors import CallLimitError, shorten
+from astuner.errors import CallLimitError, EpisodeTimeout, shorten
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
 from astuner.processes.process_hooks import install_hooks
@@ -252,7 +252,9 @@ def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[E
     tracebacks = [episode.error_traceback, *(error.traceback for error in result.uncaught)]
     error_traceback = "\n\n".join(filter(None, tracebacks))
     if result.value is not None and episode.status == "failed":
-        return replace(episode, error_traceback=error_traceback)
+        # A workflow may wait forever because a thread or callback has failed.
+        causes = [error.text for error in result.uncaught] if episode.error_kind == EpisodeTimeout.kind else []
+        return replace(episode, error="; ".join([episode.error or "", *causes]), error_traceback=error_traceback)
     return replace(
         episode,
         status="failed",

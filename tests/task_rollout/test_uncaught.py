@@ -266,6 +266,7 @@ def run(
     bodies: dict[str, Body],
     judges: dict[str, Callable[[], Any]] | None = None,
     judge_timeout: float = 20.0,
+    episode_timeout: float = 20.0,
 ) -> dict[str, Episode]:
     """Run an episode for each body or judge between sound episodes, and return those by the body's name."""
     judge_of = judges or {}
@@ -290,7 +291,7 @@ def run(
     codec = ChatCodec(tokenizer, "qwen3")
     is_async = bool(judge_of) and all(inspect.iscoroutinefunction(judges) for judges in judge_of.values())
     judge = (AsyncJudge if is_async else Judge)(TaskJudgeConfig())
-    runner = TaskRunner(Faulty, judge, engine, codec, 20.0, judge_timeout, judge_inline=in_main_thread)
+    runner = TaskRunner(Faulty, judge, engine, codec, episode_timeout, judge_timeout, judge_inline=in_main_thread)
     rollout = TaskRollout(runner, workers=2, in_main_thread=in_main_thread)
     names = [name for faulty in {**bodies, **judge_of} for name in (faulty, f"sound after {faulty}")]
     tasks = [Task(name, "question") for name in names]
@@ -416,6 +417,23 @@ def test_stop_iteration_of_a_future_is_named(tokenizer: Any, in_main_thread: boo
         assert "raised StopIteration" in (episode.error or "") or "raised Exhausted" in (episode.error or "")
         assert "next(iterator, default)" in (episode.error or "")
         assert "test_uncaught.py" in (episode.error or "")
+
+
+def test_timeout_names_the_failed_callback_and_thread(tokenizer: Any, in_main_thread: bool):
+    async def waits_for(throws: Callable[[], Any], start: Callable[[Callable[[], Any]], object]) -> None:
+        start(throws)
+        await asyncio.Future()
+
+    throws = thrower(ValueError("no result"))
+    bodies = {
+        "callback": partial(waits_for, throws, lambda call: asyncio.get_running_loop().call_soon(call)),
+        "thread": partial(waits_for, throws, lambda call: threading.Thread(target=call).start()),
+    }
+    for name, episode in run(tokenizer, in_main_thread, bodies, episode_timeout=2.0).items():
+        assert (episode.status, episode.error_kind) == ("failed", "timeout")
+        assert "took longer than rollout.episode_timeout (2 s)" in (episode.error or "")
+        assert "; ValueError: no result (at " in (episode.error or "")
+        assert f"in a {name}" in (episode.error or "")
 
 
 def test_a_workflow_can_handle_the_stop_iteration_of_a_future(tokenizer: Any, in_main_thread: bool):
