@@ -207,6 +207,7 @@ def test_killed_server_is_restarted() -> None:
     server.kill()
     assert process.is_same(["$x + 1$"], ["$1 + x$"])
     process.close()
+    psutil.wait_procs(set(servers()) - before, timeout=10)  # the killed server's child ends when its input does
     assert set(servers()) == before
 
 

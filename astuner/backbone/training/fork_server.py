@@ -164,6 +164,7 @@ class ForkServer:
             )
         os.close(replies_end)
         self.has_ended = False
+        self.has_started_workers = False
         self._started: dict[int, asyncio.Future[int]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._number = 0
@@ -180,6 +181,7 @@ class ForkServer:
             while line := await reader.readline():
                 message: dict[str, Any] = json.loads(line)
                 if "started" in message:
+                    self.has_started_workers = True
                     self._exits[message["pid"]] = loop.create_future()
                     started = self._started.pop(message["started"])
                     if not started.done():  # the run was interrupted; the worker ends, as its connection is closed
@@ -210,7 +212,9 @@ class ForkServer:
             request = _REQUEST.pack(self._number)
             socket.send_fds(self._requests, [request], [connection.fileno(), crash_file])
             pid = await started
-        except (OSError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.CancelledError) as error:
+            if isinstance(error, ConnectionError):
+                self.has_ended = True
             if not self.has_ended:
                 raise
             raise BackboneError(

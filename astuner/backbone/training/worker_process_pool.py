@@ -21,7 +21,7 @@ from astuner.backbone.training.run_inputs import RunInputs, runs_inline
 from astuner.backbone.training.worker_handle import WorkerHandle
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import active_breakpoints, is_debugged
-from astuner.errors import EpisodeTimeout
+from astuner.errors import BackboneError, EpisodeTimeout
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings
 from astuner.schema import Episode, WorkflowTask
@@ -178,9 +178,15 @@ class WorkerProcessPool:
             if not worker.is_lost:
                 return worker
             worker.close()
-        server = await self._running_server()
-        self._count += 1
-        return await WorkerHandle.start(server, self.engine, self._count)
+        while True:
+            server = await self._running_server()
+            self._count += 1
+            try:
+                return await WorkerHandle.start(server, self.engine, self._count)
+            except BackboneError:
+                # An episode may have killed it. A process that never started a worker would fail again.
+                if not server.has_started_workers:
+                    raise
 
     async def _running_server(self) -> ForkServer:
         if self._server is not None and self._server.has_ended:
