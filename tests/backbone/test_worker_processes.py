@@ -56,7 +56,9 @@ def start(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., TaskRoll
     yield begin
     for each in rollouts:
         each.close()
-    assert not [child for child in set(psutil.Process().children(recursive=True)) - before if is_running(child)]
+    # A worker that was starting when its connection closed ends after its imports.
+    _, alive = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=20)
+    assert not [child for child in alive if is_running(child)]
 
 
 def is_running(process: psutil.Process) -> bool:
