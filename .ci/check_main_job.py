@@ -4,7 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-MOST_BEFORE, LEAST_AFTER, NOISE = 0.65, 0.95, 0.06
+# The rates are about 0.55 and 0.97. The standard error of a rate of 200 sampled episodes is 0.035 and 0.012.
+MOST_BEFORE, LEAST_AFTER, NOISE = 0.65, 0.93, 0.06
 
 records = Path(sys.argv[1])
 run = json.loads((records / "math_agent_tiny" / "summary.json").read_text())
