@@ -219,7 +219,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "environment_never_advances",
         "https://github.com/silverlight6/TFTMuZeroAgent/pull/46",
-        ("observation|environment", "same", "step|advance"),
+        ("observation|environment", "same|equals", "step|advance"),
         workflow("FrozenWalk"),
     ),
     Fault(
