@@ -74,10 +74,10 @@ def explain_logprob_gap(samples: Sequence[TokenPairs], difference: float, *, ear
             "its prefix cache afterwards",
         )
     return GapCause(
-        f"{start}: the engine may have sampled with other weights than the trained ones, with another tokenizer or "
-        "chat template, or in another precision",
-        "set model.dtype: float32; if the difference remains, check that the engine serves the model of model.path, "
-        "and report a bug",
+        f"{start}: the engine may have sampled with other weights than the trained ones, at another temperature, with "
+        "another tokenizer or chat template, or in another precision",
+        "set model.dtype: float32; if the difference remains, check that the engine serves the model of model.path and "
+        "returns logprobs at rollout.temperature (vLLM: logprobs-mode processed_logprobs), and report a bug",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 from astuner.config.algorithms import ALGORITHMS
@@ -14,6 +15,8 @@ from astuner.schema import Episode
 _LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.15}
 # The samples of an asynchronous trainer come from weights that are some steps old.
 _LARGEST_GAP_IF_UNKNOWN = 0.3
+# A smaller difference is also reported if it exceeds this limit and `_GROWTH` times that of the earlier steps.
+_LARGEST_USUAL_GAP = {"float32": 5e-5, "bfloat16": 0.015}
 _GROWTH = 30.0
 # Maximum number of samples that are compared with a shift, because the comparison is slow.
 _COMPARED_SAMPLES = 64
@@ -139,8 +142,9 @@ def logprob_gap(update: UpdateEvidence) -> Result:
     if difference is None or not difference > 0:
         return
     limit = _LARGEST_GAP.get(update.dtype or "", _LARGEST_GAP_IF_UNKNOWN)
-    usual = statistics.median(update.gaps) if update.gaps else None
-    grew = update.dtype is not None and usual is not None and difference > max(_GROWTH * usual, limit / 10)
+    usual = statistics.median_low(update.gaps) if update.gaps else math.inf
+    largest_usual = _LARGEST_USUAL_GAP.get(update.dtype or "", _LARGEST_GAP_IF_UNKNOWN / 10)
+    grew = update.dtype is not None and difference > max(_GROWTH * usual, largest_usual)
     if difference > limit or grew:
         cause = explain_logprob_gap(token_pairs(update), difference, earlier=update.gaps)
         yield cause.text, cause.fix

@@ -83,7 +83,9 @@ def test_a_trainer_whose_mask_is_off_by_one(evidence: Evidence, shift: int):
         (1e-5, "float32", (), False),
         (2e-3, "float32", (), True),
         (5e-4, "float32", (1e-6, 2e-6), True),
-        (5e-5, "float32", (1e-6, 2e-6), False),
+        (4e-5, "float32", (1e-7, 2e-7), False),
+        (8e-5, "float32", (1e-7,), True),  # a prefix cache that is kept after a small update
+        (2e-4, "float32", (1e-7, 8e-5), True),
         (0.05, "bfloat16", (), False),
         (0.2, "bfloat16", (), True),
         (0.2, None, (1e-3,), False),
