@@ -153,10 +153,7 @@ class ForkServer:
         python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with requests:
             self._process = subprocess.Popen(
-                (
-                    *(sys.executable, "-P", "-m", __name__),
-                    *(str(requests.fileno()), str(replies_end)),
-                ),
+                (sys.executable, "-P", "-m", __name__, str(requests.fileno()), str(replies_end)),
                 env={**os.environ, "PYTHONPATH": python_path},
                 stdin=subprocess.PIPE,
                 pass_fds=(requests.fileno(), replies_end),

@@ -1,0 +1,27 @@
+"""The spec's configurations run as a user would run them, on every backbone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.backbone.spec_pages import PAGES, check_run, write_project
+
+
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        "debug",
+        "local",
+        pytest.param("verl", marks=[pytest.mark.verl, pytest.mark.slow]),
+        pytest.param("trinity", marks=[pytest.mark.trinity, pytest.mark.slow]),
+    ],
+)
+@pytest.mark.parametrize("page", PAGES)
+def test_the_configuration_of_a_spec_page_runs(page: str, backbone: str, model_folder: Path, tmp_path: Path) -> None:
+    write_project(tmp_path, model_folder)
+    with_ray = ("--with-ray",) if backbone in ("verl", "trinity") else ()
+    viewer = ("--with-logview",) if page == "spec 2" and backbone == "debug" else ()
+    output = check_run(tmp_path, page, f"--backbone={backbone}", *with_ray, *viewer)
+    assert ("service ray: ready after" in output) == bool(with_ray)
