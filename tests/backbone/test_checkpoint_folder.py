@@ -158,6 +158,16 @@ def test_the_remains_of_a_kill_are_repaired(checkpoints: CheckpointFolder) -> No
     assert [path.name for path in folder.iterdir()] == ["step_000004"]
 
 
+def test_a_kill_before_the_removal_of_the_oldest_checkpoint_keeps_it_until_the_newest_is_read(
+    checkpoints: CheckpointFolder,
+) -> None:
+    kept = CheckpointFolder(checkpoints.folder, keep=1)
+    assert kept.newest() == checkpoints.folder / "step_000004"
+    assert names(kept) == ["step_000002", "step_000004"]  # to fall back to if the newest one cannot be read
+    kept.remove_old()
+    assert names(kept) == ["step_000004"]
+
+
 STATE = json.loads(json.dumps(RunState(step=3, seconds_before=2.0).dump(0.0)))
 
 

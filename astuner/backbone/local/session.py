@@ -138,6 +138,7 @@ class LocalSession(TrainingSession):
             progress: dict[str, Any] = state["progress"]
         except Exception as error:  # PyTorch and pickle raise errors of many types for a damaged file
             raise unreadable(checkpoint, first_line(error)) from error
+        self._checkpoints.remove_old()
         return progress
 
     def save_model(self, folder: Path, step: int) -> None:

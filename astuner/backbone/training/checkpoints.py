@@ -108,13 +108,21 @@ class CheckpointFolder:
             write(partial)
             marker = {"step": step, "files": _file_sizes(partial)}
             (partial / _MARKER).write_text(json.dumps(marker), encoding="utf-8")
+        self.remove_old()
+        return final
+
+    def remove_old(self) -> None:
+        """Remove all but the newest `keep` checkpoints.
+
+        A resumed run calls this once it has read the newest one, because a kill can follow the write of a checkpoint
+        before the oldest one is removed.
+        """
         for old in complete_checkpoints(self.folder)[: -self.keep]:
             # Renamed first: a kill must not leave a part of it under the name of a checkpoint.
             removed = old.with_name(f"{_REMOVED}{old.name}")
             with contextlib.suppress(OSError):
                 old.rename(removed)
                 _remove(removed)
-        return final
 
     def newest(self) -> Path | None:
         """Return the newest complete checkpoint, or None. Repair what a killed process has left.

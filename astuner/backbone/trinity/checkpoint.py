@@ -151,6 +151,10 @@ class TrinityCheckpoints:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise unreadable(newest, first_line(error)) from error
 
+    def remove_old(self) -> None:
+        """Remove the checkpoints that a killed run kept beyond their number."""
+        self._folder.remove_old()
+
     def stored_weights(self) -> list[str]:
         """Return the weight references of all checkpoints, and of copies of checkpoints under other names."""
         references = []

@@ -207,7 +207,12 @@ class TrinitySession(TrainingSession):
     def load(self) -> dict[str, Any] | None:
         """Return the progress of the newest checkpoint, or None. Trinity started from its weights."""
         checkpoint = self._checkpoints.newest()
-        return checkpoint.progress if checkpoint else None
+        if checkpoint is None:
+            return None
+        earlier = set(self._checkpoints.stored_weights())
+        self._checkpoints.remove_old()
+        self.training_backend.delete_weights(earlier.difference(self._checkpoints.stored_weights()))
+        return checkpoint.progress
 
     def save_model(self, folder: Path, step: int) -> None:
         """Write the model as a Hugging Face folder, with adapters merged.

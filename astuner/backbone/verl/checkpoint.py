@@ -76,4 +76,5 @@ class VerlCheckpoints:
             trainer.load(newest / _ACTOR)
         except (RayError, OSError, ValueError, TypeError, AttributeError) as error:
             raise unreadable(newest, first_line(error)) from error
+        self._folder.remove_old()
         return progress

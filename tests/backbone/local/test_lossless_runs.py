@@ -114,6 +114,16 @@ def test_a_run_killed_several_times_has_every_row_once(serial: tuple[Runs, Path]
     assert comparison.is_equal, comparison
 
 
+def test_a_run_killed_before_it_removed_an_old_checkpoint_removes_it(serial: tuple[Runs, Path], tmp_path: Path):
+    runs, whole = serial
+    in_validation, keep_two = MOMENTS["in the final validation"], "astuner.trainer_common.max_checkpoints_to_keep=2"
+    assert runs.kill_when(tmp_path, lambda _changes, _seconds: in_validation(tmp_path / "run"), keep_two)
+    assert len(list((tmp_path / "run/checkpoints").iterdir())) == 2
+    runs.complete(tmp_path)
+    comparison = compare(whole, tmp_path / "run")
+    assert comparison.is_equal, comparison
+
+
 @pytest.fixture(scope="module")
 def killed_run(serial: tuple[Runs, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The record of a run that was killed after its first checkpoint."""
