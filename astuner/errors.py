@@ -17,6 +17,8 @@ x EpisodeError
   + ContextLengthError
   + CallLimitError
   + AgentMadness
+  + InvalidRequestError
+    o UnsupportedParameterError
 """
 
 from __future__ import annotations
@@ -142,6 +144,29 @@ class AgentMadness(EpisodeError):
     """
 
     kind = "madness"
+
+
+class InvalidRequestError(EpisodeError):
+    """A request to the model has an invalid parameter.
+
+    Attributes:
+        name: The name of the parameter, in OpenAI's API; None if the request as a whole is invalid.
+    """
+
+    kind = "invalid_request"
+
+    def __init__(self, message: str, name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    """A request has a parameter, or a value of one, that cannot be honoured. Parameters are never ignored."""
+
+    kind = "unsupported_parameter"
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message, name)
 
 
 def shorten(text: str, limit: int = 200) -> str:
