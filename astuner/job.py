@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,11 +16,11 @@ from astuner.config.backbone_choice import check_gpus, choose_backbone
 from astuner.config.loading import check_config, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
 from astuner.config.to_yaml import secret_keys, to_yaml
-from astuner.errors import ConfigError
-from astuner.plugin import load_class
+from astuner.errors import AstunerError, ConfigError, PluginError, short_repr
+from astuner.plugin import load_object
 from astuner.run_record import RunSummary
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.workflow import Workflow
+from astuner.workflow import Workflow, workflow_factory
 
 _READERS = {"hf": "huggingface_dat_repo", "file": "dataset_file", "jsonl": "dataset_file"}
 
@@ -112,13 +112,22 @@ class AstunerJob:
         self._config = with_values(self._config, {f"astuner.{key}": value for key, value in values.items()})
         return self
 
-    def set_workflow(self, workflow: type[Workflow] | str) -> Self:
-        """Set the agent: a Workflow class, or its `package.module->Class`."""
-        return self.configure({"rollout.agentscope_workflow": _class_path(workflow, Workflow)})
+    def set_workflow(self, workflow: type[Workflow] | Callable[..., Awaitable[Any]] | str) -> Self:
+        """Set the agent: a Workflow class, a function `async def run(task, model_tuner)`, or `package.module->Name`.
+
+        Raises:
+            ConfigError: it is something else, or the YAML cannot name it.
+        """
+        if not isinstance(workflow, str) and not inspect.isclass(workflow):
+            try:
+                workflow_factory(_shown_name(workflow), workflow)
+            except PluginError as error:
+                raise ConfigError(f"set_workflow: {error}") from error
+        return self.configure({"rollout.agentscope_workflow": _path_of(workflow, Workflow)})
 
     def set_judge(self, judge: type[BaseJudge] | str) -> Self:
         """Set the judge: a BaseJudge class or its `package.module->Class`. Optional if workflows return rewards."""
-        return self.configure({"task_judge.judge_protocol": _class_path(judge, BaseJudge)})
+        return self.configure({"task_judge.judge_protocol": _path_of(judge, BaseJudge)})
 
     def set_data(
         self,
@@ -216,26 +225,41 @@ class AstunerJob:
         return TunedModel(Path(summary.model), summary, Path(config.astuner.experiment_dir))
 
 
-def _class_path(value: type | str, base: type) -> str:
-    """Return `package.module->Class`; for a class of the running script, with the script's file as the module."""
+def _path_of(value: object, base: type) -> str:
+    """Return `package.module->Name`; for a name of the running script, with the script's file as the module.
+
+    Args:
+        value: such a path, a subclass of `base`, or, for workflows, a function.
+        base: the base class.
+
+    Raises:
+        ConfigError: the class does not derive from `base`, or the YAML cannot name the value.
+    """
     if isinstance(value, str):
         return value
-    if not (inspect.isclass(value) and issubclass(value, base)):
+    if (inspect.isclass(value) or base is not Workflow) and not (inspect.isclass(value) and issubclass(value, base)):
         raise ConfigError(f"expected a subclass of {base.__name__}, got {value!r}")
-    if "<locals>" in value.__qualname__:
+    name = _shown_name(value)
+    module = str(getattr(value, "__module__", None))
+    if "<locals>" in name:
+        raise ConfigError(f"{name} is defined inside a function, so the YAML cannot name it; move it to module level")
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if module == "__main__" and script is None:
+        raise ConfigError(f"{name} is defined in an interactive session, so the YAML cannot name it; move it to a file")
+    if getattr(sys.modules.get(module), name, None) is not value:
         raise ConfigError(
-            f"{value.__qualname__} is defined inside a function, so the YAML cannot name it; move it to module level"
+            f"{name} is not a name of module {module}, so the YAML cannot name it; move it to module level"
         )
-    if value.__module__ == "__main__":
-        script = getattr(sys.modules["__main__"], "__file__", None)
-        if script is None:
-            raise ConfigError(
-                f"{value.__name__} is defined in an interactive session, so the YAML cannot name it; move it to a file"
-            )
-        return f"{Path(script).absolute()}->{value.__qualname__}"
-    path = f"{value.__module__}->{value.__qualname__}"
+    if module == "__main__":
+        return f"{Path(str(script)).absolute()}->{name}"
+    path = f"{module}->{name}"
     try:
-        load_class(path, base, search=(Path.cwd(),))
-    except Exception:
-        return f"{Path(inspect.getfile(value)).absolute()}->{value.__qualname__}"
-    return path
+        if load_object(path, search=(Path.cwd(),)) is value:
+            return path
+    except AstunerError:
+        pass
+    return f"{Path(inspect.getfile(sys.modules[module])).absolute()}->{name}"
+
+
+def _shown_name(value: object) -> str:
+    return str(getattr(value, "__qualname__", None) or short_repr(value))

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from astuner.debugging.tracebacks import traceback_of
 from astuner.errors import PluginError, short_repr
 
-__all__ = ["load_class", "load_function", "raised_at"]
+__all__ = ["describe", "load_class", "load_function", "load_object", "raised_at", "subclass_at"]
 
 T = TypeVar("T")
 
@@ -38,10 +38,18 @@ def load_class(path: str, base: type[T], *, search: Sequence[Path] = ()) -> type
         PluginError: If the path is malformed, the module does not exist or raises on import, or the object is not a
             concrete subclass of `base`.
     """
-    value = _load(path, search)
+    return subclass_at(path, load_object(path, search=search), base)
+
+
+def subclass_at(path: str, value: object, base: type[T]) -> type[T]:
+    """Return `value`, the object at `path`, if it is a concrete subclass of `base`.
+
+    Raises:
+        PluginError: If it is not.
+    """
     expected = f"{base.__module__}.{base.__qualname__}"
     if not isinstance(value, type):
-        raise PluginError(f"`{path}` is {_describe(value)}; expected a class that derives from {expected}.")
+        raise PluginError(f"`{path}` is {describe(value)}; expected a class that derives from {expected}.")
     if not issubclass(value, base):
         parents = ", ".join(f"{parent.__module__}.{parent.__qualname__}" for parent in value.__bases__)
         raise PluginError(
@@ -53,6 +61,33 @@ def load_class(path: str, base: type[T], *, search: Sequence[Path] = ()) -> type
     return value
 
 
+def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
+    """Return the object at `path`; see `load_class` for the notation and the search order.
+
+    Raises:
+        PluginError: If the path is malformed, the module does not exist or raises on import, or has no such name.
+    """
+    module_name, arrow, name = (part.strip() for part in path.partition("->"))
+    if not (module_name and arrow and name.isidentifier()):
+        raise PluginError(
+            f"{short_repr(path)} is not of the form `package.module->Name` or `some/file.py->Name`; {_arrow_hint(path)}"
+        )
+    folders = list(dict.fromkeys(Path(folder).resolve() for folder in search))
+    importlib.invalidate_caches()  # A file may have been created after its folder was last scanned.
+    is_file = module_name.endswith(".py") or "/" in module_name
+    load = _load_file if is_file else _load_module
+    module = load(path, module_name, name, folders)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        names = [public for public in dir(module) if not public.startswith("_")]
+        defined = [n for n in names if getattr(getattr(module, n, None), "__module__", None) == module.__name__]
+        hint = _did_you_mean(name, names) or (f" It defines {', '.join(defined[:10])}." if defined else "")
+        raise PluginError(f"`{path}`: {module.__file__ or module.__name__} has no {name}.{hint}") from None
+    except Exception as error:  # A module's `__getattr__` may import on demand.
+        raise _import_failed(path, module_name, error) from error
+
+
 def load_function(path: str, *, search: Sequence[Path] = ()) -> Callable[..., Any]:
     """Return the function at `path`; see `load_class` for the notation and the search order.
 
@@ -60,9 +95,9 @@ def load_function(path: str, *, search: Sequence[Path] = ()) -> Callable[..., An
         PluginError: If the path is malformed, the module does not exist or raises on import, or the object is not
             callable.
     """
-    value = _load(path, search)
+    value = load_object(path, search=search)
     if not callable(value):
-        raise PluginError(f"`{path}` is {_describe(value)}; expected a function.")
+        raise PluginError(f"`{path}` is {describe(value)}; expected a function.")
     return value
 
 
@@ -92,28 +127,6 @@ def raised_at(error: BaseException, within: Path | None = None) -> str:
         return "an unknown place"
     innermost = (user_frames or frames)[-1]
     return f"{innermost.filename}:{innermost.lineno}"
-
-
-def _load(path: str, search: Sequence[Path]) -> object:
-    module_name, arrow, name = (part.strip() for part in path.partition("->"))
-    if not (module_name and arrow and name.isidentifier()):
-        raise PluginError(
-            f"{short_repr(path)} is not of the form `package.module->Name` or `some/file.py->Name`; {_arrow_hint(path)}"
-        )
-    folders = list(dict.fromkeys(Path(folder).resolve() for folder in search))
-    importlib.invalidate_caches()  # A file may have been created after its folder was last scanned.
-    is_file = module_name.endswith(".py") or "/" in module_name
-    load = _load_file if is_file else _load_module
-    module = load(path, module_name, name, folders)
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        names = [public for public in dir(module) if not public.startswith("_")]
-        defined = [n for n in names if getattr(getattr(module, n, None), "__module__", None) == module.__name__]
-        hint = _did_you_mean(name, names) or (f" It defines {', '.join(defined[:10])}." if defined else "")
-        raise PluginError(f"`{path}`: {module.__file__ or module.__name__} has no {name}.{hint}") from None
-    except Exception as error:  # A module's `__getattr__` may import on demand.
-        raise _import_failed(path, module_name, error) from error
 
 
 def _arrow_hint(path: str) -> str:
@@ -263,6 +276,7 @@ def _did_you_mean(name: str, names: Sequence[str]) -> str:
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
-def _describe(value: object) -> str:
+def describe(value: object) -> str:
+    """Return the start of the `repr` of `value`, and its type."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'}, of type {type(value).__name__}"

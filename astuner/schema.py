@@ -61,6 +61,9 @@ class WorkflowTask:
         """The id of the task."""
         return self.task.task_id
 
+    main_query = property(lambda self: self.task.main_query, doc="The question of the task.")
+    metadata = property(lambda self: self.task.metadata, doc="All other fields of the task's data row.")
+
 
 @dataclass(slots=True)
 class WorkflowOutput:

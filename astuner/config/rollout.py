@@ -132,7 +132,7 @@ class RolloutConfig(Section):
     )
     """Run the class of agentscope_workflow. (False, the older step protocol, is no longer supported.)"""
     agentscope_workflow: str | None = key(None, trainers="runs in astuner's episode workers", resume="path")
-    """`package.module->Class`, the Workflow to tune."""
+    """`package.module->Name`, the agent to tune: a Workflow class, or a function `async def run(task, model_tuner)`."""
     trainable_targets: list[str] | None = key(None, trainers="selects the calls that become samples", resume="same")
     """Tags of the agents to train (model_tuner.for_agent(…, target_tag=…)); null trains all."""
     frozen_models: dict[str, FrozenModelConfig] = key({}, trainers="answers calls that are not trained", resume="same")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import sysconfig
 import time
 import traceback
@@ -38,7 +37,7 @@ from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score, score_inline
-from astuner.workflow import Workflow
+from astuner.workflow import Workflow, wrong_output
 
 Reward = float | Mapping[str, float] | Sequence[float]
 """The reward of an episode, of its agents by name, or of its LLM calls in order."""
@@ -275,15 +274,8 @@ def _checked_output(output: object) -> WorkflowOutput:
     Raises:
         WorkflowError: it is not a `WorkflowOutput`, or a log metric is not a number.
     """
-    if inspect.isawaitable(output):
-        if inspect.iscoroutine(output):
-            output.close()
-        raise WorkflowError(
-            f"execute must return a WorkflowOutput, got a {type(output).__name__} that was not awaited "
-            f"({getattr(output, '__qualname__', type(output).__name__)}); write `await` in front of the call"
-        )
     if not isinstance(output, WorkflowOutput):
-        raise WorkflowError(f"execute must return a WorkflowOutput, got {type(output).__name__}: {short_repr(output)}")
+        raise wrong_output("execute", "a WorkflowOutput", output)
     numbers = {
         str.__str__(str(name)): checked_reward(value, f"log_metrics[{short_repr(name)}]")
         for name, value in output.log_metrics.items()

@@ -14,9 +14,10 @@ import re
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import isfunction, signature
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -37,6 +38,7 @@ from astuner.run_record import read_metrics, read_summary
 from astuner.schema import Task, WorkflowTask
 from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge
 from astuner.task_runner import TaskRunner
+from astuner.workflow import workflow_factory
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/en"
@@ -183,11 +185,12 @@ def test_page_runs(page: Path, page_runner: PageRunner, tokenizer: Any, request:
         request.getfixturevalue("tinker_server")
     names = page_runner.run(page)
     for workflow in names.values():
-        if isinstance(workflow, type) and issubclass(workflow, Workflow) and workflow is not Workflow:
-            assert_workflow_scores(workflow, ChatCodec(tokenizer))
+        is_class = isinstance(workflow, type) and issubclass(workflow, Workflow) and workflow is not Workflow
+        if is_class or (isfunction(workflow) and [*signature(workflow).parameters] == ["task", "model_tuner"]):
+            assert_workflow_scores(workflow_factory(page.name, workflow), ChatCodec(tokenizer))
 
 
-def assert_workflow_scores(workflow: type[Workflow], codec: ChatCodec) -> None:
+def assert_workflow_scores(workflow: Callable[[], Workflow], codec: ChatCodec) -> None:
     """Check that an episode with a model that answers correctly is scored."""
     answer = codec.tokenizer.encode("\\boxed{4}<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: answer, max_model_len=8192)

@@ -28,7 +28,7 @@ from astuner.task_reader import read_tasks
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
 from astuner.tools import sandbox_agentscope
-from astuner.workflow import Workflow
+from astuner.workflow import Workflow, load_workflow
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RunInputs:
         model_path: a local folder or a Hugging Face name.
         tokenizer: the tokenizer of that model.
         codec: converts messages to token ids and back.
-        workflow: the workflow class; None for supervised training.
+        workflow: returns a new workflow; None for supervised training.
         judge: the judge; None if the workflow returns its reward.
         search: absolute folders that are searched for the user's code and for relative paths.
     """
@@ -49,7 +49,7 @@ class RunInputs:
     model_path: str
     tokenizer: Any
     codec: ChatCodec
-    workflow: type[Workflow] | None
+    workflow: Callable[[], Workflow] | None
     judge: BaseJudge | None
     search: tuple[Path, ...] = ()
 
@@ -176,13 +176,15 @@ def load_agent_inputs(
     return RunInputs(TaskSet((), ()), model_path, codec.tokenizer, codec, workflow, judge, tuple(search))
 
 
-def _load_agent(config: AstunerConfig, search: Sequence[Path]) -> tuple[type[Workflow] | None, BaseJudge | None]:
+def _load_agent(
+    config: AstunerConfig, search: Sequence[Path]
+) -> tuple[Callable[[], Workflow] | None, BaseJudge | None]:
     """Return the workflow and the judge, each if configured; supervised training has neither."""
-    workflow = judge = None
+    workflow, judge = None, None
     if config.trainer_common.algorithm.adv_estimator == "sft":
         return None, None
     if config.rollout.agentscope_workflow:
-        workflow = load_class(config.rollout.agentscope_workflow, Workflow, search=search)  # type: ignore[type-abstract]
+        workflow = load_workflow(config.rollout.agentscope_workflow, search=search)
     if config.task_judge.judge_protocol:
         judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     return workflow, judge
