@@ -27,7 +27,7 @@ def learning_rate_is_zero(update: UpdateEvidence) -> Result:
     if update.metrics.get("lr") == 0:
         yield (
             "the learning rate of this step is 0, so the update changed nothing",
-            "check trainer_common.optim: lr, lr_warmup_steps, lr_scheduler and min_lr_ratio",
+            "raise trainer_common.optim.lr or min_lr_ratio, and check lr_warmup_steps and lr_scheduler",
         )
 
 

@@ -77,7 +77,7 @@ class EpisodePool(Generic[T]):
         Raises:
             DebuggerQuit: the user quit the debugger.
         """
-        with hooks.installed(), contextlib.closing(ProcessState()) as state:
+        with hooks.installed(), contextlib.closing(ProcessState()) as state, state.alarms_ignored():
             yield from self._run(jobs, state)
 
     def _run(self, jobs: Sequence[Job[T]], state: ProcessState) -> Iterator[tuple[int, JobResult[T] | StuckJob]]:
@@ -166,7 +166,11 @@ class InlinePool(Generic[T]):
         Raises:
             KeyboardInterrupt: a signal arrived, or the user quit the debugger.
         """
-        with hooks.installed(), contextlib.closing(ProcessState(in_main_thread=True)) as state:
+        with (
+            hooks.installed(),
+            contextlib.closing(ProcessState(in_main_thread=True)) as state,
+            state.alarms_ignored(),
+        ):
             for index, job in enumerate(jobs):
                 with state.watched() as mark, _signals_end_run() as received:
                     result = run_job(job, received)

@@ -3,164 +3,38 @@
 Episodes in threads share the process, so the author of a change is known only if no other episode ran. Otherwise, all
 episodes that ran are reported. A change that breaks other code immediately, such as a closed stream, is restored when
 it is detected. Other changes may be temporary (`contextlib.chdir`). They are restored after the end of all episodes
-that may undo them.
+that may undo them. Settings of one thread are restored after each of its episodes.
 """
 
 from __future__ import annotations
 
-import builtins
 import contextlib
-import gc
-import io
-import json
-import locale
-import logging
 import os
-import random
-import re
-import resource
 import signal
-import socket
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from io import FileIO
-from types import ModuleType
+from types import FrameType
 from typing import Any
 
+from loguru import logger
+
+from astuner.debugging.signals import signal_handlers
 from astuner.errors import short_repr, shorten
 from astuner.redaction.output import reopened_stream
+from astuner.task_rollout.process_settings import (
+    ProcessSetting,
+    process_settings,
+    read_setting,
+    restore_setting,
+    thread_settings,
+)
 
-_MODULES: tuple[ModuleType, ...] = (builtins, io, json, json.encoder, json.decoder, os, os.path, time, random)
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD, signal.SIGALRM)
-_LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_OF_TIME_ZONE = ("timezone", "altzone", "daylight", "tzname")  # these follow the environment variable TZ
 _STREAMS = ("stdin", "stdout", "stderr")
-
-
-@dataclass(frozen=True)
-class _Setting:
-    """One setting: the functions that read and restore it, and whether a change must be restored immediately."""
-
-    read: Callable[[], Any]
-    restore: Callable[[Any], object]
-    is_urgent: bool = False
-
-
-def _attributes(module: ModuleType) -> _Setting:
-    """Return the setting of a module's attributes. Attributes that are added later are ignored."""
-    names = [name for name in vars(module) if not name.startswith("_") and name not in _OF_TIME_ZONE]
-
-    def restore(values: dict[str, object]) -> None:
-        for name, value in values.items():
-            if vars(module).get(name) is not value:
-                setattr(module, name, value)
-
-    return _Setting(lambda: {name: vars(module).get(name) for name in names}, restore, is_urgent=True)
-
-
-def _signal_handlers(handlers: dict[int, Any]) -> None:
-    for number, handler in handlers.items():
-        if handler is not None and signal.getsignal(number) is not handler:
-            signal.signal(number, handler)
-
-
-def _variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("ASTUNER_")}
-
-
-def _environment(variables: dict[str, str]) -> None:
-    for name in _variables().keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
-    time.tzset()  # `TZ` may have changed
-
-
-def _umask() -> int | None:
-    """Return the mask of new files; None where it cannot be read without setting it, which other threads would see."""
-    with contextlib.suppress(OSError), FileIO("/proc/self/status") as status:
-        if match := re.search(rb"^Umask:\s*([0-7]+)", status.read(), re.MULTILINE):
-            return int(match[1], 8)
-    return None
-
-
-def _removable(values: Callable[[], list[Any]]) -> _Setting:
-    """Return the setting of a list's items. Items that are added later, and the order, are ignored."""
-    earlier = list(values())
-
-    def restore(_: object) -> None:
-        current = values()
-        current[:] = [*(item for item in earlier if item not in current), *current]
-
-    return _Setting(lambda: [item for item in earlier if item in values()], restore)
-
-
-def _running_timers() -> list[bool]:
-    return [signal.getitimer(timer)[0] > 0 for timer in _TIMERS]
-
-
-def _stop_timers(earlier: list[bool]) -> None:
-    for timer, was_running in zip(_TIMERS, earlier, strict=True):
-        if not was_running:
-            signal.setitimer(timer, 0.0)
-
-
-def _file_id(fd: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _limits() -> dict[str, tuple[int, int]]:
-    return {name: resource.getrlimit(number) for name, number in _LIMITS.items()}
-
-
-def _restore_limits(limits: dict[str, tuple[int, int]]) -> None:
-    for name, (soft, hard) in limits.items():
-        lowered = resource.getrlimit(_LIMITS[name])[1]
-        try:
-            resource.setrlimit(_LIMITS[name], (soft, hard))
-        except ValueError:  # only root can raise a hard limit
-            is_free = lowered == resource.RLIM_INFINITY or 0 <= soft <= lowered
-            resource.setrlimit(_LIMITS[name], (soft if is_free else lowered, lowered))
-
-
-def _settings(in_main_thread: bool) -> dict[str, _Setting]:
-    settings = {
-        "the recursion limit": _Setting(sys.getrecursionlimit, sys.setrecursionlimit, is_urgent=True),
-        "the switch interval": _Setting(sys.getswitchinterval, sys.setswitchinterval),
-        "the working directory": _Setting(os.getcwd, os.chdir),
-        "the environment": _Setting(_variables, _environment),
-        "the garbage collector": _Setting(gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-        "the socket timeout": _Setting(socket.getdefaulttimeout, socket.setdefaulttimeout),
-        "the locale": _Setting(lambda: locale.setlocale(locale.LC_ALL), lambda v: locale.setlocale(locale.LC_ALL, v)),
-        "the level of logging": _Setting(lambda: logging.root.level, logging.root.setLevel),
-        "logging.disable": _Setting(lambda: logging.root.manager.disable, logging.disable),
-        "the resource limits": _Setting(_limits, _restore_limits),
-        "the mask of new files": _Setting(_umask, lambda mask: None if mask is None else os.umask(mask)),
-        "sys.path": _removable(lambda: sys.path),
-        "sys.meta_path": _removable(lambda: sys.meta_path),
-        "sys.path_hooks": _removable(lambda: sys.path_hooks),
-        # An alarm without a handler ends the process.
-        "a timer": _Setting(_running_timers, _stop_timers),
-    }
-    settings |= {f"module {module.__name__}": _attributes(module) for module in _MODULES}
-    if in_main_thread:  # other threads cannot install handlers
-        handlers = lambda: {number: signal.getsignal(number) for number in _SIGNALS}  # noqa: E731
-        settings["signal handlers"] = _Setting(handlers, _signal_handlers, is_urgent=True)
-    torch: Any = sys.modules.get("torch")  # only a run that uses PyTorch has it
-    if hasattr(torch, "set_default_dtype"):
-        settings["torch's default dtype"] = _Setting(torch.get_default_dtype, torch.set_default_dtype, is_urgent=True)
-        settings["torch's deterministic algorithms"] = _Setting(
-            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
-        )
-    return settings
+_ALARMS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 
 
 @dataclass(eq=False)
@@ -181,17 +55,20 @@ class ProcessState:
         self._lock = threading.Lock()
         self._copies = [None if _file_id(fd) is None else os.dup(fd) for fd in range(3)]
         self._streams = {name: getattr(sys, name) for name in _STREAMS}
-        self._settings = _settings(in_main_thread)
+        self._settings = process_settings(in_main_thread)
         for name in _STREAMS:
-            self._settings[f"sys.{name}"] = _Setting(
+            self._settings[f"sys.{name}"] = ProcessSetting(
                 partial(self._stream_type, name), partial(self._put_stream_back, name)
             )
         for fd, copy in enumerate(self._copies):
             if copy is not None:
-                self._settings[f"file descriptor {fd}"] = _Setting(partial(_file_id, fd), partial(_redirect, copy, fd))
-        self._values = {name: _read(setting) for name, setting in self._settings.items()}
+                self._settings[f"file descriptor {fd}"] = ProcessSetting(
+                    partial(_file_id, fd), partial(_redirect, copy, fd)
+                )
+        self._values = {name: read_setting(setting) for name, setting in self._settings.items()}
         self._running: set[RunningMark] = set()
         self._waiting: dict[str, set[RunningMark]] = {}
+        self._expired: deque[str] = deque()
         self._is_closed = False
 
     def close(self) -> None:
@@ -208,15 +85,34 @@ class ProcessState:
         """Detect the changes that an episode makes in the block. Afterwards, the mark has their descriptions."""
         mark = RunningMark()
         self.check()
+        settings = thread_settings()
+        before = {name: read_setting(setting) for name, setting in settings.items()}
         with self._lock:
             self._running.add(mark)
         try:
             yield mark
         finally:
             self.check()
+            for name, setting in settings.items():
+                if (now := read_setting(setting)) != before[name]:
+                    restore_setting(setting, before[name])
+                    mark.effects.append(f"{name}: {_difference(before[name], now)}")
             with self._lock:
                 self._running.discard(mark)
                 self._restore_changes_of(mark)
+
+    @contextlib.contextmanager
+    def alarms_ignored(self) -> Iterator[None]:
+        """Ignore and report alarms without a handler (`signal.setitimer`), which would end the process."""
+        unhandled = [number for number in _ALARMS if signal.getsignal(number) is signal.SIG_DFL]
+        with signal_handlers(unhandled, self._on_alarm):
+            if (setting := self._settings.get("signal handlers")) is not None:
+                self._values["signal handlers"] = read_setting(setting)
+            yield
+
+    def _on_alarm(self, number: int, _frame: FrameType | None) -> None:
+        # The signal may interrupt a thread that holds the lock.
+        self._expired.append(signal.Signals(number).name)
 
     def check(self) -> None:
         """Detect changes, and restore the urgent ones."""
@@ -224,8 +120,14 @@ class ProcessState:
             if self._is_closed:
                 return
             changes = self._restore_streams()
+            while self._expired:
+                alarm = f"{self._expired.popleft()}: a timer without a handler expired"
+                if not self._running:  # Python calls the handler when the main thread wakes
+                    logger.warning("{}; an episode that has ended had set it", alarm)
+                elif alarm not in changes:
+                    changes.append(alarm)
             for name, setting in self._settings.items():
-                before, now = self._values[name], _read(setting)
+                before, now = self._values[name], read_setting(setting)
                 if now == before:
                     self._waiting.pop(name, None)
                 elif setting.is_urgent:
@@ -241,14 +143,13 @@ class ProcessState:
         for name, authors in list(self._waiting.items()):
             if not self._is_closed and not authors & self._running:
                 del self._waiting[name]
-                before, now = self._values[name], _read(self._settings[name])
+                before, now = self._values[name], read_setting(self._settings[name])
                 self._restore(name)
                 shared = "" if authors == {mark} else _SHARED
                 mark.effects.append(f"{name}: {_difference(before, now)}{shared}")
 
     def _restore(self, name: str) -> None:
-        with contextlib.suppress(OSError, ValueError):  # for example, the working directory is gone
-            self._settings[name].restore(self._values[name])
+        restore_setting(self._settings[name], self._values[name])
 
     def _stream_type(self, name: str) -> str:
         """Return the type of a standard stream that an episode has replaced (`contextlib.redirect_stdout`)."""
@@ -276,15 +177,16 @@ class ProcessState:
         return changes
 
 
+def _file_id(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def _redirect(copy: int, fd: int, _: object = None) -> None:
     os.dup2(copy, fd)
-
-
-def _read(setting: _Setting) -> Any:
-    try:
-        return setting.read()
-    except (OSError, ValueError):  # for example, the working directory is gone
-        return None
 
 
 def _difference(before: Any, now: Any) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import builtins
 import contextlib
 import gc
 import io
 import json
 import logging
+import multiprocessing
 import os
 import random
 import resource
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +95,62 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "sys.stdout: 'StringIO' instead of": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: sys.stdout),
     "module io: open": (lambda: setattr(io, "open", None), lambda: io.open),
     "a timer": (lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 600), lambda: signal.getitimer(signal.ITIMER_VIRTUAL)),
+    "the filters of warnings: ": (
+        lambda: warnings.simplefilter("error", ResourceWarning),
+        lambda: list(warnings.filters),
+    ),
+    "the filters of warnings": (warnings.resetwarnings, lambda: list(warnings.filters)),
+    "imported modules: torch": (
+        lambda: sys.modules.update(torch=None),  # type: ignore[call-overload]
+        lambda: sys.modules["torch"],
+    ),
+    "imported modules: json": (lambda: sys.modules.pop("json"), lambda: sys.modules.get("json")),
+    "the handlers of logging": (logging.root.handlers.clear, lambda: list(logging.root.handlers)),
+    "the level of logging": (lambda: logging.root.setLevel(1), lambda: logging.root.level),
+    "module builtins: print": (lambda: setattr(builtins, "print", None), lambda: builtins.print),
+    "module builtins: __import__": (
+        lambda: setattr(builtins, "__import__", lambda *_: None),
+        lambda: builtins.__import__,
+    ),
+    "class pathlib.Path: open": (lambda: setattr(Path, "open", None), lambda: Path.open),
+    "module socket: socket": (lambda: setattr(socket, "socket", None), lambda: socket.socket),
+    "module sys: excepthook": (lambda: setattr(sys, "excepthook", None), lambda: sys.excepthook),
+    "module threading: excepthook": (lambda: setattr(threading, "excepthook", None), lambda: None),
+    "the trace function of threads": (lambda: threading.settrace(lambda *_: None), threading.gettrace),
+    "the profile function of threads": (lambda: threading.setprofile(lambda *_: None), threading.getprofile),
+    "the trace function": (lambda: sys.settrace(lambda *_: None), sys.gettrace),
+    "the profile function": (lambda: sys.setprofile(lambda *_: None), sys.getprofile),
+    "the blocked signals": (
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}),
+        lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+    ),
+    "the processors of the thread": (
+        lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+        lambda: os.sched_getaffinity(0),
+    ),
+    "the stack size of threads": (lambda: threading.stack_size(2**30), threading.stack_size),
+    "the limit of digits": (lambda: sys.set_int_max_str_digits(640), sys.get_int_max_str_digits),
+    "the garbage collector: ": (lambda: gc.set_threshold(1), gc.get_threshold),
+    "asyncio's event loop policy": (
+        lambda: asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy()),
+        asyncio.get_event_loop_policy,
+    ),
+    "multiprocessing's start method": (
+        lambda: multiprocessing.set_start_method("spawn", force=True),
+        lambda: multiprocessing.get_start_method(allow_none=True),
+    ),
+    "torch's gradient mode": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
+    "torch's default device": (lambda: torch.set_default_device("meta"), lambda: torch.empty(0).device),
+    "torch's number of threads": (lambda: torch.set_num_threads(3), torch.get_num_threads),
+    "torch's anomaly detection": (lambda: torch.autograd.set_detect_anomaly(True), torch.is_anomaly_enabled),
+    "torch's precision of float32 products": (
+        lambda: torch.set_float32_matmul_precision("medium"),
+        torch.get_float32_matmul_precision,
+    ),
+    "torch.backends.cudnn.deterministic": (
+        lambda: setattr(torch.backends.cudnn, "deterministic", True),
+        lambda: torch.backends.cudnn.deterministic,
+    ),
     "torch's default dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
 }
 
@@ -120,6 +180,37 @@ def test_signal_handler_in_the_main_thread_is_restored(tokenizer: Any) -> None:
     change = {"changes": lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN)}
     assert run(tokenizer, True, change)["changes"].process_effects == (f"signal handlers: {int(signal.SIGUSR1)}",)
     assert signal.getsignal(signal.SIGUSR1) == before
+
+
+@pytest.mark.parametrize("in_main_thread", [True, False])
+def test_an_alarm_without_a_handler_is_reported_and_does_not_end_the_process(
+    tokenizer: Any, in_main_thread: bool
+) -> None:
+    before = signal.getsignal(signal.SIGVTALRM)
+
+    def waits_for_its_alarm() -> None:
+        assert callable(signal.getsignal(signal.SIGVTALRM))
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.001)
+        while signal.getitimer(signal.ITIMER_VIRTUAL)[0]:
+            sum(range(1000))
+        time.sleep(0 if in_main_thread else 1)  # Python calls handlers when the main thread wakes
+
+    episodes = run(tokenizer, in_main_thread, {"sound": nothing, "changes": waits_for_its_alarm, "next": nothing})
+    effects = [episode.process_effects for episode in episodes.values()]
+    assert effects == [(), ("SIGVTALRM: a timer without a handler expired",), ()]
+    assert signal.getsignal(signal.SIGVTALRM) == before
+
+
+def test_ordinary_changes_are_not_reported(tokenizer: Any) -> None:
+    def ordinary() -> None:
+        multiprocessing.get_context()
+        warnings.filterwarnings("ignore", "a text that no warning has")
+        logging.root.addHandler(logging.NullHandler())
+        sys.modules["a_module_that_no_other_code_has"] = sys
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+
+    assert run(tokenizer, False, {"sound": ordinary})["sound"].process_effects == ()
 
 
 def test_closed_streams_are_opened_again() -> None:

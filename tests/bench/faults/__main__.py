@@ -1,14 +1,15 @@
 """Measure how many silent faults the product names: `python tests/bench/faults`.
 
-Forty faults are injected into short runs of the local backbone. A fault is named if a message of the product, in the
-record or as the error that ends the run, says what is wrong and what to change. Clean runs measure false alarms. The
-last line is one JSON object.
+Forty faults are injected into short runs of the local backbone, some in several forms. A fault is named if a message of
+the product, in the record or as the error that ends the run, says what is wrong and what to change, for each form.
+Clean runs measure false alarms. The last line is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[0] = str(Path(__file__).parents[3])
 
+from astuner.diagnostics.registry import CHECKS  # noqa: E402
 from tests.bench.faults.cases import FAULTS  # noqa: E402
 from tests.bench.faults.clean import clean_runs  # noqa: E402
 from tests.bench.faults.runs import run_all  # noqa: E402
@@ -41,17 +43,15 @@ def main() -> None:
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
-    chosen = {fault.name: fault for fault in FAULTS if options.only is None or fault.name in options.only}
-    within, later, missed = 0, 0, []
-    for name, report in run_all({n: f.prepare for n, f in chosen.items()}, options.parallel, options.seconds):
-        fault = chosen[name]
+    chosen = [fault for fault in FAULTS if options.only is None or fault.name in options.only]
+    fault_of = {name: fault for fault in chosen for name in fault.runs}
+    steps: dict[str, float] = dict.fromkeys((fault.name for fault in chosen), 0)
+    found = set()
+    for name, report in run_all({n: f.runs[n] for n, f in fault_of.items()}, options.parallel, options.seconds):
+        fault = fault_of[name]
         step = fault.named_in(report)
-        if step is None:
-            missed.append(name)
-        elif step <= fault.from_step:
-            within += 1
-        else:
-            later += 1
+        steps[fault.name] = max(steps[fault.name], math.inf if step is None else step)
+        found |= {check for _, check, _ in report.findings}
         checks = sorted({f"{check}@{at}" for at, check, _ in report.findings})
         print(f"{name}: {'missed' if step is None else f'named in step {step}'} {' '.join(checks)}", flush=True)
         if options.only is not None:
@@ -60,16 +60,22 @@ def main() -> None:
             print(f"  error: {report.error[-1500:]}")
     clean_steps = false_alarms = 0
     if options.only is None:
+        print(
+            "checks that found no fault:",
+            ", ".join(check.name for check in CHECKS if check.name not in found) or "none",
+        )
         for name, report in run_all(clean_runs(options.clean_steps), options.parallel, 10 * options.seconds):
             clean_steps += report.steps
             false_alarms += len(report.findings)
             print(f"clean {name}: {report.steps} steps, {len(report.findings)} false alarms {report.error}", flush=True)
             for at, check, text in report.findings:
                 print(f"  {at} {check}: {text}")
+    within = sum(steps[fault.name] <= fault.from_step for fault in chosen)
+    missed = [name for name, step in steps.items() if step == math.inf]
     result = {
         "faults": len(chosen),
         "named_within_a_step": within,
-        "named_later": later,
+        "named_later": len(chosen) - within - len(missed),
         "missed": missed,
         "clean_steps": clean_steps,
         "false_alarms": false_alarms,

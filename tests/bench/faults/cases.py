@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.bench.faults import injections
@@ -15,6 +16,7 @@ from tests.bench.faults.changes import (
     LLAMA,
     judge,
     keys,
+    larger_vocabulary,
     other_vocabulary,
     patched,
     rows,
@@ -39,6 +41,8 @@ class Fault:
         words: regular expressions that one message must match, all of them, in any order and case: those of what is
             wrong and those of what to change.
         change: changes an ordinary run so that it has the fault.
+        other_forms: changes with other forms of the fault, which another check finds. Each has its own run. The fault
+            is named if all its forms are.
         from_step: the step in which the fault has its first effect.
         steps: number of steps of the run.
     """
@@ -49,11 +53,18 @@ class Fault:
     change: Callable[[Run], None]
     from_step: int = 1
     steps: int = 2
+    other_forms: tuple[Callable[[Run], None], ...] = ()
 
-    def prepare(self, folder: Path) -> Run:
-        """Return the run with the fault."""
+    @property
+    def runs(self) -> dict[str, Callable[[Path], Run]]:
+        """A function for each form of the fault, which returns a run with it."""
+        changes = (self.change, *self.other_forms)
+        names = [self.name, *(f"{self.name} (form {number})" for number in range(2, len(changes) + 1))]
+        return {name: partial(self._prepare, change) for name, change in zip(names, changes, strict=True)}
+
+    def _prepare(self, change: Callable[[Run], None], folder: Path) -> Run:
         run = math_run(folder, self.steps)
-        self.change(run)
+        change(run)
         return run
 
     def named_in(self, report: Report) -> int | None:
@@ -79,6 +90,7 @@ FAULTS: tuple[Fault, ...] = (
         "https://github.com/vllm-project/vllm/issues/17161",
         ("tool call", "pars", "renderer|tool_parser"),
         keys(model__renderer={"name": "default", "tool_parser": "deepseek-v3"}),
+        other_forms=(template(lambda text: text.replace("tool_call>", "call_of_tool>"), model__renderer="default"),),
     ),
     Fault(
         "answer_retokenised_by_client",
@@ -149,6 +161,7 @@ FAULTS: tuple[Fault, ...] = (
         patched(injections.stale_weights),
         from_step=2,
         steps=3,
+        other_forms=(patched(injections.weights_not_sent),),
     ),
     Fault(
         "wrong_chat_template",
@@ -182,12 +195,14 @@ FAULTS: tuple[Fault, ...] = (
         "https://github.com/unslothai/unsloth/issues/2824",
         ("lr", "0", "greater|raise|larger|positive"),
         keys(trainer_common__optim__lr=0.0),
+        other_forms=(keys(trainer_common__optim__lr=1e-15), patched(injections.schedule_gives_zero)),
     ),
     Fault(
         "learning_rate_1000",
         "https://github.com/datawhalechina/hello-agents/issues/770",
-        ("lr", "1000", "lower|at most"),
+        ("lr", "1000|0\\.5", "lower|at most"),
         keys(trainer_common__optim__lr=1000.0),
+        other_forms=(keys(trainer_common__optim__lr=0.5),),
     ),
     Fault(
         "lora_not_attached",
@@ -200,6 +215,7 @@ FAULTS: tuple[Fault, ...] = (
         "https://github.com/huggingface/transformers/issues/12842",
         ("tokenizer", "model", "use|copy"),
         other_vocabulary,
+        other_forms=(larger_vocabulary,),
     ),
     Fault(
         "logprobs_at_another_temperature",
@@ -214,6 +230,12 @@ FAULTS: tuple[Fault, ...] = (
         several(
             template(lambda text: "{{ bos_token }}{{ bos_token }}" + text),
             tokenizer_config({"bos_token": "<|endoftext|>"}),
+        ),
+        other_forms=(
+            several(
+                template(lambda text: "{{ bos_token }}{% if tools %}{{ bos_token }}{% endif %}" + text),
+                tokenizer_config({"bos_token": "<|endoftext|>"}),
+            ),
         ),
     ),
     Fault(
@@ -247,10 +269,11 @@ FAULTS: tuple[Fault, ...] = (
         judge("GivesOne"),
     ),
     Fault(
-        "reward_is_inverted",
+        "reward_is_inverted_or_random",
         "https://github.com/NVlabs/alpamayo-recipes/issues/29",
-        ("invert|contradict|direction", "reward", "judge"),
+        ("invert|contradict|direction|different", "reward", "judge"),
         judge("Inverted"),
+        other_forms=(judge("RandomReward"),),
     ),
     Fault(
         "system_prompt_not_in_template",
@@ -295,9 +318,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "same_batch_every_step",
         "https://github.com/hpcaitech/ColossalAI/issues/3746",
-        ("tasks", "same", "shuffle|order|reader"),
+        ("tasks", "same|repeat", "shuffle|order|reader"),
         patched(injections.same_batch),
         from_step=2,
+        other_forms=(rows(lambda index, row: {**row, "question": f"What is 1 + {index % 4}?"}),),
     ),
     Fault(
         "adapters_not_sent_to_engine",

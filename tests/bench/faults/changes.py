@@ -95,6 +95,17 @@ def other_vocabulary(run: Run) -> None:
     file.write_text(json.dumps(content))
 
 
+def larger_vocabulary(run: Run) -> None:
+    """Give the tokenizer more tokens than the model's embedding has rows."""
+    file = run.copy_of_model() / "tokenizer.json"
+    content = json.loads(file.read_text())
+    first = 1 + max(token["id"] for token in content["added_tokens"])
+    content["added_tokens"] += [
+        {**content["added_tokens"][-1], "id": first + number, "content": f"<|extra_{number}|>"} for number in range(99)
+    ]
+    file.write_text(json.dumps(content))
+
+
 def shared_validation(run: Run) -> None:
     """Validate on training tasks."""
     run.validation = [*run.validation, *run.training[:4]]

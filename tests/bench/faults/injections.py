@@ -89,6 +89,26 @@ def stale_weights() -> None:
     EmbeddedEngine.update_weights = once  # type: ignore[method-assign]
 
 
+def weights_not_sent() -> None:
+    """Send the first weights only."""
+    from astuner.llm_engine.embedded.engine import EmbeddedEngine
+
+    send = EmbeddedEngine.update_weights
+
+    def first(self: Any, state_dict: Any, policy_version: int) -> None:
+        if policy_version == 0:
+            send(self, state_dict, policy_version)
+
+    EmbeddedEngine.update_weights = first  # type: ignore[method-assign]
+
+
+def schedule_gives_zero() -> None:
+    """Give the optimizer the learning rate 0 in all steps."""
+    from astuner.backbone.local.optimizer import Optimizer
+
+    Optimizer.lr = lambda self, step: 0.0  # type: ignore[method-assign]
+
+
 def prefix_cache_kept() -> None:
     """Keep the key-value cache of earlier weights."""
     from astuner.llm_engine.embedded.scheduler import Scheduler
