@@ -159,6 +159,9 @@ class InvalidRequestError(EpisodeError):
         super().__init__(message)
         self.name = name
 
+    def __reduce__(self) -> tuple[type[InvalidRequestError], tuple[str, str | None]]:
+        return type(self), (str(self), self.name)
+
 
 class UnsupportedParameterError(InvalidRequestError):
     """A request has a parameter, or a value of one, that cannot be honoured. Parameters are never ignored."""

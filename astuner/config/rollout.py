@@ -307,6 +307,12 @@ class RolloutConfig(Section):
         resume="same",
     )
     """Keep the k likeliest tokens in training; -1 keeps all."""
+    client_sampling: Literal["honour", "override"] = key(
+        "honour",
+        trainers="the episodes sample through the same model interface on all backbones",
+        resume="same",
+    )
+    """Which temperature, top_p, top_k, penalties and seed a call has that brings its own: those, or the run's."""
     val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters", resume="same")
     """Sampling in validation."""
 

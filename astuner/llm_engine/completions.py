@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from astuner.errors import ContextLengthError, ModelError
+from astuner.llm_engine.protocol import refuse_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 _CONNECT_SECONDS = 10.0
@@ -121,6 +122,7 @@ class CompletionsEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
+            UnsupportedParameterError: the server does not have a parameter.
             ModelError: the server cannot be reached, or its response is incomplete.
         """
         room = self.max_model_len - len(prompt_ids)
@@ -129,6 +131,7 @@ class CompletionsEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
                 "an answer; shorten the prompt or raise rollout.max_model_len"
             )
+        refuse_unsupported(params, "a model server")
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": list(prompt_ids),

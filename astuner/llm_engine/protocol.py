@@ -5,9 +5,10 @@ Engines know nothing about messages, chat templates or tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from astuner.errors import UnsupportedParameterError
 from astuner.schema import Completion, SamplingParams
 
 
@@ -33,6 +34,7 @@ class LlmEngine(Protocol):
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
+            UnsupportedParameterError: the engine cannot honour a parameter.
             ModelError: the engine is closed or broken.
         """
         ...
@@ -40,3 +42,28 @@ class LlmEngine(Protocol):
     def close(self) -> None:
         """Stop the engine and free its resources. Pending requests raise `ModelError`."""
         ...
+
+
+def refuse_unsupported(params: SamplingParams, engine: str, *, supported: Collection[str] = ()) -> None:
+    """Check that an engine can honour the parameters that not every engine has.
+
+    Args:
+        params: the parameters of a request.
+        engine: the engine, for the message.
+        supported: those of `presence_penalty`, `frequency_penalty`, `top_logprobs`, `response_format` and `tool_choice`
+            that it has; the last two are the parameters of a `constraint`.
+
+    Raises:
+        UnsupportedParameterError: it cannot.
+    """
+    requested = {name: getattr(params, name) for name in ("presence_penalty", "frequency_penalty", "top_logprobs")}
+    if params.constraint is not None:
+        requested[params.constraint.parameter] = params.constraint.json_schema or "required"
+    for name, value in requested.items():
+        if value and name not in supported:
+            also = f"; of such parameters, it has {', '.join(sorted(supported))}" if supported else ""
+            raise UnsupportedParameterError(
+                f"{engine} does not support {name} (the request has {value!r}){also}. Leave {name} out, or use an "
+                "engine that supports it (see the table of parameters in the documentation of the gateway)",
+                name,
+            )

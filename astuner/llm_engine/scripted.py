@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from astuner.errors import ContextLengthError, ModelError
+from astuner.llm_engine.protocol import refuse_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 DEFAULT_LOGPROB = -0.5
@@ -42,6 +43,7 @@ class ScriptedEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
+            UnsupportedParameterError: a parameter has no meaning for a script.
             ModelError: the engine is closed, or a function returned no token or the wrong number of logprobs.
         """
         # Yield to the event loop as a real engine does; otherwise, concurrent calls would never interleave in tests.
@@ -54,6 +56,7 @@ class ScriptedEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room "
                 "for an answer; shorten the prompt or raise max_model_len"
             )
+        refuse_unsupported(params, "the scripted engine")
         version = self.policy_version
         token_ids, finish_reason = _truncate(tuple(self._answer(prompt_ids, params)), params, room)
         if not token_ids:

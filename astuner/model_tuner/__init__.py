@@ -1,16 +1,21 @@
 """The chat model that is trained: rendering, sampling, parsing and recording of its calls."""
 
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.call_settings import SAMPLING_PARAMETERS, CallSettings
+from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer, ToolCall, load_tokenizer
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.model_tuner.tool_parsers import TOOL_PARSER_NAMES
-from astuner.model_tuner.tuner import AgentModel, CallSettings, ChatAnswer, ModelTuner
+from astuner.model_tuner.tuner import AgentModel, ModelTuner
 
 __all__ = [
+    "SAMPLING_PARAMETERS",
     "TOOL_PARSER_NAMES",
     "AgentModel",
     "CallSettings",
     "ChatAnswer",
     "ChatCodec",
+    "ChatOptions",
     "FrozenModel",
     "ModelTuner",
     "ParsedAnswer",

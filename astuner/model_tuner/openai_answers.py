@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from astuner.model_tuner.answers import ChatAnswer, as_message
 from astuner.model_tuner.openai_format import ChatRequest
-from astuner.model_tuner.tuner import ChatAnswer, as_message
 
 DecodeToken = Callable[[int], str]
 """Returns the text of one token id."""

@@ -10,6 +10,7 @@ from typing import Any
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 
 _MAX_CHOICES = 128
+_MAX_STOPS = 4
 _MAX_TOP_LOGPROBS = 20
 
 
@@ -47,27 +48,17 @@ class ChatRequest:
     include_usage: bool = False
 
     def chat_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `ModelTuner.chat` for one answer.
-
-        Raises:
-            UnsupportedParameterError: `chat` cannot honour a parameter.
-        """
-        unsupported = [name for name in self.sampling if name != "max_tokens"]
-        if self.tool_choice not in (None, "auto", "none"):
-            unsupported.append("tool_choice")
-        if self.top_logprobs:
-            unsupported.append("top_logprobs")
-        if not self.parallel_tool_calls:
-            unsupported.append("parallel_tool_calls")
-        if self.response_format is not None:
-            unsupported.append("response_format")
-        if unsupported:
-            raise _unsupported(unsupported[0])
+        """Return the arguments of `ModelTuner.chat`."""
         return {
             "messages": self.messages,
             "tools": self.tools,
             "tool_choice": self.tool_choice,
-            "max_tokens": self.sampling.get("max_tokens"),
+            "n": self.n,
+            "logprobs": self.logprobs,
+            "top_logprobs": self.top_logprobs,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "response_format": self.response_format,
+            **self.sampling,
         }
 
 
@@ -90,10 +81,8 @@ def parse_chat_request(body: object) -> ChatRequest:
     _check_names(given)
     sampling = sampling_parameters(given)
     tools = _tools(given)
-    logprobs = _boolean(given, "logprobs", False)
-    top_logprobs = _integer(given, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS)
-    if "top_logprobs" in given and not logprobs:
-        raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    logprobs = read_boolean(given, "logprobs", False)
+    top_logprobs = read_top_logprobs(given, logprobs)
     messages = given.get("messages")
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InvalidRequestError(
@@ -102,18 +91,18 @@ def parse_chat_request(body: object) -> ChatRequest:
     model = given.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidRequestError(f"model must be a string, got {short_repr(model)}", "model")
-    stream = _boolean(given, "stream", False)
+    stream = read_boolean(given, "stream", False)
     return ChatRequest(
         messages=messages,
         model=model,
         tools=tools,
-        tool_choice=_tool_choice(given, tools),
+        tool_choice=read_tool_choice(given, tools),
         sampling=sampling,
-        n=_integer(given, "n", 1, 1, _MAX_CHOICES),
+        n=read_n(given),
         logprobs=logprobs,
         top_logprobs=top_logprobs,
-        parallel_tool_calls=_boolean(given, "parallel_tool_calls", True),
-        response_format=_response_format(given),
+        parallel_tool_calls=read_boolean(given, "parallel_tool_calls", True),
+        response_format=read_response_format(given),
         stream=stream,
         include_usage=_include_usage(given, stream),
     )
@@ -136,11 +125,11 @@ def sampling_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     if sampling.get("top_p") == 0:
         raise InvalidRequestError("top_p must be above 0 and at most 1, got 0", "top_p")
     if "top_k" in given:
-        sampling["top_k"] = _integer(given, "top_k", -1, -1, 2**31 - 1) or -1  # vLLM accepts 0 for all tokens
+        sampling["top_k"] = read_integer(given, "top_k", -1, -1, 2**31 - 1) or -1  # vLLM accepts 0 for all tokens
     if "seed" in given:
-        sampling["seed"] = _integer(given, "seed", 0, -(2**63), 2**63 - 1)
+        sampling["seed"] = read_integer(given, "seed", 0, -(2**63), 2**63 - 1)
     limits = {
-        name: _integer(given, name, 1, 1, 2**31 - 1)
+        name: read_integer(given, name, 1, 1, 2**31 - 1)
         for name in ("max_tokens", "max_completion_tokens")
         if name in given
     }
@@ -153,11 +142,14 @@ def sampling_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     stop = given.get("stop")
     if stop is not None and stop != []:
         stops = [stop] if isinstance(stop, str) else stop
-        if not isinstance(stops, Sequence) or not all(isinstance(text, str) and text for text in stops):
+        valid = isinstance(stops, Sequence) and len(stops) <= _MAX_STOPS
+        if not valid or not all(isinstance(text, str) and text for text in stops):
             raise InvalidRequestError(
-                f"stop must be a string or a list of strings that are not empty, got {short_repr(stop)}", "stop"
+                f"stop must be a string or a list of at most {_MAX_STOPS} strings that are not empty, got "
+                f"{short_repr(stop)}",
+                "stop",
             )
-        sampling["stop"] = tuple(stops)
+        sampling["stop"] = tuple(dict.fromkeys(stops))
     return sampling
 
 
@@ -218,18 +210,49 @@ def _check_names(given: Mapping[str, Any]) -> None:
             raise _unsupported(name)
 
 
-def _boolean(given: Mapping[str, Any], name: str, default: bool) -> bool:
+def read_boolean(given: Mapping[str, Any], name: str, default: bool) -> bool:
+    """Return a boolean parameter.
+
+    Raises:
+        InvalidRequestError: it is not a boolean.
+    """
     value = given.get(name, default)
     if not isinstance(value, bool):
         raise InvalidRequestError(f"{name} must be true or false, got {short_repr(value)}", name)
     return value
 
 
-def _integer(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+def read_integer(given: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    """Return an integer parameter.
+
+    Raises:
+        InvalidRequestError: it is not an integer from `low` to `high`.
+    """
     value = given.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidRequestError(f"{name} must be an integer from {low} to {high}, got {short_repr(value)}", name)
     return value
+
+
+def read_top_logprobs(given: Mapping[str, Any], logprobs: bool) -> int:
+    """Return the number of alternatives of each token that a body asks for.
+
+    Raises:
+        InvalidRequestError: it is invalid, or asked for without `logprobs`.
+    """
+    number = read_integer(given, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS)
+    if number and not logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true", "top_logprobs")
+    return number
+
+
+def read_n(given: Mapping[str, Any]) -> int:
+    """Return the number of answers that a body asks for.
+
+    Raises:
+        InvalidRequestError: it is invalid.
+    """
+    return read_integer(given, "n", 1, 1, _MAX_CHOICES)
 
 
 def _number(given: Mapping[str, Any], name: str, low: float, high: float) -> float:
@@ -266,7 +289,14 @@ def _tools(given: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
     return tools or None
 
 
-def _tool_choice(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> str | Mapping[str, Any] | None:
+def read_tool_choice(
+    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None
+) -> str | Mapping[str, Any] | None:
+    """Return whether an answer may call tools (see `ChatRequest.tool_choice`).
+
+    Raises:
+        InvalidRequestError: it is invalid, or names a tool that is not offered.
+    """
     choice: str | Mapping[str, Any] | None = given.get("tool_choice")
     if choice in (None, "auto", "none"):
         return choice
@@ -288,7 +318,12 @@ def _tool_choice(given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | 
     return choice
 
 
-def _response_format(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def read_response_format(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the format that an answer must have (see `ChatRequest.response_format`).
+
+    Raises:
+        InvalidRequestError: it is invalid.
+    """
     value = given.get("response_format")
     if value is None:
         return None
@@ -311,4 +346,4 @@ def _include_usage(given: Mapping[str, Any], stream: bool) -> bool:
         raise InvalidRequestError("stream_options needs stream: true", "stream_options")
     if unknown := sorted(options.keys() - {"include_usage", "include_obfuscation"}):
         raise InvalidRequestError(f"stream_options has the unknown option {short_repr(unknown[0])}", "stream_options")
-    return _boolean(options, "include_usage", False)
+    return read_boolean(options, "include_usage", False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -77,7 +78,7 @@ async def call_endpoint(
     tag: str,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
-    options: Mapping[str, Any],
+    parameters: Mapping[str, Any],
 ) -> ParsedAnswer:
     """Return the answer of an OpenAI-compatible endpoint.
 
@@ -86,15 +87,19 @@ async def call_endpoint(
         tag: the target, for error messages.
         messages: the conversation, normalised.
         tools: OpenAI tool definitions.
-        options: further arguments of the request; those that are None are left out.
+        parameters: further parameters of the request.
 
     Raises:
         WorkflowError: the endpoint did not answer as an OpenAI endpoint does.
     """
     from openai import AsyncOpenAI, OpenAIError
+    from openai.resources.chat.completions import AsyncCompletions
 
     sent: Any = [{key: value for key, value in message.items() if key != "reasoning_content"} for message in messages]
-    arguments: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    # The client rejects parameters that are not OpenAI's, such as top_k, outside of the extra body.
+    known = inspect.signature(AsyncCompletions.create).parameters
+    arguments: dict[str, Any] = {name: value for name, value in parameters.items() if name in known}
+    arguments["extra_body"] = {name: value for name, value in parameters.items() if name not in known}
     if tools and arguments.get("tool_choice") != "none":
         arguments["tools"] = list(tools)
     else:
@@ -129,14 +134,15 @@ async def call_debug_model(
     model: DebugModel,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
-    tool_choice: str | None,
+    parameters: Mapping[str, Any],
 ) -> ParsedAnswer:
-    """Return the answer of an AgentScope chat model.
+    """Return the answer of an AgentScope chat model, which receives the parameters of the request.
 
     Raises:
         WorkflowError: the model did not return a `ChatResponse`.
     """
-    response = await model(list(messages), tools=list(tools) if tools else None, tool_choice=tool_choice)
+    arguments = {"tool_choice": None, **parameters}
+    response = await model(list(messages), tools=list(tools) if tools else None, **arguments)
     if isinstance(response, AsyncIterator):
         parts = [part async for part in response]  # each part has the text of all parts before it
         response = parts[-1] if parts else None

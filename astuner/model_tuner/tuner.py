@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-from loguru import logger
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.clock import timestamp
-from astuner.errors import AgentMadness, CallLimitError, ContextLengthError, EpisodeStopped
+from astuner.errors import AgentMadness, CallLimitError, EpisodeStopped, UnsupportedParameterError
 from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop
+from astuner.model_tuner.call_settings import CallSettings
+from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
 from astuner.model_tuner.degenerate_output import find_degenerate_output
 from astuner.model_tuner.history import History, Prompt
@@ -30,31 +32,9 @@ from astuner.schema import Completion, LlmCall, SamplingParams
 
 if TYPE_CHECKING:
     from agentscope.model import ChatResponse
+    from pydantic import BaseModel
 
-
-@dataclass(frozen=True, slots=True)
-class CallSettings:
-    """Settings of an episode's LLM calls, from `rollout` and `data` of the configuration; lengths are in tokens."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    max_tokens: int = 512
-    max_model_len: int = 4096
-    max_prompt_length: int = 4096
-    max_response_length: int = 4096
-    max_calls: int = 30
-    disable_tools: bool = False
-    madness_checklist: tuple[str, ...] = ()
-    madness_ends_episode: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ChatAnswer:
-    """A parsed answer and the recorded call that produced it."""
-
-    parsed: ParsedAnswer
-    call: LlmCall
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +82,7 @@ class ModelTuner:
         self.model_name = "astuner"
         self.degenerate_output: str | None = None
         self.call_limit_error: CallLimitError | None = None
+        self.replaced_parameters: Counter[str] = Counter()
         self._engine = engine
         self._codec = codec
         self._settings = settings
@@ -111,6 +92,7 @@ class ModelTuner:
         self._on_call = on_call
         self._history = History(codec)
         self._calls_started = 0
+        self._call_numbers = itertools.count(1)
         self._rejected_calls = 0
         self._open_calls: dict[OpenCall, None] = {}
 
@@ -141,84 +123,104 @@ class ModelTuner:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | None = None,
+        structured_model: type[BaseModel] | None = None,
         **kwargs: Any,
     ) -> ChatResponse:
-        """Answer like an AgentScope chat model (see `chat` for the errors)."""
-        from astuner.model_tuner.agentscope_adapter import to_chat_response
+        """Answer like an AgentScope chat model (see `answer_agentscope`)."""
+        from astuner.model_tuner.agentscope_adapter import answer_agentscope
 
-        answer = await self.chat(messages, tools=tools, tool_choice=tool_choice, **kwargs)
-        return to_chat_response(answer)
+        return await answer_agentscope(self, messages, tools, tool_choice, structured_model, kwargs)
 
     async def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | None = None,
-        max_tokens: int | None = None,
         agent_name: str = "",
         target_tag: str = DEFAULT_TARGET,
         debug_model: DebugModel | None = None,
-        **ignored: Any,
+        **parameters: Any,
     ) -> ChatAnswer:
         """Sample one assistant turn from the model in training or, for a frozen target, from its model.
 
         Args:
             messages: the conversation, in OpenAI's format.
             tools: OpenAI tool definitions.
-            tool_choice: `auto` or `none`. With `none`, tool calls are returned as text. Other values cannot be enforced
-                on a sampled model; they are ignored with a warning.
-            max_tokens: a tighter limit than the configured one.
             agent_name, target_tag, debug_model: as in `for_agent`.
-            ignored: other sampling parameters. The model in training ignores them with a warning, because the run's
-                settings apply; the endpoint of a frozen target receives them.
+            parameters: parameters of OpenAI's API: `temperature`, `top_p`, `max_tokens` (a tighter limit than the
+                configured one), `stop`, `seed`, `presence_penalty`, `frequency_penalty`, `n`, `logprobs`,
+                `top_logprobs`, `tool_choice`, `parallel_tool_calls` and `response_format`; and `top_k`. A parameter
+                that is None or missing has the run's value. With `n`, each answer is a call of its own.
+                With `rollout.client_sampling: override`, the run's temperature, top_p, top_k, penalties and seeds
+                replace those of the request. A frozen target's model receives all parameters.
 
         Raises:
             WorkflowError: the messages are invalid, the chat template rejects them, or a frozen target has no model or
                 a model that does not answer.
+            InvalidRequestError: a parameter is invalid.
+            UnsupportedParameterError: a parameter cannot be honoured by the engine or the trainer.
             ContextLengthError: the prompt is longer than configured, or leaves no room for an answer.
             CallLimitError: the episode made too many calls.
             EpisodeStopped: the workflow has caught `CallLimitError` several times.
             AgentMadness: the output is degenerate and the configuration ends the episode.
         """
-        await self._check_call_limit()
-        offered_tools = None if self._settings.disable_tools else tools
+        if self._settings.disable_tools:
+            tools = None
+            parameters = {**parameters, "tool_choice": None}
+        options = ChatOptions.parse(parameters, tools)
         trained = self._targets.trains(target_tag)
+        model = FrozenModel() if trained else self._targets.frozen_model(target_tag, debug_model)
+        samples = isinstance(model, FrozenModel) and model.base_url is None
+        if samples:
+            options.refuse_unknown()
+        await self._start_calls(options.n)
         call_fields: dict[str, Any] = {
             "agent_name": agent_name,
             "target_tag": target_tag,
-            "tools_hash": tools_hash(offered_tools),
+            "tools_hash": tools_hash(tools),
             "trained": trained,
             "start_time": timestamp(),
         }
-        model = FrozenModel() if trained else self._targets.frozen_model(target_tag, debug_model)
-        if not isinstance(model, FrozenModel):
-            with self._track_open(call_fields, None):
-                parsed = await call_debug_model(model, messages, offered_tools, tool_choice)
-            return self._record_external(parsed, messages, call_fields)
-        if model.base_url is not None:
-            options = {**ignored, "tool_choice": tool_choice, "max_tokens": max_tokens}
-            with self._track_open(call_fields, None):
-                parsed = await call_endpoint(model, target_tag, normalise(messages), offered_tools, options)
-            return self._record_external(parsed, messages, call_fields)
-        _warn_ignored(tool_choice, ignored)
-        return await self._sample(messages, offered_tools, tool_choice, max_tokens, call_fields)
+        try:
+            if samples:
+                return await self._sample(messages, tools, options, call_fields)
+            return await self._ask_external(model, messages, tools, options, call_fields)
+        except UnsupportedParameterError:
+            self._calls_started -= options.n  # nothing was sampled
+            raise
 
     async def _sample(
         self,
         messages: Sequence[Mapping[str, Any]],
-        offered_tools: Sequence[Mapping[str, Any]] | None,
-        tool_choice: str | None,
-        max_tokens: int | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: ChatOptions,
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
-        """Sample an answer from the model in training."""
-        prompt = self._history.prompt(normalise(messages), offered_tools, call_fields["tools_hash"])
-        params = self._sampling(prompt, max_tokens)
+        """Return answers of the model in training."""
+        prompt = self._history.prompt(normalise(messages), tools, call_fields["tools_hash"])
+        params = self._sampling(prompt, options, trained=call_fields["trained"])
+        requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
         with self._track_open(call_fields, len(prompt.token_ids)):
-            completion = await self._engine.generate(prompt.token_ids, params)
-        callable_tools = None if tool_choice == "none" else offered_tools
-        parsed = self._codec.parse(completion.token_ids, prompt.token_ids, callable_tools)
+            completions = await _gather([self._engine.generate(prompt.token_ids, request) for request in requests])
+        callable_tools = None if options.tool_choice == "none" else tools
+        answers = [
+            self._record_answer(prompt, request, completion, callable_tools, call_fields)
+            for request, completion in zip(requests, completions, strict=True)
+        ]
+        for answer in answers:
+            self._check_degenerate(answer)
+        return replace(answers[0], alternatives=tuple(answers[1:]))
+
+    def _record_answer(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        completion: Completion,
+        callable_tools: Sequence[Mapping[str, Any]] | None,
+        call_fields: Mapping[str, Any],
+    ) -> ChatAnswer:
+        completion, visible, stop_string = cut_at_stop(completion, params.stop, self._codec.tokenizer)
+        parsed = self._codec.parse(visible, prompt.token_ids, callable_tools)
         call = replace(
             self._call(prompt, completion),
             sampling=params,
@@ -228,8 +230,35 @@ class ModelTuner:
         self._history.add(call, prompt.first_prompt_len)
         if self._on_call is not None:
             self._on_call(call)
-        self._check_degenerate(completion, parsed)
-        return ChatAnswer(parsed, call)
+        return ChatAnswer(parsed, call, stop_string, completion.top_logprobs)
+
+    async def _ask_external(
+        self,
+        model: FrozenModel | DebugModel,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: ChatOptions,
+        call_fields: Mapping[str, Any],
+    ) -> ChatAnswer:
+        """Return the answers of the model of a frozen target."""
+        if options.logprobs:
+            raise UnsupportedParameterError(
+                f"logprobs is supported for the model in training only, and target {call_fields['target_tag']!r} has "
+                "another model; leave it out",
+                "logprobs",
+            )
+        parameters = {name: value for name, value in options.given.items() if name != "n"}
+
+        async def ask() -> ParsedAnswer:
+            if isinstance(model, FrozenModel):
+                sent = normalise(messages)
+                return await call_endpoint(model, call_fields["target_tag"], sent, tools, parameters)
+            return await call_debug_model(model, messages, tools, parameters)
+
+        with self._track_open(call_fields, None):
+            parsed = await _gather([ask() for _ in range(options.n)])
+        first, *others = [self._record_external(answer, messages, call_fields) for answer in parsed]
+        return replace(first, alternatives=tuple(others))
 
     @contextlib.contextmanager
     def _track_open(self, call_fields: Mapping[str, Any], prompt_tokens: int | None) -> Iterator[None]:
@@ -266,13 +295,15 @@ class ModelTuner:
             end_time=timestamp(),
         )
 
-    async def _check_call_limit(self) -> None:
-        if self._calls_started < self._settings.max_calls:
-            self._calls_started += 1
+    async def _start_calls(self, count: int) -> None:
+        """Count new calls of the episode, or raise the error of the call limit."""
+        started = self._calls_started
+        if started + count <= self._settings.max_calls:
+            self._calls_started += count
             return
         if self.call_limit_error is None:
             self.call_limit_error = CallLimitError(
-                f"the episode started LLM call {self._calls_started + 1}, but rollout.multi_turn.max_steps is "
+                f"the episode started LLM call {started + count}, but rollout.multi_turn.max_steps is "
                 f"{self._settings.max_calls}; raise it, or limit the agent's own loop"
             )
         self._rejected_calls += 1
@@ -283,41 +314,33 @@ class ModelTuner:
             await asyncio.Event().wait()
         raise EpisodeStopped(str(self.call_limit_error))
 
-    def _sampling(self, prompt: Prompt, max_tokens: int | None) -> SamplingParams:
+    def _sampling(self, prompt: Prompt, options: ChatOptions, *, trained: bool) -> SamplingParams:
+        """Return the sampling parameters of a call, without its seed."""
         settings = self._settings
-        length = len(prompt.token_ids)
-        if prompt.first_prompt_len is None and length > settings.max_prompt_length:
-            raise ContextLengthError(
-                f"the first prompt has {length} tokens, but data.max_prompt_length is {settings.max_prompt_length}; "
-                "raise data.max_prompt_length, or shorten the prompt"
-            )
-        first_prompt_len = length if prompt.first_prompt_len is None else prompt.first_prompt_len
-        room = {
-            "rollout.max_model_len": settings.max_model_len - length,
-            "the model's context length": self._engine.max_model_len - length,
-            "data.max_response_length": first_prompt_len + settings.max_response_length - length,
-        }
-        limit = min(room, key=lambda name: room[name])
-        if room[limit] < 1:
-            more = f"raise {limit}" if "." in limit else "use a model with a longer context"
-            raise ContextLengthError(
-                f"a prompt of {length} tokens leaves no room for an answer within {limit}; "
-                f"{more}, or keep the agent's history shorter"
-            )
+        options.refuse_unenforced()
+        distribution, replaced = settings.distribution(options, trained=trained)
+        self.replaced_parameters.update(replaced)
+        room = settings.max_answer_tokens(len(prompt.token_ids), prompt.first_prompt_len, self._engine.max_model_len)
         return SamplingParams(
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            max_tokens=min(room[limit], settings.max_tokens, max_tokens or settings.max_tokens),
+            **distribution,
+            max_tokens=min(room, options.max_tokens or room),
             stop_token_ids=self._codec.stop_token_ids,
-            seed=hash((self._seed, self._calls_started)) & 0x7FFFFFFFFFFFFFFF,
+            stop=options.stop,
+            top_logprobs=options.top_logprobs,
         )
 
-    def _check_degenerate(self, completion: Completion, parsed: ParsedAnswer) -> None:
+    def _call_seed(self, options: ChatOptions, index: int) -> int:
+        """Return the seed of answer `index` of a request."""
+        number = next(self._call_numbers)
+        if options.seed is None or self._settings.client_sampling == "override":
+            return hash((self._seed, number)) & _MAX_SEED
+        return options.seed & _MAX_SEED if index == 0 else hash((options.seed, index)) & _MAX_SEED
+
+    def _check_degenerate(self, answer: ChatAnswer) -> None:
         if not self._settings.madness_checklist or self.degenerate_output is not None:
             return
-        text = self._codec.tokenizer.decode(list(completion.token_ids))
-        self.degenerate_output = find_degenerate_output(text, parsed, self._settings.madness_checklist)
+        text = self._codec.tokenizer.decode(list(answer.call.completion_ids))
+        self.degenerate_output = find_degenerate_output(text, answer.parsed, self._settings.madness_checklist)
         if self.degenerate_output is not None and self._settings.madness_ends_episode:
             raise AgentMadness(self.degenerate_output)
 
@@ -339,10 +362,11 @@ class AgentModel:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | None = None,
+        structured_model: type[BaseModel] | None = None,
         **kwargs: Any,
     ) -> ChatResponse:
-        """Answer like an AgentScope chat model (see `ModelTuner.chat` for the errors)."""
-        return await self.tuner(messages, tools, tool_choice, **self._identity(), **kwargs)
+        """Answer like an AgentScope chat model (see `answer_agentscope`)."""
+        return await self.tuner(messages, tools, tool_choice, structured_model, **self._identity(), **kwargs)
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> ChatAnswer:
         """Sample one assistant turn (see `ModelTuner.chat`)."""
@@ -352,38 +376,18 @@ class AgentModel:
         return {"agent_name": self.agent_name, "target_tag": self.target_tag, "debug_model": self.debug_model}
 
 
-def as_message(parsed: ParsedAnswer) -> dict[str, Any]:
-    """Return an answer as a message in OpenAI's format."""
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(dict(call.arguments), ensure_ascii=False),
-                },
-            }
-            for call in parsed.tool_calls
-        ]
-    return message
-
-
-_warned: set[str] = set()
-
 # How often a workflow may catch the error of the call limit, for example once in each of its agents.
 _MAX_CALL_LIMIT_ERRORS = 3
+_MAX_SEED = 2**63 - 1
 
 
-def _warn_ignored(tool_choice: str | None, ignored: Mapping[str, Any]) -> None:
-    notes = [f"{name}={value!r}" for name, value in ignored.items() if value is not None]
-    if tool_choice not in (None, "auto", "none"):
-        notes.append(f"tool_choice={tool_choice!r}")
-    for note in notes:
-        name = note.partition("=")[0]
-        if name not in _warned:
-            _warned.add(name)
-            logger.warning("the workflow passed {} to the model; astuner ignores it and uses the run's settings", note)
+async def _gather(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of concurrent requests; if one of them fails, cancel the others and raise its error."""
+    if len(requests) == 1:
+        return [await requests[0]]
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -117,7 +117,7 @@ class TaskRunner:
                 agent_rewards=output.reward if isinstance(output.reward, Mapping) else {},
                 is_success=output.is_success,
                 metadata=_plain_metadata(output.metadata),
-                log_metrics=output.log_metrics,
+                log_metrics={**output.log_metrics, **_replaced_metrics(tuner)},
             )
         except DebuggerQuit:
             raise
@@ -281,6 +281,11 @@ def _checked_output(output: object) -> WorkflowOutput:
         for name, value in output.log_metrics.items()
     }
     return WorkflowOutput(output.reward, output.is_success, output.metadata, numbers)
+
+
+def _replaced_metrics(tuner: ModelTuner) -> dict[str, float]:
+    """Return how often the run's settings replaced a parameter of the episode's calls, by metric."""
+    return {f"replaced_{name}": float(count) for name, count in sorted(tuner.replaced_parameters.items())}
 
 
 def _last_answer(calls: Sequence[LlmCall]) -> str:

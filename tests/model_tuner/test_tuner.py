@@ -181,17 +181,6 @@ async def test_agentscope_sees_text_and_tool_blocks(codec: ChatCodec):
     assert json.dumps(response.content)
 
 
-async def test_ignored_options_are_reported_once(codec: ChatCodec, log: list[str]):
-    from astuner.model_tuner import tuner as module
-
-    module._warned.clear()
-    tuner = make(codec, ["ok<|im_end|>"] * 2)
-    for _ in range(2):
-        await tuner.chat([user("hi")], temperature=0.1, tool_choice="required")
-    assert [line for line in log if "temperature" in line] == [line for line in log if "temperature" in line][:1]
-    assert any("tool_choice='required'" in line for line in log)
-
-
 async def test_tool_choice_none_gives_text(codec: ChatCodec):
     answer = await make(codec, [CALL]).chat([user("hi")], tools=TOOLS, tool_choice="none")
     assert answer.parsed.tool_calls == ()

@@ -19,7 +19,7 @@ from astuner.diagnostics import Monitor
 from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
 from astuner.llm_engine.context_length import check_context_length, shortened_context
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
+from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import load_class, load_function, raised_at
 from astuner.run_record import RunFinding
 from astuner.schema import LlmCall, TaskSet
@@ -196,6 +196,12 @@ def runs_inline(config: AstunerConfig) -> bool:
     return config.backbone == "debug" and (has_breakpoints() or is_one)
 
 
+# verl and trinity divide all logits of a batch by one temperature. The logprobs of their vLLM servers are those after
+# the penalties and, unless the run itself has top_p or top_k, after these.
+_ONE_DISTRIBUTION = SAMPLING_PARAMETERS
+_FIXED_SAMPLING = {"verl": _ONE_DISTRIBUTION, "trinity": _ONE_DISTRIBUTION, "local": ("temperature",)}
+
+
 def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
     """Return the settings of the LLM calls of a training or validation episode."""
     rollout, val = config.rollout, config.rollout.val_kwargs
@@ -214,6 +220,8 @@ def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
         disable_tools=rollout.agentscope_disable_toolcalls,
         madness_checklist=tuple(rollout.compute_madness_checklist),
         madness_ends_episode=rollout.agent_madness_termination,
+        client_sampling=rollout.client_sampling,
+        fixed_sampling=() if validation else _FIXED_SAMPLING.get(config.backbone, ()),
     )
 
 

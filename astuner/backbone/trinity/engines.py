@@ -11,7 +11,7 @@ from tinker import types
 
 from astuner.errors import ContextLengthError, ModelError, first_line
 from astuner.llm_engine.completions import CompletionsEngine
-from astuner.llm_engine.protocol import LlmEngine
+from astuner.llm_engine.protocol import LlmEngine, refuse_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 
@@ -51,6 +51,7 @@ class TinkerEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
+            UnsupportedParameterError: the service does not have a parameter.
             ModelError: the request fails, or the response is invalid.
         """
         room = self.max_model_len - len(prompt_ids)
@@ -59,6 +60,7 @@ class TinkerEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
                 "an answer; shorten the prompt or raise max_model_len"
             )
+        refuse_unsupported(params, "a Tinker service")
         client, version = self._client, self.policy_version
         sampling_params = types.SamplingParams(
             max_tokens=min(params.max_tokens, room),

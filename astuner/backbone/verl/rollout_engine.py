@@ -11,6 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.errors import AstunerError, ContextLengthError, ModelError, first_line
+from astuner.llm_engine.protocol import refuse_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 from astuner.task_rollout import current_episode
 
@@ -39,6 +40,7 @@ class VerlEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
+            UnsupportedParameterError: the engine does not have a parameter.
             ModelError: the engine failed, or its actor died.
         """
         max_new_tokens = self.max_model_len - len(prompt_ids)
@@ -47,6 +49,7 @@ class VerlEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
                 "an answer; shorten the prompt or raise max_model_len"
             )
+        refuse_unsupported(params, "verl's rollout engine")
         sampling: dict[str, Any] = {
             "temperature": params.temperature,
             "top_p": params.top_p,
@@ -64,7 +67,7 @@ class VerlEngine:
             )
         except RayTaskError as error:
             if isinstance(error.cause, AstunerError):
-                raise type(error.cause)(str(error.cause)) from None
+                raise error.cause from None
             raise ModelError(f"the rollout engine raised {type(error.cause).__name__}: {error.cause}") from error
         except RayError as error:
             raise ModelError(f"the rollout engine died: {str(error).splitlines()[0]}") from error

@@ -28,6 +28,7 @@ from astuner.llm_engine.embedded.forward import Forward
 from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_prefix_cache_tokens
 from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
+from astuner.llm_engine.protocol import refuse_unsupported
 from astuner.schema import Completion, SamplingParams
 
 # On a CPU, the operations of smaller models take about 50 µs each. A second thread then gains a third on an idle
@@ -136,8 +137,10 @@ class EmbeddedEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
+            UnsupportedParameterError: the engine cannot honour a parameter.
             ModelError: the engine is closed or has failed, or a parameter or token id is out of range.
         """
+        refuse_unsupported(params, "the embedded engine")
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
         request = self._request(prompt_ids, params, partial(_deliver, loop, answer), stops)

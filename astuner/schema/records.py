@@ -1,4 +1,4 @@
-"""The data types that modules exchange. They do not contain tensors; all but `WorkflowOutput` are frozen."""
+"""Tasks, episodes, LLM calls and training samples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from astuner.errors import WorkflowError, short_repr
+from astuner.schema.sampling import FinishReason, SamplingParams
 
 JSON_KEY = "json_key"
 """The key of a field's metadata with the field's JSON key in the run record, if that is not the field's name."""
 
-FinishReason = Literal["stop", "length"]
 Split = Literal["train", "val"]
 Message = Mapping[str, Any]
 """A chat message in OpenAI's format: `role`, `content`, and optionally `tool_calls`, `tool_call_id` or `name`."""
@@ -133,45 +133,6 @@ def checked_reward(value: object, name: str) -> float:
         if isinstance(item, int | float) and math.isfinite(number := float(item)):
             return number
     raise WorkflowError(f"{name} must be a finite number, got {short_repr(value)}")
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """The sampling parameters of one completion.
-
-    Attributes:
-        temperature: 0 for greedy decoding.
-        top_p: nucleus mass in (0, 1].
-        top_k: keep the k most likely tokens; -1 for all.
-        max_tokens: the maximum number of generated tokens, including the stop token.
-        stop_token_ids: generation ends after any of these tokens, which is part of the completion.
-        seed: makes the sampling of this request reproducible, regardless of the other requests of its batch.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    max_tokens: int = 512
-    stop_token_ids: tuple[int, ...] = ()
-    seed: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The completion of one prompt.
-
-    Attributes:
-        token_ids: the sampled ids, including the stop token if one was sampled.
-        logprobs: the natural-log probability of each token under the temperature-scaled distribution (for greedy
-            decoding, the unscaled one), without top-p and top-k, so that a trainer can recompute them.
-        finish_reason: `stop` if a stop token was sampled, else `length`.
-        policy_version: the version of the weights that sampled it.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason
-    policy_version: int = 0
 
 
 ForkCause = Literal[
