@@ -32,7 +32,7 @@ async def run(task, model_tuner):  # type: ignore[no-untyped-def]
 
 async def by_repeat(task, model_tuner):  # type: ignore[no-untyped-def]
     """Have different rewards in a group."""
-    await model_tuner.chat([{"role": "user", "content": task.main_query}])
+    await model_tuner.chat([*task.init_messages, {"role": "user", "content": task.main_query}])
     return WorkflowOutput(reward=float(task.repeat_index), metadata={"said": task.task.main_query})
 
 

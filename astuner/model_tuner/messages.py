@@ -53,14 +53,15 @@ def digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
 def message_digest(message: Mapping[str, Any], answered_call: int | None = None) -> bytes:
     """Return a digest of a normalised message: role, name, text, tool calls and index of the answered tool call.
 
-    The ids of tool calls are left out, because frameworks invent their own, and so is reasoning, which many drop.
+    The ids of tool calls are left out, because frameworks invent their own, and so is reasoning, which many drop. The
+    name of an answer is left out, because the model gives none, and frameworks add that of the agent.
     """
     calls = [
         (call["function"]["name"], _canonical_arguments(call["function"]["arguments"]))
         for call in message.get("tool_calls", ())
     ]
     # Only some frameworks repeat the tool's name in its result.
-    name = None if message["role"] == "tool" else message.get("name")
+    name = None if message["role"] in ("tool", "assistant") else message.get("name")
     text = json.dumps([message["role"], name, message["content"], calls, answered_call], ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 

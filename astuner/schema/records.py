@@ -61,8 +61,20 @@ class WorkflowTask:
         """The id of the task."""
         return self.task.task_id
 
-    main_query = property(lambda self: self.task.main_query, doc="The question of the task.")
-    metadata = property(lambda self: self.task.metadata, doc="All other fields of the task's data row.")
+    @property
+    def main_query(self) -> str:
+        """The question of the task."""
+        return self.task.main_query
+
+    @property
+    def init_messages(self) -> tuple[Message, ...]:
+        """The chat messages that precede the question of the task."""
+        return self.task.init_messages
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """All other fields of the task's data row."""
+        return self.task.metadata
 
 
 @dataclass(slots=True)

@@ -64,6 +64,18 @@ async def test_sampled_ids_are_kept_although_the_text_tokenises_differently(code
     assert second.call.prompt_ids[: len(first.call.prompt_ids) + len(byte_ids)][-len(byte_ids) :] == tuple(byte_ids)
 
 
+async def test_an_answer_is_recognised_although_the_framework_names_its_author(codec: ChatCodec):
+    """The text has white space before the tool call that a rendering would change."""
+    tuner = make(codec, [f"One call.\n{CALL}", "3<|im_end|>"])
+    first = await tuner.chat([user("1+2?")], tools=TOOLS)
+    (tool,) = first.parsed.tool_calls
+    named = {**first.call.messages[-1], "name": "adder"}
+    result = {"role": "tool", "content": "3", "tool_call_id": tool.id, "name": "add"}
+    second = await tuner.chat([user("1+2?"), named, result], tools=TOOLS)
+    assert second.call.fork is None
+    assert len(build_samples(tuner.calls)) == 1
+
+
 async def test_forks_name_their_cause(codec: ChatCodec):
     tuner = make(codec, [CALL, *["ok<|im_end|>"] * 3])
     first = await tuner.chat([{"role": "system", "content": "s"}, user("1+2?")], tools=TOOLS)
