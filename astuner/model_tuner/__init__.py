@@ -4,6 +4,7 @@ from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.call_settings import SAMPLING_PARAMETERS, CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer, ToolCall, load_tokenizer
+from astuner.model_tuner.endpoint import OpenAiEndpoint
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.model_tuner.tool_parsers import TOOL_PARSER_NAMES
 from astuner.model_tuner.tuner import AgentModel, ModelTuner
@@ -18,6 +19,7 @@ __all__ = [
     "ChatOptions",
     "FrozenModel",
     "ModelTuner",
+    "OpenAiEndpoint",
     "ParsedAnswer",
     "Targets",
     "ToolCall",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from astuner.clock import timestamp
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.forks import CallIndex, Conversation, Divergence, first_difference, make_fork
 from astuner.model_tuner.messages import digests, has_same_reasoning, with_reasoning
-from astuner.schema import Fork, ForkCause, LlmCall
+from astuner.schema import Completion, Fork, ForkCause, LlmCall, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,33 @@ class Prompt:
     first_prompt_len: int | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenCall:
+    """An LLM call that has no answer yet; `prompt_tokens` is None for a model that is not the one in training."""
+
+    agent_name: str
+    target_tag: str
+    start_time: float
+    prompt_tokens: int | None
+
+
 @dataclass
 class History:
-    """Append-only record of calls, indexed by conversation."""
+    """Record of an episode's calls, indexed by conversation. Thread-safe.
+
+    Attributes:
+        codec: converts messages to ids and back.
+        episode_id: recorded with each call.
+        on_call: called with each finished call.
+        calls: the finished calls, in order of completion.
+    """
 
     codec: ChatCodec
+    episode_id: str = ""
+    on_call: Callable[[LlmCall], None] | None = None
     calls: list[LlmCall] = field(default_factory=list)
+    # The calls of an episode may come from its own thread and from that of the gateway.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
     _index: CallIndex = field(init=False)
     # The calls whose request and answer are a conversation, by the digest of the conversation.
     _calls_by_conversation: dict[bytes, list[LlmCall]] = field(default_factory=dict)
@@ -46,9 +69,43 @@ class History:
     def __post_init__(self) -> None:
         self._index = CallIndex(self.codec)
 
-    def add(self, call: LlmCall, first_prompt_len: int | None) -> None:
-        """Add a call with normalised messages; `first_prompt_len` is that of its `Prompt`."""
-        self.calls.append(call)
+    def record(self, prompt: Prompt, completion: Completion, answer: Message | None, **fields: Any) -> LlmCall:
+        """Record a call that has just ended, and return it.
+
+        Args:
+            prompt: the prompt; without ids if the model is not the one in training.
+            completion: the completion.
+            answer: the answer, normalised; None if the call was cut.
+            fields: further fields of the call.
+        """
+        with self._lock:
+            call = LlmCall(
+                call_id=f"{self.episode_id}/{len(self.calls)}",
+                episode_id=self.episode_id,
+                prompt_ids=prompt.token_ids,
+                completion_ids=completion.token_ids,
+                logprobs=completion.logprobs,
+                finish_reason=completion.finish_reason,
+                policy_version=completion.policy_version,
+                messages=(*prompt.messages, *(() if answer is None else (answer,))),
+                fork=prompt.fork,
+                end_time=timestamp(),
+                **fields,
+            )
+            self.calls.append(call)
+            if prompt.token_ids and answer is not None:
+                self._add_to_index(call, prompt.first_prompt_len)
+        if self.on_call is not None:
+            self.on_call(call)
+        return call
+
+    def mark_cut(self, call: LlmCall) -> None:
+        """Mark a call as one whose answer did not reach the agent, so that it is not trained."""
+        with self._lock:
+            index = next(index for index, other in enumerate(self.calls) if other.call_id == call.call_id)
+            self.calls[index] = replace(call, cut=True, trained=False)
+
+    def _add_to_index(self, call: LlmCall, first_prompt_len: int | None) -> None:
         self._first_prompt_lens[call.call_id] = len(call.prompt_ids) if first_prompt_len is None else first_prompt_len
         conversation = Conversation(call.messages, digests(call.messages))
         chain = _chain(conversation.digests)
@@ -68,6 +125,15 @@ class History:
         Raises:
             WorkflowError: the chat template rejects the messages.
         """
+        with self._lock:
+            return self._prompt(messages, tools, tools_hash)
+
+    def _prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        tools_hash: str,
+    ) -> Prompt:
         request = Conversation(messages, digests(messages))
         chain = _chain(request.digests)
         lengths = range(len(chain) - 1, 0, -1)

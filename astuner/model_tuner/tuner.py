@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.clock import timestamp
-from astuner.errors import AgentMadness, CallLimitError, EpisodeStopped, UnsupportedParameterError
+from astuner.errors import AgentMadness, CallLimitError, EpisodeStopped, UnsupportedParameterError, WorkflowError
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop
 from astuner.model_tuner.call_settings import CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
 from astuner.model_tuner.degenerate_output import find_degenerate_output
-from astuner.model_tuner.history import History, Prompt
+from astuner.model_tuner.endpoint import EndpointOpener, OpenAiEndpoint
+from astuner.model_tuner.history import History, OpenCall, Prompt
 from astuner.model_tuner.messages import normalise, tools_hash
 from astuner.model_tuner.targets import (
     DEFAULT_TARGET,
@@ -35,16 +37,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OpenCall:
-    """An LLM call that has no answer yet; `prompt_tokens` is None for a model that is not the one in training."""
-
-    agent_name: str
-    target_tag: str
-    start_time: float
-    prompt_tokens: int | None
 
 
 class ModelTuner:
@@ -67,6 +59,7 @@ class ModelTuner:
         seed: int = 0,
         targets: Targets | None = None,
         on_call: Callable[[LlmCall], None] | None = None,
+        endpoints: EndpointOpener | None = None,
     ) -> None:
         """Bind the tuner to one episode.
 
@@ -78,6 +71,7 @@ class ModelTuner:
             seed: makes the sampling of the episode reproducible.
             targets: the agents of the workflow that are trained; None for all.
             on_call: called with each finished call.
+            endpoints: serves the model over HTTP; None if it is not served.
         """
         self.model_name = "astuner"
         self.degenerate_output: str | None = None
@@ -86,11 +80,11 @@ class ModelTuner:
         self._engine = engine
         self._codec = codec
         self._settings = settings
-        self._episode_id = episode_id
         self._seed = seed
         self._targets = targets or Targets()
-        self._on_call = on_call
-        self._history = History(codec)
+        self._endpoints = endpoints
+        self._history = History(codec, episode_id, on_call)
+        self._lock = threading.Lock()  # of `_calls_started`: a gateway calls the model in a thread of its own
         self._calls_started = 0
         self._call_numbers = itertools.count(1)
         self._rejected_calls = 0
@@ -103,7 +97,7 @@ class ModelTuner:
 
     @property
     def calls(self) -> tuple[LlmCall, ...]:
-        """The finished calls, in order of completion."""
+        """The calls that have ended, in order of completion, including those that were cut."""
         return tuple(self._history.calls)
 
     def for_agent(
@@ -117,6 +111,34 @@ class ModelTuner:
             debug_model: an AgentScope chat model that answers if the target is not trained.
         """
         return AgentModel(self, agent_name, target_tag, debug_model)
+
+    def as_oai_baseurl_apikey(
+        self, agent_name: str = "", target_tag: str = DEFAULT_TARGET, debug_model: DebugModel | None = None
+    ) -> OpenAiEndpoint:
+        """Return the address and the key with which any OpenAI-compatible client calls this model.
+
+        The arguments are those of `for_agent`. The key is valid until the workflow ends.
+
+        Raises:
+            WorkflowError: the episode is not running.
+            ServiceError: the server cannot be started.
+        """
+        if self._endpoints is None:
+            raise WorkflowError("this model_tuner has no gateway; create it with endpoints=Gateway()")
+        return self._endpoints.open_endpoint(self, agent_name, target_tag, debug_model)
+
+    @property
+    def forwarded_models(self) -> tuple[str, ...]:
+        """The tags of the targets whose calls go to another endpoint."""
+        return tuple(tag for tag, model in self._targets.frozen.items() if model.base_url is not None)
+
+    def decode_token(self, token: int) -> str:
+        """Return the text of a token."""
+        return self._codec.decode([token])
+
+    def mark_cut(self, call: LlmCall) -> None:
+        """Mark a finished call as one whose answer did not reach the agent, so that it is not trained."""
+        self._history.mark_cut(call)
 
     async def __call__(
         self,
@@ -200,7 +222,7 @@ class ModelTuner:
         prompt = self._history.prompt(normalise(messages), tools, call_fields["tools_hash"])
         params = self._sampling(prompt, options, trained=call_fields["trained"])
         requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
-        with self._track_open(call_fields, len(prompt.token_ids)):
+        with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):
             completions = await _gather([self._engine.generate(prompt.token_ids, request) for request in requests])
         callable_tools = None if options.tool_choice == "none" else tools
         answers = [
@@ -221,15 +243,7 @@ class ModelTuner:
     ) -> ChatAnswer:
         completion, visible, stop_string = cut_at_stop(completion, params.stop, self._codec.tokenizer)
         parsed = self._codec.parse(visible, prompt.token_ids, callable_tools)
-        call = replace(
-            self._call(prompt, completion),
-            sampling=params,
-            messages=(*prompt.messages, as_message(parsed)),
-            **call_fields,
-        )
-        self._history.add(call, prompt.first_prompt_len)
-        if self._on_call is not None:
-            self._on_call(call)
+        call = self._history.record(prompt, completion, as_message(parsed), sampling=params, **call_fields)
         return ChatAnswer(parsed, call, stop_string, completion.top_logprobs)
 
     async def _ask_external(
@@ -248,59 +262,44 @@ class ModelTuner:
                 "logprobs",
             )
         parameters = {name: value for name, value in options.given.items() if name != "n"}
+        prompt = Prompt((), normalise(messages))
 
         async def ask() -> ParsedAnswer:
             if isinstance(model, FrozenModel):
-                sent = normalise(messages)
-                return await call_endpoint(model, call_fields["target_tag"], sent, tools, parameters)
+                return await call_endpoint(model, call_fields["target_tag"], prompt.messages, tools, parameters)
             return await call_debug_model(model, messages, tools, parameters)
 
-        with self._track_open(call_fields, None):
+        with self._track_open(prompt, options.n, call_fields):
             parsed = await _gather([ask() for _ in range(options.n)])
-        first, *others = [self._record_external(answer, messages, call_fields) for answer in parsed]
+        unknown = Completion((), (), "stop")
+        first, *others = [
+            ChatAnswer(one, self._history.record(prompt, unknown, as_message(one), **call_fields)) for one in parsed
+        ]
         return replace(first, alternatives=tuple(others))
 
     @contextlib.contextmanager
-    def _track_open(self, call_fields: Mapping[str, Any], prompt_tokens: int | None) -> Iterator[None]:
-        call = OpenCall(call_fields["agent_name"], call_fields["target_tag"], call_fields["start_time"], prompt_tokens)
+    def _track_open(self, prompt: Prompt, count: int, call_fields: Mapping[str, Any]) -> Iterator[None]:
+        """Register an open call. If it is cancelled, record `count` calls that were cut."""
+        agent_name, target_tag, start_time = (call_fields[name] for name in ("agent_name", "target_tag", "start_time"))
+        call = OpenCall(agent_name, target_tag, start_time, len(prompt.token_ids) or None)
         self._open_calls[call] = None
         try:
             yield
+        except asyncio.CancelledError:
+            fields = {**call_fields, "trained": False, "cut": True}
+            for _ in range(count):
+                self._history.record(prompt, Completion((), (), "length"), None, **fields)
+            raise
         finally:
             del self._open_calls[call]
 
-    def _record_external(
-        self, parsed: ParsedAnswer, messages: Sequence[Mapping[str, Any]], call_fields: Mapping[str, Any]
-    ) -> ChatAnswer:
-        """Record the answer of an external model, whose tokens are unknown."""
-        conversation = (*normalise(messages), as_message(parsed))
-        empty = self._call(Prompt((), conversation), Completion((), (), "stop"))
-        call = replace(empty, messages=conversation, **call_fields)
-        self._history.calls.append(call)
-        if self._on_call is not None:
-            self._on_call(call)
-        return ChatAnswer(parsed, call)
-
-    def _call(self, prompt: Prompt, completion: Completion) -> LlmCall:
-        """Return the record of a call that has just finished."""
-        return LlmCall(
-            call_id=f"{self._episode_id}/{len(self._history.calls)}",
-            episode_id=self._episode_id,
-            prompt_ids=prompt.token_ids,
-            completion_ids=completion.token_ids,
-            logprobs=completion.logprobs,
-            finish_reason=completion.finish_reason,
-            policy_version=completion.policy_version,
-            fork=prompt.fork,
-            end_time=timestamp(),
-        )
-
     async def _start_calls(self, count: int) -> None:
         """Count new calls of the episode, or raise the error of the call limit."""
-        started = self._calls_started
-        if started + count <= self._settings.max_calls:
-            self._calls_started += count
-            return
+        with self._lock:
+            started = self._calls_started
+            if started + count <= self._settings.max_calls:
+                self._calls_started += count
+                return
         if self.call_limit_error is None:
             self.call_limit_error = CallLimitError(
                 f"the episode started LLM call {started + count}, but rollout.multi_turn.max_steps is "

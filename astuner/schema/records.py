@@ -220,6 +220,7 @@ class LlmCall:
         messages: the request and the answer, including thinking that the prompt contains but the framework left out.
             They are used for display and to find the call that a request continues; answers are never re-tokenised.
         fork: why the call does not extend an earlier call that it should have extended; None if it does.
+        cut: whether the agent did not receive the whole answer, for example because its client closed the connection.
         start_time, end_time: seconds since the epoch.
     """
 
@@ -238,6 +239,7 @@ class LlmCall:
     tools_hash: str = ""
     messages: tuple[Message, ...] = ()
     fork: Fork | None = None
+    cut: bool = False
     start_time: float = 0.0
     end_time: float = 0.0
 

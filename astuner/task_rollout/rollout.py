@@ -143,6 +143,7 @@ class TaskRollout:
         if self.processes is not None:
             self.processes.close()
         end_all_episodes()
+        self.runner.gateway.close()
         self._pool.close()
 
     def _run_once(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
@@ -169,6 +170,7 @@ class TaskRollout:
             if isinstance(result, StuckJob):
                 task, tuner = tasks[index], tuners[index]
                 processes[index].end()
+                self.runner.gateway.end_episode(tuner)
                 stack = format_stack(result.stack)
                 logger.debug(
                     "{}, {}, blocked its thread at\n{}", shorten(task.episode_id), describe_calls(tuner), stack

@@ -31,6 +31,7 @@ from astuner.errors import (
     short_repr,
     shorten,
 )
+from astuner.gateway import Gateway
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.run_record.jsonable import to_jsonable
@@ -62,6 +63,7 @@ class TaskRunner:
             answer; `fail` fails it.
         judge_inline: run the judge in the episode's thread, where breakpoints work as in the workflow.
         on_call: called with each finished LLM call.
+        gateway: serves the model of the episodes over HTTP.
     """
 
     workflow: Callable[[], Workflow]
@@ -77,6 +79,7 @@ class TaskRunner:
     on_max_steps: Literal["judge", "fail"] = "judge"
     judge_inline: bool = False
     on_call: Callable[[LlmCall], None] | None = None
+    gateway: Gateway = field(default_factory=Gateway)
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
         """Return the model for one episode, which records the episode's calls."""
@@ -88,6 +91,7 @@ class TaskRunner:
             seed=workflow_task.seed,
             targets=self.targets,
             on_call=self.on_call,
+            endpoints=self.gateway,
         )
 
     async def run(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> Episode:
@@ -136,7 +140,7 @@ class TaskRunner:
     async def _rewarded_output(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
         """Return the workflow's output with `reward` and `is_success` set."""
         try:
-            output = await self._execute(workflow_task, tuner)
+            output = await self._execute_at_gateway(workflow_task, tuner)
         except AgentMadness:
             output = WorkflowOutput()
         except CallLimitError as error:
@@ -172,6 +176,28 @@ class TaskRunner:
             return replace(output, reward=reward, is_success=success)
         if output.is_success is None:
             return replace(output, is_success=mean_reward(output.reward) > 0)
+        return output
+
+    async def _execute_at_gateway(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+        """Run the workflow while the gateway serves its model."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(task.cancel)
+
+        limit = None if is_debugged() else self.episode_timeout
+        with self.gateway.episode(tuner, cancel, limit) as session:
+            try:
+                output = await self._execute(workflow_task, tuner)
+            except WorkflowError as error:
+                cause = session.cause_of(error)
+                if cause is None:
+                    raise
+                raise cause from error
+        if session.failure is not None and not isinstance(session.failure, AgentMadness):
+            raise session.failure
         return output
 
     async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
@@ -290,7 +316,8 @@ def _replaced_metrics(tuner: ModelTuner) -> dict[str, float]:
 
 def _last_answer(calls: Sequence[LlmCall]) -> str:
     """Return the text of the last answer of an episode that was cut."""
-    return str(calls[-1].messages[-1].get("content") or "") if calls and calls[-1].messages else ""
+    answered = [call for call in calls if call.messages and not call.cut]
+    return str(answered[-1].messages[-1].get("content") or "") if answered else ""
 
 
 def innermost_user_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:

@@ -1,0 +1,291 @@
+"""The gateway's ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from fastapi import FastAPI, Request, Response
+from loguru import logger
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from astuner.errors import AstunerError, EpisodeStopped, InvalidRequestError
+from astuner.gateway.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
+from astuner.gateway.dialects import DIALECTS, Dialect, openai_error
+from astuner.gateway.keys import KeyClaims
+from astuner.gateway.sessions import Answers, EpisodeSession, GatewayCall, RequestIdentity
+from astuner.model_tuner.openai_format import ChatRequest
+
+if TYPE_CHECKING:
+    from astuner.gateway.server import Gateway
+
+# Seconds after which a stream without an answer starts, and between the comments that keep it alive.
+_KEEP_ALIVE_SECONDS = 10.0
+# A body that is too large is read and discarded up to this multiple of the limit. Beyond it, the connection is closed.
+_DISCARDED_BODIES = 8
+_REQUEST_ID_HEADERS = (b"idempotency-key", b"x-client-request-id", b"x-request-id")
+_KEEP_ALIVE = b": the model is sampling\n\n"
+_ENDED = ApiError(401, "the episode of this API key has ended", code="invalid_api_key")
+
+
+class _RequestFailed(Exception):
+    """Ends the handling of a request with an error response."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class _ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+def create_app(gateway: Gateway) -> FastAPI:
+    """Return the ASGI application of a gateway."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.routes.extend(
+        Route(dialect.path, _DialectRoute(gateway, dialect), methods=["POST"]) for dialect in DIALECTS
+    )
+
+    @app.exception_handler(StarletteHTTPException)
+    def unknown_route(request: Request, error: StarletteHTTPException) -> Response:
+        paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/models"])
+        message = f"the gateway has no {request.method} {request.url.path}; it has {paths}"
+        content = orjson.dumps(openai_error(ApiError(error.status_code, message, code="unknown_url")))
+        return Response(content, error.status_code, media_type="application/json")
+
+    @app.get("/v1/models")
+    def models(request: Request) -> Response:
+        claims = gateway.authenticate(_Headers(request.scope))
+        if claims is None:
+            return Response(orjson.dumps(openai_error(INVALID_KEY)), 401, media_type="application/json")
+        names = gateway.model_names(claims)
+        data = [{"id": name, "object": "model", "created": 0, "owned_by": "astuner"} for name in names]
+        return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
+
+    return app
+
+
+class _Headers(dict[bytes, bytes]):
+    """The headers of a request by lower-case name."""
+
+    def __init__(self, scope: Scope) -> None:
+        super().__init__(scope["headers"])
+
+    def key(self) -> str:
+        """Return the API key; "" if there is none."""
+        scheme, _, key = self.get(b"authorization", b"").decode("latin-1").partition(" ")
+        if scheme.lower() == "bearer":
+            return key.strip()
+        return (self.get(b"x-api-key") or self.get(b"api-key") or b"").decode("latin-1")
+
+
+class _DialectRoute:
+    """Handles the requests of one API. A plain ASGI application, because Starlette's requests cost more time."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+        self._gateway, self._dialect = gateway, dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        try:
+            await self._answer(_Headers(scope), receive, send)
+        except _RequestFailed as failure:
+            await _send_json(send, failure.error.status, self._dialect.error(failure.error), failure.error.headers())
+        except _ClientGone:
+            pass
+
+    async def _answer(self, headers: _Headers, receive: Receive, send: Send) -> None:
+        gateway = self._gateway
+        claims = gateway.authenticate(headers)
+        if claims is None:
+            raise _RequestFailed(INVALID_KEY)
+        session = gateway.session(claims)
+        if session is None:
+            raise _RequestFailed(INVALID_KEY)
+        body = await self._read_body(headers, receive)
+        identity = self._identity(headers, body)
+        # Nothing is awaited between the check of the session and the start of the call.
+        call = None if session.is_closed else session.find_retried(identity)
+        request = self._parse(body)
+        if call is None:
+            call = self._start(session, claims, identity, request)
+        call.waiting += 1
+        is_delivered = False
+        gone = asyncio.create_task(_wait_for_disconnect(receive))
+        try:
+            is_delivered = await self._respond(session, call, request, gone, send)
+        finally:
+            gone.cancel()
+            session.release(call, is_delivered=is_delivered)
+
+    async def _read_body(self, headers: _Headers, receive: Receive) -> bytes:
+        limit = self._gateway.settings.max_body_bytes
+        too_large = ApiError(
+            413,
+            f"the body has more than {limit:,} bytes, the limit of gateway.max_body_bytes; send less, or raise it",
+            code="request_too_large",
+        )
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared[:20]) > _DISCARDED_BODIES * limit:
+            raise _RequestFailed(too_large)
+        parts, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise _ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size <= limit:
+                parts.append(part)
+            elif size > _DISCARDED_BODIES * limit:
+                raise _RequestFailed(too_large)
+            if not message.get("more_body"):
+                break
+        if size > limit:  # a client that still sends its body may not read the response
+            raise _RequestFailed(too_large)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _identity(self, headers: _Headers, body: bytes) -> RequestIdentity:
+        digest = hashlib.blake2b(body, digest_size=16, key=hashlib.blake2b(headers.key().encode()).digest())
+        digest.update(self._dialect.path.encode())
+        request_id = next((headers[name] for name in _REQUEST_ID_HEADERS if name in headers), b"").decode("latin-1")
+        count = headers.get(b"x-stainless-retry-count", b"")
+        return RequestIdentity(digest.digest(), request_id, int(count) if count.isdigit() else None)
+
+    def _parse(self, body: bytes) -> ChatRequest:
+        try:
+            content = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise _RequestFailed(ApiError(400, f"the body is not JSON: {error}", code="invalid_json")) from None
+        try:
+            return self._dialect.parse(content)
+        except InvalidRequestError as error:
+            raise _RequestFailed(to_api_error(error)) from None
+
+    def _start(
+        self, session: EpisodeSession, claims: KeyClaims, identity: RequestIdentity, request: ChatRequest
+    ) -> GatewayCall:
+        gateway = self._gateway
+        if session.is_closed:
+            raise _RequestFailed(_ENDED)
+        if gateway.is_draining:
+            raise _RequestFailed(DRAINING)
+        target = gateway.target_of(request.model, claims)
+        if target is None:
+            names = ", ".join(gateway.model_names(claims))
+            message = (
+                f"the model {request.model!r} does not exist here. Write one of: {names}. To have another endpoint "
+                "answer, name it in rollout.frozen_models; to give the model in training another name, list the name "
+                "in gateway.model_names"
+            )
+            raise _RequestFailed(ApiError(404, message, code="model_not_found", param="model"))
+        try:
+            session.check_alive()
+            arguments = request.chat_arguments()
+        except AstunerError as error:
+            raise _RequestFailed(to_api_error(error)) from None
+        if not gateway.reserve_call():
+            session.turn_away(identity)
+            message = (
+                f"the gateway has {gateway.settings.max_concurrent_calls} calls in progress, the limit of "
+                "gateway.max_concurrent_calls; try again"
+            )
+            raise _RequestFailed(ApiError(429, message, "rate_limit_error", "too_many_calls", retry_after=1))
+        debug_model = None if claims.debug_model is None else session.debug_models[claims.debug_model]
+        chat = session.tuner.chat(**arguments, agent_name=claims.agent_name, target_tag=target, debug_model=debug_model)
+        return session.start(identity, self._collect(session, chat))
+
+    async def _collect(self, session: EpisodeSession, chat: Any) -> Answers:
+        """Return the answers of a call, and note its error."""
+        try:
+            answer = await chat
+        except (Exception, EpisodeStopped) as error:
+            session.note_error(error)
+            raise
+        finally:
+            self._gateway.return_call()
+        session.rejection = None
+        return (answer, *answer.alternatives)
+
+    async def _respond(
+        self, session: EpisodeSession, call: GatewayCall, request: ChatRequest, gone: asyncio.Task[None], send: Send
+    ) -> bool:
+        """Send the answers of a call, and return whether the client has received them."""
+        is_started = False
+        waiting: tuple[asyncio.Task[Any], ...] = (call.task, gone)
+        while not call.task.done():
+            timeout = _KEEP_ALIVE_SECONDS if request.stream else None
+            await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                return False
+            if not call.task.done():
+                if not is_started:
+                    await _start_stream(send)
+                is_started = True
+                await _send_part(send, _KEEP_ALIVE)
+        error = _error_of(call)
+        if error is not None and is_started:
+            await _send_part(send, _event(self._dialect.error_event, self._dialect.error(error)))
+            await _send_part(send, b"", more=False)
+            return True
+        if error is not None:
+            raise _RequestFailed(error)
+        answers, model = call.task.result(), request.model or session.tuner.model_name
+        if not request.stream:
+            await _send_json(send, 200, self._dialect.body(answers, request, model, session.tuner.decode_token))
+            return not gone.done()
+        if not is_started:
+            await _start_stream(send)
+        for name, data in self._dialect.events(answers, request, model, session.tuner.decode_token):
+            await _send_part(send, _event(name, data))
+            await asyncio.sleep(0)  # a client that has gone is noticed
+            if gone.done():
+                return False
+        await _send_part(send, self._dialect.end)
+        await _send_part(send, b"", more=False)
+        return True
+
+
+def _error_of(call: GatewayCall) -> ApiError | None:
+    """Return the error of a finished call."""
+    if call.task.cancelled():
+        return _ENDED
+    error = call.task.exception()
+    if error is not None and not isinstance(error, AstunerError | EpisodeStopped):
+        logger.opt(exception=error).debug("a call at the gateway failed")
+    return None if error is None else to_api_error(error)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_json(
+    send: Send, status: int, content: Mapping[str, Any], headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    body = orjson.dumps(content)
+    fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _start_stream(send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+
+async def _send_part(send: Send, part: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": more})
+
+
+def _event(name: str | None, data: Mapping[str, Any]) -> bytes:
+    """Return an event of a stream of server-sent events."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + orjson.dumps(data) + b"\n\n"

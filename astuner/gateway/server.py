@@ -1,0 +1,303 @@
+"""The gateway: an HTTP server in a thread of the process that runs the episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import secrets
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from loguru import logger
+
+from astuner.errors import ServiceError, WorkflowError
+from astuner.gateway.keys import KeyClaims, KeySigner
+from astuner.gateway.sessions import EpisodeSession
+from astuner.model_tuner import ModelTuner
+from astuner.model_tuner.endpoint import OpenAiEndpoint
+from astuner.model_tuner.targets import DebugModel
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from astuner.gateway.routes import _Headers
+
+_START_SECONDS = 30.0
+_END_SECONDS = 5.0
+# The keys of an episode expire this long after the time limit of its workflow, which may be handled late.
+_KEY_GRACE_SECONDS = 60.0
+_MAX_PORTS = 1000
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The settings of a gateway (section `gateway` of the configuration).
+
+    Attributes:
+        host: the address to listen on.
+        port: the first port to try; 0 for any free port.
+        model_names: the names of the model in training.
+        max_concurrent_calls: the maximum number of calls in progress.
+        max_body_bytes: the maximum size of a request.
+        drain_seconds: how long calls may go on at the end of a run.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    model_names: tuple[str, ...] = ("astuner",)
+    max_concurrent_calls: int = 4096
+    max_body_bytes: int = 32 * 2**20
+    drain_seconds: float = 5.0
+
+
+class Gateway:
+    """Serves the models of this process's episodes to OpenAI-compatible clients.
+
+    The server starts when the first endpoint is opened, in a daemon thread with an event loop of its own. The episodes
+    may run in any threads.
+    """
+
+    def __init__(self, settings: GatewaySettings | None = None) -> None:
+        self.settings = settings or GatewaySettings()
+        self.is_draining = False
+        self._signer = KeySigner()
+        self._sessions: dict[int, EpisodeSession] = {}
+        self._by_tuner: dict[ModelTuner, EpisodeSession] = {}
+        self._calls = 0
+        self._lock = threading.Lock()
+        self._server: _RunningServer | None = None
+        self._is_closed = False
+        self._pid = os.getpid()
+        _gateways.add(self)
+
+    @contextlib.contextmanager
+    def episode(
+        self, tuner: ModelTuner, cancel_workflow: Callable[[], object] = lambda: None, seconds: float | None = None
+    ) -> Iterator[EpisodeSession]:
+        """Let the endpoints of an episode answer during the block.
+
+        At the end of the block, the calls that no client has received are cut, and the keys become invalid.
+
+        Args:
+            tuner: the model of the episode.
+            cancel_workflow: cancels the workflow of the episode. Called from another thread.
+            seconds: the time limit of the workflow; None for no limit.
+        """
+        expires = time.monotonic() + seconds + _KEY_GRACE_SECONDS if seconds is not None else float("inf")
+        number = secrets.randbits(53)
+        session = EpisodeSession(number, tuner, cancel_workflow, expires, threading.get_ident())
+        self._sessions[number] = self._by_tuner[tuner] = session
+        try:
+            yield session
+        finally:
+            self.end_episode(tuner)
+
+    def end_episode(self, tuner: ModelTuner) -> None:
+        """End the calls of an episode, and make its keys invalid. May be called again. Thread-safe."""
+        session = self._by_tuner.pop(tuner, None)
+        if session is None or os.getpid() != self._pid:
+            return
+        del self._sessions[session.number]
+        self._signer.forget_session(session.number)
+        server = self._server
+        if server is None:
+            session.is_closed = True
+            return
+        server.run(session.end())
+
+    def open_endpoint(
+        self, tuner: ModelTuner, agent_name: str, target_tag: str, debug_model: DebugModel | None
+    ) -> OpenAiEndpoint:
+        """Return the endpoint of one agent of an episode; start the server if it does not run. Thread-safe.
+
+        In a forked process, the endpoint is that of the parent.
+
+        Raises:
+            WorkflowError: the episode has ended or has not started.
+            ServiceError: the server cannot be started.
+        """
+        session = self._by_tuner.get(tuner)
+        if session is None:
+            raise WorkflowError(
+                "the episode of this model_tuner is not running, so it has no endpoint; call "
+                "model_tuner.as_oai_baseurl_apikey() in `execute`"
+            )
+        number = None
+        if debug_model is not None:
+            number = len(session.debug_models)
+            session.debug_models.append(debug_model)
+        claims = KeyClaims(session.number, agent_name, target_tag, number, session.expires)
+        return OpenAiEndpoint(self._started().base_url, self._signer.sign(claims))
+
+    def close(self) -> None:
+        """Refuse new calls, wait for calls in progress at most `drain_seconds`, and stop the server."""
+        with self._lock:
+            self.is_draining = self._is_closed = True
+            server, self._server = self._server, None
+        if server is not None and os.getpid() == self._pid:
+            server.stop()
+        for tuner in list(self._by_tuner):
+            self.end_episode(tuner)
+
+    # What follows is used by the routes, on the event loop of the server.
+
+    def authenticate(self, headers: _Headers) -> KeyClaims | None:
+        """Return the claims of the key of a request; None if the key is not valid."""
+        return self._signer.verify(headers.key())
+
+    def session(self, claims: KeyClaims) -> EpisodeSession | None:
+        """Return the session of a key; None if the episode has ended."""
+        return self._sessions.get(claims.session)
+
+    def target_of(self, model: str | None, claims: KeyClaims) -> str | None:
+        """Return the target tag for the model that a request names; None if there is no such model."""
+        if model in self.settings.model_names:
+            return claims.target_tag
+        session = self._sessions[claims.session]
+        return model if model in session.tuner.forwarded_models else None
+
+    def model_names(self, claims: KeyClaims) -> list[str]:
+        """Return the names of the models that a key may call."""
+        session = self._sessions.get(claims.session)
+        return [*self.settings.model_names, *(session.tuner.forwarded_models if session is not None else ())]
+
+    def reserve_call(self) -> bool:
+        """Count a call that starts; return False if there are too many."""
+        if self._calls >= self.settings.max_concurrent_calls:
+            return False
+        self._calls += 1
+        return True
+
+    def return_call(self) -> None:
+        """Count a call that has ended."""
+        self._calls -= 1
+
+    def start_before_fork(self) -> None:
+        """Start the server if an episode runs in this thread: its child may want to call the model."""
+        thread = threading.get_ident()
+        if self._server is None and any(session.thread == thread for session in list(self._sessions.values())):
+            self._started()
+
+    def _started(self) -> _RunningServer:
+        with self._lock:
+            if self._is_closed:
+                raise ServiceError("the gateway is closed, because the run has ended")
+            if self._server is None:
+                if os.getpid() != self._pid:
+                    raise ServiceError(
+                        "the gateway does not run in the parent of this process; call "
+                        "model_tuner.as_oai_baseurl_apikey() before the process is started"
+                    )
+                self._server = _RunningServer(self)
+            return self._server
+
+
+class _RunningServer:
+    """A uvicorn server in a daemon thread."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        import uvicorn
+
+        from astuner.gateway.routes import create_app
+
+        settings = gateway.settings
+        self._drain_seconds = settings.drain_seconds
+        self._socket = _listen(settings.host, settings.port)
+        port = self._socket.getsockname()[1]
+        self.base_url = f"http://{_reachable_address(settings.host)}:{port}/v1"
+        config = uvicorn.Config(
+            create_app(gateway),
+            log_config=None,  # it would change the logging of the process
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            lifespan="off",
+            ws="none",
+            backlog=_BACKLOG,
+            timeout_keep_alive=600,
+            timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
+        )
+        self._server: uvicorn.Server = uvicorn.Server(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        # The thread does not belong to the episode that opens the first endpoint.
+        contextvars.Context().run(self._thread.start)
+        if not self._ready.wait(_START_SECONDS):
+            raise ServiceError(f"the gateway did not start within {_START_SECONDS:g} s")
+        logger.debug("the gateway listens on {}", self.base_url)
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the event loop of the server, and wait for its end for some seconds."""
+        assert self._loop is not None
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            return
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
+            future.result(_END_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the server after the calls in progress."""
+        self._server.should_exit = True
+        self._thread.join(self._drain_seconds + _END_SECONDS)
+        self._socket.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(self._ready.set)
+        await self._server.serve([self._socket])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on the first free port from `port` on; on any free port if `port` is 0.
+
+    Raises:
+        ServiceError: the address is not one of this machine, or there is no free port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    ports = [0] if port == 0 else range(port, min(port + _MAX_PORTS, 65536))
+    reason = "no port is free"
+    for candidate in ports:
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, candidate))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            reason = str(error)
+            continue
+        return listener
+    raise ServiceError(
+        f"the gateway cannot listen on {host} from port {port} on: {reason}; check gateway.host and gateway.port"
+    )
+
+
+def _reachable_address(host: str) -> str:
+    """Return the address for clients of a server that listens on `host`."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+def _start_before_fork() -> None:
+    for gateway in list(_gateways):
+        gateway.start_before_fork()
+
+
+_gateways: weakref.WeakSet[Gateway] = weakref.WeakSet()
+os.register_at_fork(before=_start_before_fork)

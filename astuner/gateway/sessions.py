@@ -1,0 +1,208 @@
+"""The calls that reach an episode through the gateway, and the retries of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from astuner.errors import AgentMadness, AstunerError, EpisodeError, EpisodeStopped, WorkflowError, message_of, text_of
+from astuner.model_tuner import ChatAnswer, ModelTuner
+from astuner.model_tuner.targets import DebugModel
+
+# Seconds for which an answer that did not reach its client waits for the client's retry, and seconds for which an
+# answer that did reach it is kept for one. The SDKs of OpenAI and Anthropic retry after 0.5 to 1 s at first.
+_UNDELIVERED_SECONDS = 2.0
+_DELIVERED_SECONDS = 10.0
+_MAX_DELIVERED = 64
+# How often an agent may call the model after an error that ends the episode, before its workflow is cancelled.
+_MAX_CALLS_AFTER_FAILURE = 3
+
+Answers = tuple[ChatAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestIdentity:
+    """What tells the retry of a request from a new request.
+
+    Attributes:
+        digest: of the endpoint, the path and the body.
+        request_id: the idempotency key or the request id of the client; "" if it has none.
+        retry_count: how often the client has tried before; None if it does not say.
+    """
+
+    digest: bytes
+    request_id: str
+    retry_count: int | None
+
+    @property
+    def may_be_retried(self) -> bool:
+        """Whether a retry of this request would be recognised."""
+        return bool(self.request_id) or self.retry_count is not None
+
+
+@dataclass(eq=False, slots=True)
+class GatewayCall:
+    """A request to the model that one or more HTTP requests wait for.
+
+    Attributes:
+        task: returns the answers.
+        identity: the identity of the first HTTP request.
+        waiting: the number of HTTP requests that wait for the answers or receive them.
+        is_delivered: whether a client has received the answers or an error.
+        delivered_at: when, on the clock `time.monotonic`.
+    """
+
+    task: asyncio.Task[Answers]
+    identity: RequestIdentity
+    waiting: int = 0
+    is_delivered: bool = False
+    delivered_at: float = 0.0
+
+
+@dataclass(eq=False)
+class EpisodeSession:
+    """One episode at the gateway. Except where noted, only the gateway's event loop uses it.
+
+    Attributes:
+        number: unguessable, unique within the process.
+        tuner: the model of the episode.
+        cancel_workflow: cancels the workflow of the episode. Thread-safe.
+        expires: when the keys of the episode expire, on the clock `time.monotonic`.
+        thread: the id of the thread that the workflow runs in.
+        debug_models: the debug models of the endpoints, by number.
+        failure: the error that makes the episode fail although its agent may have handled the HTTP error.
+        rejection: the error of the last request if it failed.
+        is_closed: whether the episode has ended.
+    """
+
+    number: int
+    tuner: ModelTuner
+    cancel_workflow: Callable[[], object]
+    expires: float
+    thread: int
+    debug_models: list[DebugModel] = field(default_factory=list)
+    failure: AstunerError | None = None
+    rejection: EpisodeError | None = None
+    is_closed: bool = False
+    _open: dict[GatewayCall, None] = field(default_factory=dict)
+    _delivered: deque[GatewayCall] = field(default_factory=deque)
+    # How often a request with this digest was answered with an error that the client may retry after.
+    _turned_away: Counter[bytes] = field(default_factory=Counter)
+    _calls_after_failure: int = 0
+
+    def find_retried(self, identity: RequestIdentity) -> GatewayCall | None:
+        """Return the call that a request repeats; None if the request is new."""
+        is_retry = identity.retry_count is not None and identity.retry_count > 0
+        if is_retry and self._turned_away[identity.digest]:
+            self._turned_away[identity.digest] -= 1
+            return None
+        now = time.monotonic()
+        while self._delivered and self._delivered[0].delivered_at < now - _DELIVERED_SECONDS:
+            self._delivered.popleft()
+        same = [call for call in (*self._open, *self._delivered) if call.identity.digest == identity.digest]
+        if identity.request_id:
+            return next((call for call in same if call.identity.request_id == identity.request_id), None)
+        if not is_retry:
+            return None
+        # Calls whose client has gone come first: an agent may send the same request several times at once.
+        return min(same, key=lambda call: (call.waiting > 0, call.is_delivered), default=None)
+
+    def start(self, identity: RequestIdentity, chat: Coroutine[Any, Any, Answers]) -> GatewayCall:
+        """Start a call that runs `chat`."""
+        call = GatewayCall(asyncio.get_running_loop().create_task(chat), identity)
+        self._open[call] = None
+        return call
+
+    def release(self, call: GatewayCall, *, is_delivered: bool) -> None:
+        """End the wait of one HTTP request for a call.
+
+        A call that no request waits for and whose answer has not been delivered is cut, after a while in which a retry
+        may join it.
+        """
+        call.waiting -= 1
+        if call.task.done() and (call.task.cancelled() or call.task.exception() is not None):
+            self._open.pop(call, None)
+            return
+        if is_delivered and not call.is_delivered:
+            call.is_delivered = True
+            call.delivered_at = time.monotonic()
+            self._open.pop(call, None)
+            if call.identity.may_be_retried and not self.is_closed:
+                self._delivered.append(call)
+                if len(self._delivered) > _MAX_DELIVERED:
+                    self._delivered.popleft()
+        if call.waiting or call.is_delivered:
+            return
+        if call.identity.may_be_retried and not self.is_closed:
+            asyncio.get_running_loop().call_later(_UNDELIVERED_SECONDS, self._cut, call)
+        else:
+            self._cut(call)
+
+    def turn_away(self, identity: RequestIdentity) -> None:
+        """Note that a request gets an error after which its client may try again."""
+        self._turned_away[identity.digest] += 1
+
+    def _cut(self, call: GatewayCall) -> None:
+        if call.waiting or call.is_delivered or call not in self._open:
+            return
+        del self._open[call]
+        if not call.task.done():
+            call.task.cancel()
+        elif not call.task.cancelled() and call.task.exception() is None:
+            for answer in call.task.result():
+                self.tuner.mark_cut(answer.call)
+
+    def check_alive(self) -> None:
+        """Check that the episode may call the model.
+
+        Raises:
+            AstunerError: the episode has failed. After several such calls, the workflow is cancelled.
+        """
+        if self.failure is None:
+            return
+        self._calls_after_failure += 1
+        if self._calls_after_failure > _MAX_CALLS_AFTER_FAILURE:
+            self.cancel_workflow()
+        raise self.failure
+
+    def note_error(self, error: BaseException) -> None:
+        """Note the error of a call, and make the episode fail if the agent cannot go on after it."""
+        if isinstance(error, EpisodeError):
+            self.rejection = error
+        if isinstance(error, EpisodeStopped):
+            self.cancel_workflow()
+        elif isinstance(error, AgentMadness) or not isinstance(error, EpisodeError | asyncio.CancelledError):
+            known = isinstance(error, AstunerError)
+            self.failure = error if known else WorkflowError(f"a model call failed: {error!r}")  # type: ignore[assignment]
+
+    def cause_of(self, error: WorkflowError) -> AstunerError | None:
+        """Return the error of a model call that an HTTP error in the workflow has passed on; None if there is none.
+
+        Thread-safe.
+
+        Args:
+            error: the error of the workflow, whose cause is the exception that the workflow raised.
+        """
+        if self.failure is not None:
+            return self.failure
+        raised = error.__cause__
+        if self.rejection is not None and raised is not None and message_of(self.rejection) in text_of(raised):
+            return self.rejection
+        return None
+
+    async def end(self) -> None:
+        """Cut the calls that no client has received, and wait until they are recorded."""
+        self.is_closed = True
+        calls = list(self._open)
+        for call in calls:
+            call.waiting = 0
+            self._cut(call)
+        running = [call.task for call in calls if not call.task.done()]
+        if running:
+            await asyncio.wait(running, timeout=_UNDELIVERED_SECONDS)
+        self._delivered.clear()
+        self._turned_away.clear()

@@ -1,0 +1,36 @@
+"""Addresses at which other programs reach the model of an episode."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from astuner.model_tuner.targets import DebugModel
+    from astuner.model_tuner.tuner import ModelTuner
+
+
+class OpenAiEndpoint(NamedTuple):
+    """The address and the key with which an OpenAI-compatible client calls the model of one episode and one agent.
+
+    Attributes:
+        base_url: the address, which ends with `/v1`.
+        api_key: the key, which is valid until the end of the episode.
+    """
+
+    base_url: str
+    api_key: str
+
+
+class EndpointOpener(Protocol):
+    """Serves the models of episodes over HTTP."""
+
+    def open_endpoint(
+        self, tuner: ModelTuner, agent_name: str, target_tag: str, debug_model: DebugModel | None
+    ) -> OpenAiEndpoint:
+        """Return the endpoint of one agent of an episode. Thread-safe.
+
+        Raises:
+            WorkflowError: the episode has ended or has not started.
+            ServiceError: the server cannot be started.
+        """
+        ...
