@@ -158,11 +158,9 @@ ForkCause = Literal[
 """Why a request does not extend the call that it continues.
 
 `template_rewrote_history`: the messages are the same, but the chat template renders earlier turns differently when
-later
-    ones follow (for example without their thinking), or it cannot be shown that it keeps their tokens.
+    later ones follow (for example without their thinking), or it cannot be shown that it keeps their tokens.
 `framework_edited_history`: a message before the last answer differs from the earlier call, was inserted, or is an
-answer
-    that the model never gave.
+    answer that the model never gave.
 `tools_changed`: the messages are the same, but the tools differ.
 `system_changed`: the system message was changed, added or removed; the rest of the conversation is the same.
 `retokenised_by_client`: an answer has the content that the model sampled, apart from white space, but in another form:
