@@ -28,6 +28,7 @@ class TrainingRow:
         calls: (start, end) of the completion of each LLM call; empty for transcripts.
         call_ids: the ids of those calls.
         advantages: the advantages of those calls; empty until they are assigned.
+        temperatures: the sampling temperatures of those calls; empty for transcripts.
         episode: index of the row's episode in its batch.
         sample: index of the row's sample in its episode.
     """
@@ -39,6 +40,7 @@ class TrainingRow:
     calls: Sequence[tuple[int, int]] = ()
     call_ids: Sequence[str] = ()
     advantages: Sequence[float] = ()
+    temperatures: Sequence[float] = ()
     episode: int = 0
     sample: int = 0
 
@@ -61,6 +63,10 @@ class TrainingRow:
             episode=episode,
             sample=index,
         )
+
+    def with_temperatures(self, temperatures: Mapping[str, float]) -> TrainingRow:
+        """Return the row with the sampling temperatures of its calls, from a mapping of call ids to temperatures."""
+        return replace(self, temperatures=[temperatures[call_id] for call_id in self.call_ids])
 
     def with_advantages(self, episode_advantage: float, call_advantages: Mapping[str, float]) -> TrainingRow:
         """Return the row with the advantages of its calls.
@@ -92,6 +98,22 @@ def token_advantages(rows: Sequence[TrainingRow], length: int) -> Tensor:
     for index, row in enumerate(rows):
         for (start, end), advantage in zip(row.calls, row.advantages, strict=False):
             table[index, start:end] = advantage
+    return table
+
+
+def token_temperatures(rows: Sequence[TrainingRow], length: int) -> Tensor | float | None:
+    """Return the temperature of each token, [rows, length] float32, 1 outside the calls.
+
+    If all calls have the same temperature, return it; if the rows are transcripts, None. Calls that share a token have
+    the same temperature (see `build_samples`).
+    """
+    distinct = {temperature for row in rows for temperature in row.temperatures}
+    if len(distinct) < 2:
+        return next(iter(distinct), None)
+    table = torch.ones((len(rows), length))
+    for index, row in enumerate(rows):
+        for (start, end), temperature in zip(row.calls, row.temperatures, strict=True):
+            table[index, start:end] = temperature
     return table
 
 

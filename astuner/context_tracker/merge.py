@@ -27,6 +27,7 @@ MergeMode = Literal["leaf", "tree", "none"]
 _MAX_TRIES = 64
 
 _Credit = tuple[str, float] | None
+_Treatment = tuple[_Credit, float]
 
 
 @dataclass(eq=False)
@@ -56,13 +57,16 @@ class _Row:
         self.logprobs = array("d", [0.0]) * len(self.token_ids)
 
     def accepts(self, call: LlmCall) -> bool:
-        """Return whether no token of the call is already trained with another logprob or another reward."""
+        """Return whether no token of the call is already trained with another logprob, reward or temperature."""
         start, end = _span(call)
         counts = self.counts[start:end]
         if not any(counts):
             return True
         credit = _credit(call)
         tokens = zip(range(start, end), counts, self.logprobs[start:end], call.logprobs, strict=True)
+        overlapping = (other for other in self.calls if _span(other)[0] < end and start < _span(other)[1])
+        if any(other.sampling.temperature != call.sampling.temperature for other in overlapping):
+            return False
         return all(old == new and self.credits.get(index) == credit for index, count, old, new in tokens if count)
 
     def add(self, call: LlmCall) -> None:
@@ -132,6 +136,11 @@ def _credit(call: LlmCall) -> _Credit:
     return None if call.reward is None else (call.agent_name, call.reward)
 
 
+def _treatment(call: LlmCall) -> _Treatment:
+    """Return what determines the advantage of a call's tokens and, with the weights, their log-probabilities."""
+    return _credit(call), call.sampling.temperature
+
+
 def _span(call: LlmCall) -> tuple[int, int]:
     start = len(call.prompt_ids)
     return start, start + len(call.completion_ids)
@@ -144,15 +153,15 @@ def _new_row(encoded: bytes, call: LlmCall) -> _Row:
 
 
 def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
-    """Return one row per leaf, and more if a token was sampled several times with different logprobs or rewards."""
+    """Return one row per leaf, and more if a token was sampled several times in ways that `_treatment` separates."""
     rows: list[_Row] = []
     # Calls are visited in reverse order, so the rows that a sequence is a prefix of are the most recent ones.
     for (encoded, _), alike in groupby(reversed(ordered), key=lambda pair: (pair[0], len(pair[1].prompt_ids))):
         with_prefix = takewhile(partial(_has_prefix, encoded), reversed(rows))
-        row_of: dict[tuple[tuple[float, ...], _Credit], _Row] = {}
+        row_of: dict[tuple[tuple[float, ...], _Treatment], _Row] = {}
         rejecting: list[_Row] = []
         for _, call in alike:
-            key = call.logprobs, _credit(call)
+            key = call.logprobs, _treatment(call)
             row = row_of.get(key) or _first_accepting(call, rejecting, with_prefix)
             if row is None:
                 row = _new_row(encoded, call)
@@ -171,7 +180,7 @@ def _has_prefix(encoded: bytes, row: _Row) -> bool:
 def _first_accepting(call: LlmCall, rejecting: list[_Row], others: Iterator[_Row]) -> _Row | None:
     """Return a row that accepts a call: one that rejected another call of the same tokens, or the first of `others`.
 
-    A row that has accepted a call cannot accept the same tokens with other logprobs or rewards.
+    A row that has accepted a call cannot accept the same tokens with other logprobs or another treatment.
     """
     for row in rejecting:
         if row.accepts(call):
@@ -201,15 +210,15 @@ def _to_sample(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sa
 
 
 def _to_tree_sample(rows: Sequence[_Row]) -> Sample:
-    """Return all rows as one tree: their trie, with a copy of a node for each further logprob or reward."""
+    """Return all rows as one tree: their trie, with a copy of a node for each further logprob or treatment."""
     packing = pack_encoded([row.encoded for row in rows])
     ids, parents, positions = (array.tolist() for array in (packing.token_ids, packing.parents, packing.positions))
     counts, logprobs = [0] * len(ids), [0.0] * len(ids)
-    sampled_nodes: dict[tuple[int, float, object], int] = {}
+    sampled_nodes: dict[tuple[int, float, _Treatment], int] = {}
 
-    def count(node: int, logprob: float, credit: object) -> int:
-        """Count a sampled token, and return the node with its logprob and reward, which is created if needed."""
-        key = node, logprob, credit
+    def count(node: int, logprob: float, treatment: _Treatment) -> int:
+        """Count a sampled token, and return the node with its logprob and treatment, which is created if needed."""
+        key = node, logprob, treatment
         if key not in sampled_nodes:
             if counts[node]:
                 for values in (ids, parents, positions):
@@ -228,7 +237,7 @@ def _to_tree_sample(rows: Sequence[_Row]) -> Sample:
         for call in sorted(row.calls, key=_identity):
             start, end = _span(call)
             sampled = zip(places[start:end].tolist(), call.logprobs, strict=True)
-            nodes = tuple(count(node, logprob, _credit(call)) for node, logprob in sampled)
+            nodes = tuple(count(node, logprob, _treatment(call)) for node, logprob in sampled)
             spans.append(CallSpan(call.call_id, start, end, nodes))
     return Sample(
         token_ids=tuple(ids),

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.context_tracker import build_samples, certificate, count_tokens, limit_samples
-from astuner.schema import LlmCall
+from astuner.schema import LlmCall, SamplingParams
 
 
 def call(name: str, prompt: list[int], completion: list[int], logprobs: list[float] | None = None) -> LlmCall:
@@ -29,7 +29,7 @@ def call(name: str, prompt: list[int], completion: list[int], logprobs: list[flo
 def forests(draw: st.DrawFn) -> list[LlmCall]:
     """Calls that extend, fork, repeat, drift from and truncate one another, of several agents, some not trained.
 
-    Few different tokens, logprobs and rewards, so that they collide.
+    Few different tokens, logprobs, rewards and temperatures, so that they collide.
     """
     tokens = st.lists(st.integers(0, 2), min_size=0, max_size=4)
     calls: list[LlmCall] = []
@@ -46,12 +46,14 @@ def forests(draw: st.DrawFn) -> list[LlmCall]:
         logprobs = [draw(st.sampled_from([-1.0, -0.5])) for _ in completion]
         made = call(f"c{index}", [*base, *draw(tokens)], completion, logprobs)
         rewards, trained = st.sampled_from([None, None, 1.0]), st.sampled_from([True, True, True, False])
+        temperatures = st.sampled_from([1.0, 1.0, 0.5])
         calls.append(
             replace(
                 made,
                 agent_name=draw(st.sampled_from("ab")),
                 finish_reason=draw(st.sampled_from(["stop", "length"])),
                 reward=draw(rewards),
+                sampling=SamplingParams(temperature=draw(temperatures)),
                 trained=draw(trained),
             )
         )
@@ -75,14 +77,15 @@ def test_every_sampled_token_is_trained_once_with_its_logprob(calls, merge, rng:
 
 
 @given(forests(), st.sampled_from(["leaf", "tree"]))
-def test_a_token_is_never_trained_for_two_rewards_at_once(calls, merge):
+def test_a_token_is_never_trained_for_two_rewards_or_temperatures_at_once(calls, merge):
     by_id = {c.call_id: c for c in calls}
     for sample in build_samples(calls, merge):
-        rewards: dict[int, set[float | None]] = {}
+        treatments: dict[int, set[tuple[float | None, float]]] = {}
         for span in sample.spans:
             for place in span.nodes or range(span.start, span.end):
-                rewards.setdefault(place, set()).add(by_id[span.call_id].reward)
-        assert all(len(distinct) == 1 for distinct in rewards.values())
+                origin = by_id[span.call_id]
+                treatments.setdefault(place, set()).add((origin.reward, origin.sampling.temperature))
+        assert all(len(distinct) == 1 for distinct in treatments.values())
 
 
 @given(forests())
@@ -96,12 +99,14 @@ def test_merging_is_idempotent(calls):
 
 @given(forests())
 def test_no_leaf_row_is_superfluous(calls):
-    """A row is a prefix of another only if they differ in a token's logprobs, or in the agent and reward of a call."""
-    credits = {c.call_id: None if c.reward is None else (c.agent_name, c.reward) for c in calls}
+    """A row is a prefix of another only if they differ in logprobs, or in the agent, reward or temperature of a call."""
+    treatments = {
+        c.call_id: (None if c.reward is None else (c.agent_name, c.reward), c.sampling.temperature) for c in calls
+    }
     samples = build_samples(calls)
     for row, other in itertools.permutations(samples, 2):
         if other.token_ids[: len(row.token_ids)] == row.token_ids:
-            differing = {credits[span.call_id] for sample in (row, other) for span in sample.spans}
+            differing = {treatments[span.call_id] for sample in (row, other) for span in sample.spans}
             assert len(differing) > 1 or any(
                 a and b and x != y
                 for a, b, x, y in zip(row.train_counts, other.train_counts, row.logprobs, other.logprobs, strict=False)

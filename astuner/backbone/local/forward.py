@@ -13,7 +13,7 @@ from astuner.context_tracker import Packing
 
 
 def token_logprobs(
-    model: Any, token_ids: Tensor, mask: Tensor, temperature: float, packing: Packing | None = None
+    model: Any, token_ids: Tensor, mask: Tensor, temperature: Tensor | float, packing: Packing | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each selected token given the tokens before it, and the entropy at its position.
 
@@ -21,7 +21,8 @@ def token_logprobs(
         model: a causal language model of transformers.
         token_ids: [B, T] int64, padded on the right, T of 2 or more.
         mask: [B, T], non-zero for selected tokens; the first column must be 0.
-        temperature: divides the logits, as in the sampler; 0 (greedy) leaves them unchanged.
+        temperature: divides the logits, as in the sampler; 0 (greedy) leaves them unchanged. A tensor [B, T] has the
+            temperature of each selected token.
         packing: a packing of the B rows, which computes every distinct prefix once; needs `enable_packed_attention`.
 
     Returns:
@@ -37,13 +38,31 @@ def token_logprobs(
         logits = model(input_ids=token_ids, logits_to_keep=needed, use_cache=False).logits
         logits, index = logits.flatten(0, 1), rows * len(needed) + index
     logits = logits.float()
-    if temperature not in (0.0, 1.0):
+    if isinstance(temperature, Tensor):
+        logits, index = _scaled(logits, index, temperature[rows, columns])
+    elif temperature not in (0.0, 1.0):
         logits = logits / temperature
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs[index, token_ids[rows, columns]]
     result, entropies = torch.zeros((2, *token_ids.shape), device=token_ids.device).unbind()
     entropies[rows, columns] = entropy_from_logprobs(logprobs)[index]
     return result.index_put((rows, columns), chosen), entropies
+
+
+def _scaled(logits: Tensor, index: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits divided by each temperature that a token at their position has.
+
+    Args:
+        logits: [positions, vocabulary].
+        index: [tokens], the position of each token.
+        temperatures: [tokens] float32.
+
+    Returns:
+        [positions and temperatures, vocabulary], and the index of each token in it.
+    """
+    scales = torch.where(temperatures == 0, 1.0, temperatures)
+    pairs, places = torch.unique(torch.stack([index.double(), scales.double()]), dim=1, return_inverse=True)
+    return logits[pairs[0].long()] / pairs[1].float()[:, None], places
 
 
 def _nodes(packing: Packing, token_ids: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from astuner.algorithms import CallTable
-from astuner.algorithms.training_rows import TrainingRow, token_advantages
+from astuner.algorithms.training_rows import TrainingRow, token_advantages, token_temperatures
 from astuner.context_tracker import ID_BYTES, Packing, encode_ids, pack_encoded, shared_prefix_length
 
 # Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
@@ -30,6 +30,8 @@ class MicroBatch:
         calls: the position of the completion of each LLM call.
         episodes: [B] int64.
         rows: indices of its rows in the list that was split.
+        temperature: the sampling temperature of its calls; if they differ, that of each token, [B, T] float32; None for
+            transcripts.
         packing: the packing of its rows, if each distinct prefix is computed once.
     """
 
@@ -42,6 +44,7 @@ class MicroBatch:
     calls: CallTable
     episodes: Tensor
     rows: tuple[int, ...]
+    temperature: Tensor | float | None = None
     packing: Packing | None = None
 
 
@@ -130,6 +133,7 @@ def _pad(
     lengths = torch.tensor([len(rows[index].token_ids) for index in chosen])
     calls = [(place, start, end) for place, index in enumerate(chosen) for start, end in rows[index].calls]
     columns = torch.tensor(calls, dtype=torch.int64, device=device).reshape(-1, 3).unbind(1)
+    temperature = token_temperatures([rows[index] for index in chosen], length)
     return MicroBatch(
         token_ids=padded("token_ids", torch.int64),
         present=(torch.arange(length) < lengths[:, None]).to(device),
@@ -140,5 +144,6 @@ def _pad(
         calls=CallTable(*columns),
         episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
         rows=tuple(chosen),
+        temperature=temperature.to(device) if isinstance(temperature, Tensor) else temperature,
         packing=packing,
     )

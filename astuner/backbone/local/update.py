@@ -112,8 +112,9 @@ class PolicyUpdate:
         Raises:
             BackboneError: the engine did not sample with the policy's weights, or the gradient is not finite.
         """
+        temperatures = [{call.call_id: call.sampling.temperature for call in episode.calls} for episode in episodes]
         rows = [
-            TrainingRow.from_sample(sample, index, number)
+            TrainingRow.from_sample(sample, index, number).with_temperatures(temperatures[index])
             for index, episode in enumerate(episodes)
             for number, sample in enumerate(episode.samples)
         ]
@@ -218,12 +219,13 @@ class PolicyUpdate:
         Returns:
             The loss, and the logprobs [B, T] without gradient.
         """
+        assert batch.temperature is not None  # the rows are those of calls
         with self.policy.autocast():
             logprobs, entropy = token_logprobs(
                 self.policy.model,
                 batch.token_ids,
                 batch.train_counts,
-                self.config.rollout.temperature,
+                batch.temperature,
                 batch.packing,
             )
         weights = token_weights(batch.train_counts, scales)
@@ -258,9 +260,8 @@ class PolicyUpdate:
 
     def _logprobs(self, model: Any, batch: MicroBatch) -> Tensor:
         with self.policy.autocast():
-            logprobs, _ = token_logprobs(
-                model, batch.token_ids, batch.train_counts, self.config.rollout.temperature, batch.packing
-            )
+            assert batch.temperature is not None  # the rows are those of calls
+            logprobs, _ = token_logprobs(model, batch.token_ids, batch.train_counts, batch.temperature, batch.packing)
         return logprobs
 
     def _micro_batches(self, rows: Sequence[TrainingRow]) -> list[MicroBatch]:

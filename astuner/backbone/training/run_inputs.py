@@ -198,8 +198,7 @@ def runs_inline(config: AstunerConfig) -> bool:
 
 # verl and trinity divide all logits of a batch by one temperature. The logprobs of their vLLM servers are those after
 # the penalties and, unless the run itself has top_p or top_k, after these.
-_ONE_DISTRIBUTION = SAMPLING_PARAMETERS
-_FIXED_SAMPLING = {"verl": _ONE_DISTRIBUTION, "trinity": _ONE_DISTRIBUTION, "local": ("temperature",)}
+_FIXED_SAMPLING = {"verl": SAMPLING_PARAMETERS, "trinity": SAMPLING_PARAMETERS}
 
 
 def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:

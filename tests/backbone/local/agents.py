@@ -24,6 +24,19 @@ class Letters(Workflow):
         return WorkflowOutput(reward=share, is_success=share > 0.5, log_metrics={"characters": len(answer_text)})
 
 
+class MixesTemperatures(Workflow):
+    """Several answers to one prompt, and a further turn, each at another temperature."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        answer = await model_tuner.chat(messages, temperature=1.8)
+        await model_tuner.chat(messages, temperature=0.4)
+        messages += [answer.call.messages[-1], {"role": "tool", "content": "go on"}]
+        last = await model_tuner.chat(messages, temperature=0.6, n=2)
+        text = answer.parsed.content + last.parsed.content
+        return WorkflowOutput(reward=sum(char.isalpha() for char in text) / max(len(text), 1))
+
+
 class TenthCrashes(Letters):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         if workflow_task.repeat_index == 1 and workflow_task.task.metadata.get("unlucky"):

@@ -110,6 +110,33 @@ def test_logprobs_and_entropies_are_those_of_the_distribution():
     torch.testing.assert_close(entropies[:, 1:], distribution.entropy() * selected[:, 1:])
 
 
+@pytest.mark.parametrize("packed_rows", [False, True])
+def test_each_token_has_the_logprob_at_its_own_temperature(packed_rows: bool):
+    """Rows 0 and 1 are equal, so that a packing computes the same logits for several temperatures."""
+    rows = make_rows(20, (36, 36, 33, 24))
+    rows[1] = rows[0]
+    selected = from_column(rows, 5)
+    of_rows = torch.tensor([0.5, 1.7, 1.0, 0.0])
+    temperature = of_rows[:, None].repeat(1, selected.shape[1])
+    temperature[2, 25:] = 0.3
+    outcomes = []
+    model = make_model()
+    weights = torch.linspace(1, 2, selected.numel()).view(selected.shape)
+    packing = pack(rows) if packed_rows else None
+    logprobs, entropies = token_logprobs(model, padded(rows), selected, temperature, packing)
+    (logprobs * weights).sum().backward()
+    outcomes.append((logprobs.detach(), entropies, model.lm_head.weight.grad.clone()))
+    model.zero_grad()
+    expected, expected_entropies = torch.zeros((2, *selected.shape)).unbind()
+    for value in sorted(set(temperature.flatten().tolist())):
+        here = selected * (temperature == value)
+        alone, entropy = token_logprobs(model, padded(rows), here, value)
+        (alone * weights).sum().backward()
+        expected, expected_entropies = expected + alone.detach(), expected_entropies + entropy
+    outcomes.append((expected, expected_entropies, model.lm_head.weight.grad.clone()))
+    assert_same(*outcomes)
+
+
 @pytest.mark.parametrize("kind", sorted(MODELS))
 @pytest.mark.parametrize("first", [1, 12, 20, 30])
 def test_packing_changes_neither_values_nor_gradients(kind: str, first: int):

@@ -86,6 +86,35 @@ def test_every_algorithm_moves_the_weights(make_job: MakeJob, tmp_path: Path, al
     assert ("loss/kl" in row.metrics) == ("trainer_common__use_kl_loss" in settings)
 
 
+@pytest.mark.parametrize("pack", ["none", "tree"])
+def test_calls_are_trained_at_their_own_temperatures(make_job: MakeJob, tmp_path: Path, pack: str):
+    settings = {
+        "trainer_common__use_kl_loss": True,
+        "trainer_common__mini_batch_num": 2,
+        "update__pack": pack,
+    }
+    tuned = make_job("MixesTemperatures", trainer_common__total_training_steps=2, **settings).tune(tmp_path / "records")
+    rows = [row.metrics for row in read_metrics(tuned.record) if "loss/policy" in row.metrics]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["logprob_difference"] < 1e-5
+        assert row["kl/rollout"] < 1e-6
+    (entry, *_) = [entry for entry in read_index(tuned.record) if entry.split == "train"]
+    episode = read_episode(tuned.record / entry.path)
+    assert [call.sampling.temperature for call in episode.calls] == [1.8, 0.4, 0.6, 0.6]
+
+
+def test_a_run_replaces_the_sampling_of_its_agents_if_configured(make_job: MakeJob, tmp_path: Path):
+    settings = {"rollout__client_sampling": "override", "trainer_common__total_training_steps": 1}
+    tuned = make_job("MixesTemperatures", **settings).tune(tmp_path / "records")
+    for entry in read_index(tuned.record):
+        episode = read_episode(tuned.record / entry.path)
+        assert {call.sampling.temperature for call in episode.calls} == {1.0}
+        assert episode.log_metrics == {"replaced_temperature": 3.0}
+    (train,) = [row.metrics for row in read_metrics(tuned.record) if "loss/policy" in row.metrics]
+    assert train["workflow/replaced_temperature"] == 3.0
+
+
 def test_lora_trains_adapters_and_saves_a_whole_model(make_job: MakeJob, tmp_path: Path, model_folder: Path):
     tuned = make_job(model__lora={"rank": 4, "alpha": 8}, trainer_common__use_kl_loss=True).tune(tmp_path / "records")
     model, _ = tuned.load()
