@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from astuner.errors import shorten
 from astuner.explain.episode import EpisodeExplanation, ForkExplanation
 from astuner.explain.run import CertificateSummary, RunExplanation, Totals, add_totals
 from astuner.run_record import NO_ADVANTAGE, FindingSummary
@@ -19,6 +20,7 @@ _MAX_ROWS = 20
 _MAX_FORKED_EPISODES = 5
 _MAX_EXCERPT = 48
 _TRACEBACK_LINES = 40
+_MAX_ERROR = 2_000
 
 
 def print_run(console: Console, run: RunExplanation) -> None:
@@ -49,9 +51,11 @@ def print_run(console: Console, run: RunExplanation) -> None:
         table.add_column("episodes with most forks", overflow="fold")
         table.add_column("forks", overflow="fold")
         for episode in run.forked[:_MAX_FORKED_EPISODES]:
-            table.add_row(escape(episode.episode_id), escape(_forks_text(episode.forks)))
+            table.add_row(escape(shorten(episode.episode_id)), escape(_forks_text(episode.forks)))
         console.print(table)
-        command = shlex.join(["astuner", "explain", run.run, run.forked[0].episode_id])
+        episode_id = run.forked[0].episode_id
+        name = episode_id if shorten(episode_id) == episode_id else "EPISODE"
+        command = shlex.join(["astuner", "explain", run.run, name])
         console.print(escape(f"details of an episode: {command}"), soft_wrap=True)
     _print_fixes(console, run.fixes)
 
@@ -79,7 +83,9 @@ def print_episode(console: Console, episode: EpisodeExplanation) -> None:
         table = _table("timeline", "tokens", "trained", "weight")
         table.add_column("position of each call's completion")
         for timeline in episode.timelines:
-            spans = [f"call {span.call or span.call_id} at {span.start:,}–{span.end:,}" for span in timeline.calls]
+            spans = [
+                f"call {span.call or shorten(span.call_id)} at {span.start:,}–{span.end:,}" for span in timeline.calls
+            ]
             table.add_row(
                 str(timeline.timeline),
                 f"{timeline.tokens:,}",
@@ -118,7 +124,11 @@ def _run_certificate(summary: CertificateSummary | None) -> str:
     else:
         style = "green" if summary.share == 1.0 else "red"
         checked = f"{_count(summary.calls, 'trained call')} of {_count(summary.episodes, 'trained episode')}"
-        result = "rebuilt exactly" if summary.share == 1.0 else "checked; not rebuilt: " + ", ".join(summary.inexact)
+        result = (
+            "rebuilt exactly"
+            if summary.share == 1.0
+            else "checked; not rebuilt: " + ", ".join(map(shorten, summary.inexact))
+        )
         # Rounded down: only if all calls are rebuilt it is 100%.
         text = f"[{style}]{math.floor(summary.share * 1000) / 10:g}%[/]: {escape(f'{checked} {result}')}"
     if summary.withheld:
@@ -168,7 +178,7 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
     style = {"ok": "green", "failed": "red"}.get(episode.status, "yellow")
     facts = [f"[{style}]{episode.status}[/]"]
     if episode.reward is not None:
-        rewards = ", ".join(f"{agent} {reward:g}" for agent, reward in episode.agent_rewards.items())
+        rewards = ", ".join(f"{shorten(agent)} {reward:g}" for agent, reward in episode.agent_rewards.items())
         facts.append(f"reward {episode.reward:g}" + (f" (the mean of {escape(rewards)})" if rewards else ""))
     if episode.is_success is not None:
         facts.append("success" if episode.is_success else "no success")
@@ -176,19 +186,20 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
         differs = bool(episode.agent_rewards) or any(call.reward is not None for call in episode.calls)
         facts.append(f"advantage {episode.advantage:+.2f}" + (" (of the mean; calls differ)" if differs else ""))
     facts.append(f"{episode.seconds:.1f} s")
-    console.print(f"[bold]{escape(episode.episode_id)}[/]", soft_wrap=True)
+    console.print(f"[bold]{escape(shorten(episode.episode_id))}[/]", soft_wrap=True)
     console.print(" · ".join(facts))
     console.print(
-        escape(f"task {episode.task_id}, repeat {episode.repeat_index}, {episode.split} step {episode.step}"),
+        escape(f"task {shorten(episode.task_id)}, repeat {episode.repeat_index}, {episode.split} step {episode.step}"),
         soft_wrap=True,
     )
     if episode.error_kind or episode.error:
-        console.print(escape(f"[{episode.error_kind}] {episode.error}"), style=style)
+        console.print(escape(f"[{episode.error_kind}] {shorten(episode.error or '', _MAX_ERROR)}"), style=style)
     if episode.error_traceback:
         lines = episode.error_traceback.rstrip().splitlines()
         if len(lines) > _TRACEBACK_LINES:
             console.print(f"the last {_TRACEBACK_LINES} of {len(lines)} lines of the traceback; --json has all")
-        console.print(escape("\n".join(lines[-_TRACEBACK_LINES:])), soft_wrap=True, highlight=False)
+        last = [shorten(line, _MAX_ERROR) for line in lines[-_TRACEBACK_LINES:]]
+        console.print(escape("\n".join(last)), soft_wrap=True, highlight=False)
     if episode.process_effects:
         effects = "; ".join(episode.process_effects)
         console.print(escape(f"changed settings of the process, which were put back: {effects}"), style="yellow")
@@ -226,8 +237,8 @@ def _calls_table(episode: EpisodeExplanation) -> Table:
             extends = "unknown" if call.shared_tokens is None else "–"
         table.add_row(
             str(call.call),
-            *([escape(call.agent_name)] if with_agents else []),
-            *([escape(call.target_tag)] if with_targets else []),
+            *([escape(shorten(call.agent_name))] if with_agents else []),
+            *([escape(shorten(call.target_tag))] if with_targets else []),
             *(["–" if call.reward is None else f"{call.reward:g}"] if with_rewards else []),
             *(["–" if call.advantage is None else f"{call.advantage:+.2f}"] if with_advantages else []),
             "–" if call.prompt_tokens is None else f"{call.prompt_tokens:,}",
@@ -241,7 +252,7 @@ def _calls_table(episode: EpisodeExplanation) -> Table:
 
 
 def _forked_call(fork: ForkExplanation) -> str:
-    return f"call {fork.call}" if fork.call is not None else f"call {escape(fork.call_id)}"
+    return f"call {fork.call}" if fork.call is not None else f"call {escape(shorten(fork.call_id))}"
 
 
 def _excerpt(text: str) -> str:

@@ -42,9 +42,9 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
     console = make_console()
     config = launcher.config.astuner
     with filtered_output(), contextlib.ExitStack() as stack:
+        check_loggers(config.trainer_common.logger)
         backbone = load_backbone(config.backbone)
         check_engine_packages(config)
-        check_loggers(config.trainer_common.logger)
         backbone.check_config(launcher.config, launcher.origins, launcher.services.ray, trains=True)
         stack.enter_context(launcher.services.running())
         with warn_if_slow("read_tasks", config.deadlines, ActiveEpisodes()):

@@ -235,9 +235,9 @@ class Launcher:
         with filtered_output(), report_on_usr1(lambda: _log_state(active)), contextlib.ExitStack() as stack:
             # All checks come before an earlier record is moved aside, the fast ones first.
             with _gc_paused():
+                check_loggers(self._loggers)
                 backbone = load(config.backbone)
                 check_engine_packages(config)
-                check_loggers(self._loggers)
                 FolderLock(folder).release()
                 backbone.check_config(self.config, self.origins, self.services.ray, trains=is_training)
                 run_inputs = self._start_services_and_load(load_inputs, active, stack)

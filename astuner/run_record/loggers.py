@@ -248,10 +248,10 @@ class TrackerLogger:
 
 
 def check_loggers(names: Sequence[LoggerName]) -> None:
-    """Check that the experiment trackers among `names` are installed, without importing them.
+    """Check that the experiment trackers among `names` are installed, and that wandb has an API key.
 
     Raises:
-        ConfigError: If one is not installed. The message has the command that installs it.
+        ConfigError: If one is not installed, or wandb has no key. The message has the command that corrects it.
     """
     missing = [name for name in names if name in _START_TRACKER and not is_installed(name)]
     if missing:
@@ -259,6 +259,23 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
             f"trainer_common.logger needs packages that are not installed: {', '.join(missing)}; "
             f"run `pip install {' '.join(missing)}`, or remove it from trainer_common.logger"
         )
+    if "wandb" in names and not _wandb_can_start():
+        raise ConfigError(
+            "trainer_common.logger names wandb, which has no API key; run `wandb login`, set the environment variable "
+            "WANDB_API_KEY, set WANDB_MODE=offline, or remove wandb from trainer_common.logger"
+        )
+
+
+def _wandb_can_start() -> bool:
+    """Return whether wandb has an API key or needs none. On a terminal, wandb asks for a missing key."""
+    import wandb
+
+    if wandb.setup().settings.mode in ("offline", "disabled", "dryrun"):
+        return True
+    try:
+        return bool(wandb.login(verify=False))
+    except Exception:  # without a terminal, wandb raises an error whose type depends on its version
+        return False
 
 
 def open_loggers(names: Sequence[LoggerName], run: RunName) -> Iterator[MetricLogger]:

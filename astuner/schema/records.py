@@ -6,6 +6,8 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
+from numbers import Real
 from typing import Any, Literal
 
 from astuner.errors import WorkflowError, short_repr
@@ -142,7 +144,7 @@ def checked_reward(value: object, name: str) -> float:
     with contextlib.suppress(Exception):  # `item` of a tensor with several elements, or an integer beyond all floats
         # numpy and torch scalars are accepted; they have `item`.
         item: Any = value.item() if hasattr(value, "item") else value
-        if isinstance(item, int | float) and math.isfinite(number := float(item)):
+        if isinstance(item, Real | Decimal) and math.isfinite(number := float(item)):
             return number
     raise WorkflowError(f"{name} must be a finite number, got {short_repr(value)}")
 

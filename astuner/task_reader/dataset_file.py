@@ -131,6 +131,7 @@ def _json_array(file: Path) -> Iterator[DatasetRow]:
 
 def _csv(file: Path) -> Iterator[DatasetRow]:
     """Yield the rows of a CSV file with a header; all values are strings."""
+    csv.field_size_limit(2**31 - 1)  # a cell may have a whole conversation; the default is 131,072 characters
     with file.open(newline="", encoding="utf-8-sig") as lines:
         table = csv.reader(lines, strict=True)
         try:

@@ -141,6 +141,32 @@ def test_a_failed_episode_shows_its_traceback_and_what_it_left(explained: Any, a
     assert explained("train-1-tool-0")["error_traceback"] is None
 
 
+def test_long_names_are_shortened_in_text(folder: Path, agents: Agents, astuner: Command):
+    long = f"train-1-{'x' * 100_000}-0"
+    with RunRecord.open(
+        Path("launcher_record/math"), backbone="local", config_yaml="", resume=False, loggers=()
+    ) as record:
+        calls = tuple(
+            replace(call, agent_name=long, target_tag=long, call_id=f"{long}/{number}", reward=1.0)
+            for number, call in enumerate(agents.asks_again(long))
+        )
+        forked = an_episode(long, calls)
+        samples = tuple(
+            replace(sample, spans=tuple(replace(span, call_id=f"unknown {long}") for span in sample.spans))
+            for sample in forked.samples
+        )
+        episodes = (
+            replace(forked, samples=samples, agent_rewards={long: 1.0}),
+            an_episode(f"{long}-failed", (), "failed", error_kind="workflow", error=long, error_traceback=long),
+        )
+        for episode in episodes:
+            record.write_episode(1, "train", episode, 0.5, tokens_of([episode]))
+    for words in ((), (long,), (f"{long}-failed",)):
+        ended = astuner("explain", "math", *words)
+        assert ended.code == 0, ended.out
+        assert 300 < len("".join(ended.out.split())) < 12_000
+
+
 def test_a_run_as_json(explained: Any, run: Path):
     printed = explained()
     total, steps = printed["total"], printed["steps"]

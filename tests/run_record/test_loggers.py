@@ -11,7 +11,7 @@ import pytest
 from loguru import logger
 
 from astuner.errors import ConfigError, RecordError
-from astuner.run_record import read_metrics
+from astuner.run_record import RunRecord, read_metrics
 from astuner.run_record.loggers import ConsoleLogger, RunName, TensorboardLogger, check_loggers, open_loggers
 from astuner.run_record.metrics import MetricsFile, MetricsRow
 
@@ -20,6 +20,13 @@ TensorboardEvents = Callable[[Path], dict[str, list[tuple[int, float]]]]
 # The parts of the trackers' interfaces that we use, written to a file instead of a server.
 STAND_INS = {
     "wandb": """
+import os, types
+def setup():
+    return types.SimpleNamespace(settings=types.SimpleNamespace(mode=os.environ.get("WANDB_MODE", "online")))
+def login(verify):
+    if "WANDB_API_KEY" not in os.environ:
+        raise RuntimeError("No API key configured. Use `wandb login` to log in.")
+    return True
 class Settings:
     def __init__(self, **settings):
         self.settings = settings
@@ -196,8 +203,13 @@ def test_console_shows_fast_steps_every_ten_seconds(messages: list[str]) -> None
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])
 def test_tracker_gets_the_metrics_and_ends(
-    tmp_path: Path, name: str, install: Callable[[str, str], Path], messages: list[str]
+    tmp_path: Path,
+    name: str,
+    install: Callable[[str, str], Path],
+    messages: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     result = install(name, RUN + STAND_INS[name])
     check_loggers([name])  # type: ignore[list-item]
     (sink,) = open_loggers([name, name], RunName("proj", "exp", tmp_path))  # type: ignore[list-item]
@@ -218,6 +230,20 @@ def test_tracker_that_does_not_start_is_a_clear_error(tmp_path: Path, install: C
     install("trackio", "def init(**arguments):\n    raise ValueError('not logged in')\n")
     with pytest.raises(ConfigError, match=r"names trackio, which did not start: not logged in; run `trackio login`"):
         list(open_loggers(["trackio"], RunName("p", "e", tmp_path)))
+
+
+def test_wandb_without_a_key_is_rejected_before_an_earlier_record_is_moved(
+    tmp_path: Path, install: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("wandb", RUN + STAND_INS["wandb"])
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with RunRecord.open(tmp_path / "run", backbone="debug", config_yaml="", resume=False, loggers=()):
+        pass
+    with pytest.raises(ConfigError, match=r"wandb, which has no API key; run `wandb login`, .*WANDB_MODE=offline"):
+        RunRecord.open(tmp_path / "run", backbone="debug", config_yaml="", resume=False, loggers=["wandb"])
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("run")] == ["run"]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_loggers(["wandb"])
 
 
 def test_missing_tracker_names_the_command_that_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,13 @@ import threading
 import time
 from bdb import BdbQuit
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import EpisodeTimeout, JudgeError
@@ -60,6 +63,11 @@ Make = Callable[[Callable[[], Any]], BaseJudge]
         (-1, (-1.0, False)),
         (True, (1.0, True)),
         ((np.float32(0.5), np.bool_(False)), (0.5, False)),
+        ((np.int64(1), True), (1.0, True)),
+        (np.array([0.5]), (0.5, True)),
+        (torch.tensor(0.25), (0.25, True)),
+        ((Fraction(1, 4), True), (0.25, True)),
+        (Decimal("0.5"), (0.5, True)),
     ],
 )
 async def test_accepted_results_of_a_judge(make: Make, answer: Any, scored: tuple[float, bool]) -> None:
@@ -79,6 +87,11 @@ async def test_accepted_results_of_a_judge(make: Make, answer: Any, scored: tupl
         ((float("nan"), True), "nan"),
         ((float("inf"), True), "inf"),
         ((None, False), "None"),
+        ((Fraction(10**400), True), "1000"),
+        (Decimal("NaN"), "NaN"),
+        (Decimal("sNaN"), "sNaN"),
+        (Decimal("1e400"), r"1E\+400"),
+        (1j, "1j"),
         ((1.0, 1), "is_success=1"),
         ((1.0, None), "is_success=None"),
         ({"reward": 1}, "reward"),

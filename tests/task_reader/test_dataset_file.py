@@ -246,6 +246,8 @@ def test_csv(tmp_path: Path) -> None:
     tasks = read(file).training
     assert [(task.task_id, task.main_query) for task in tasks] == [("1", 'two\nlines, "q"'), ("2", "NA")]
     assert [task.metadata["answer"] for task in tasks] == ["007", "5"]
+    file.write_text(f'question,answer\n"{"x" * 1_000_000}",1\n')
+    assert len(read(file).training[0].main_query) == 1_000_000
     file.write_text("question,answer\nx,1,2,3\ny,2\n")
     with pytest.raises(TaskDataError, match="line 2: 4 cells, but the header has 2"):
         read(file)

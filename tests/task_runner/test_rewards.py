@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
@@ -55,6 +58,15 @@ async def test_a_list_rewards_calls(tokenizer: Any):
     assert episode.reward == 1.0
     assert [call.reward for call in episode.calls] == [1.0, 0.0, 2.0]
     assert episode.agent_rewards == {}
+
+
+async def test_numbers_of_other_types_are_rewards(tokenizer: Any):
+    assert (await run(tokenizer, Fraction(1, 4))).reward == 0.25
+    assert dict((await run(tokenizer, {"solver": Decimal("0.5"), "critic": np.float32(2)})).agent_rewards) == {
+        "solver": 0.5,
+        "critic": 2.0,
+    }
+    assert (await run(tokenizer, [Decimal(1), Fraction(1, 2), np.int8(3)])).reward == 1.5
 
 
 async def test_a_number_rewards_the_episode(tokenizer: Any):
