@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from astuner.debugging.tracebacks import traceback_of
 from astuner.errors import PluginError, short_repr
 
-__all__ = ["describe", "load_class", "load_function", "load_object", "raised_at", "subclass_at"]
+__all__ = ["describe", "load_class", "load_function", "load_object", "raised_at", "reject_missing", "subclass_at"]
 
 T = TypeVar("T")
 
@@ -86,6 +86,26 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
         raise PluginError(f"`{path}`: {module.__file__ or module.__name__} has no {name}.{hint}") from None
     except Exception as error:  # A module's `__getattr__` may import on demand.
         raise _import_failed(path, module_name, error) from error
+
+
+def reject_missing(path: str, *, search: Sequence[Path] = ()) -> None:
+    """Raise the error of `load_object` if the object cannot exist. Otherwise, its module is not imported.
+
+    Raises:
+        PluginError: If the path is malformed, or there is no such file, module or name.
+    """
+    module, _, name = (part.strip() for part in path.partition("->"))
+    folders = [Path(folder).resolve() for folder in search]
+    if module.endswith(".py") or "/" in module:
+        candidates = (folder / Path(module).expanduser() for folder in folders)
+        file = next((candidate for candidate in candidates if candidate.is_file()), None)
+    else:
+        file = next((found for folder in folders if (found := _module_file(folder, module))), None)
+        if file is None and PathFinder.find_spec(module.partition(".")[0]) is not None:
+            return  # An installed package. Its modules are found by importing it.
+    # A name that occurs nowhere in its module can only come from a star import or `__getattr__`.
+    if file is None or not re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__".encode(), file.read_bytes()):
+        load_object(path, search=search)
 
 
 def load_function(path: str, *, search: Sequence[Path] = ()) -> Callable[..., Any]:

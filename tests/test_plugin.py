@@ -13,7 +13,7 @@ from textwrap import dedent
 import pytest
 
 from astuner.errors import PluginError
-from astuner.plugin import load_class, load_function
+from astuner.plugin import load_class, load_function, reject_missing
 from astuner.workflow import Workflow
 
 
@@ -331,3 +331,27 @@ def test_a_folder_shares_its_name_with_an_installed_one_without_init(
     write(tmp_path, "installed/more_lessons/installed_file.py", "")
     tag = load_class("more_lessons.agent->W", Workflow, search=[tmp_path / "user"]).tag  # type: ignore[attr-defined]
     assert tag.__module__ == "more_lessons.one"
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("agent_of_check->Wrong", "has no Wrong"),
+        ("agent_of_check.py->Wrong", "has no Wrong"),
+        ("no_agent->W", "no installed module no_agent"),
+        ("no_agent.py->W", "no file"),
+        ("agent_of_check.W", "is not of the form"),
+        ("", "is not of the form"),
+    ],
+)
+def test_missing_names_are_rejected(tmp_path: Path, path: str, named: str) -> None:
+    write(tmp_path, "agent_of_check.py", a_workflow("1"))
+    with pytest.raises(PluginError, match=named):
+        reject_missing(path, search=[tmp_path])
+
+
+@pytest.mark.parametrize("path", ["fails->W", "fails.py->W", "stars->W", "json->W"])
+def test_names_that_may_exist_are_not_imported(tmp_path: Path, path: str) -> None:
+    write(tmp_path, "fails.py", "raise ValueError\nclass W: ...\n")
+    write(tmp_path, "stars.py", "raise ValueError\nfrom fails import *\n")
+    reject_missing(path, search=[tmp_path])

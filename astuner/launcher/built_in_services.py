@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +20,25 @@ from astuner.ray_cluster.temp_dir import short_parent
 _VIEW_PORT = 8765
 
 
+class ViewerPortLock:
+    """A lock of a file that keeps other runs from a port, from its choice until the service listens.
+
+    Released with the object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Acquire the lock.
+
+        Raises:
+            BlockingIOError: another object holds it.
+        """
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltInService:
     """A service that astuner declares itself.
@@ -27,6 +50,7 @@ class BuiltInService:
         temp_dir: folder to create for its temporary files.
         ray: the Ray instance that it starts.
         ready_text: what it prints when it is ready, in addition to the health check; "" for nothing.
+        port_lock: keeps other runs from its port while the object exists.
     """
 
     config: ServiceConfig
@@ -35,15 +59,18 @@ class BuiltInService:
     temp_dir: TempDir | None = None
     ray: StartedRay | None = None
     ready_text: str = ""
+    port_lock: ViewerPortLock | None = None
 
 
 def built_in_service(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInService:
     """Return the built-in service `name` for a run with its record in `exp_dir`."""
     if name == "logview":
         exp_dir.mkdir(parents=True, exist_ok=True)  # it does not exist before the first run
-        port = free_port() if is_port_taken(_VIEW_PORT) else _VIEW_PORT  # another run may have a viewer
+        lock = _lock_view_port()
+        port = free_port() if lock is None or is_port_taken(_VIEW_PORT) else _VIEW_PORT
         command = [sys.executable, "-m", "astuner", "view", str(exp_dir), "--port", str(port)]
-        return BuiltInService(ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/")))
+        service = ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/"))
+        return BuiltInService(service, port_lock=lock)
     if name == "appworld":
         service = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
         install = "`pip install appworld`, then `appworld install` and `appworld download data`"
@@ -52,3 +79,10 @@ def built_in_service(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn
     service = ServiceConfig(command=head.argv, env=dict(head.env), health=HealthConfig(port=head.port))
     temp_dir = TempDir(str(short_parent()), ("TMPDIR", "RAY_TMPDIR"))
     return BuiltInService(service, "ray", '`pip install "ray[default]"`', temp_dir, head.ray, READY_TEXT)
+
+
+def _lock_view_port() -> ViewerPortLock | None:
+    """Return a lock on the viewer's usual port; None if another run of this user holds it."""
+    with contextlib.suppress(BlockingIOError):
+        return ViewerPortLock(Path(tempfile.gettempdir()) / f"astuner-view-{os.getuid()}.lock")
+    return None

@@ -25,7 +25,7 @@ from astuner.backbone.base import (
     load_training_backbone,
 )
 from astuner.backbone.training.progress import RunProgress, warn_if_slow
-from astuner.backbone.training.run_inputs import RunInputs, context_notice, load_run_inputs, runs_inline
+from astuner.backbone.training.run_inputs import RunInputs, check_names, context_notice, load_run_inputs, runs_inline
 from astuner.clock import timestamp
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
@@ -232,6 +232,7 @@ class Launcher:
             set_debugger_port(config.debug.debugger_port)
         folder = Path(config.experiment_dir + suffix)
         active = ActiveEpisodes()
+        check_names(config, self.config_dir)  # before `filtered_output`, which imports transformers
         with filtered_output(), report_on_usr1(lambda: _log_state(active)), contextlib.ExitStack() as stack:
             # All checks come before an earlier record is moved aside, the fast ones first.
             with _gc_paused():
@@ -253,8 +254,7 @@ class Launcher:
             self._log_notices_to_record(run_inputs)
             progress = RunProgress(console, shown=not runs_inline(config))
             ray = self.services.ray
-            trains = is_training or suffix == _CHECK_SUFFIX
-            monitor = run_inputs.monitor(config, record.write_finding, trains=trains)
+            monitor = run_inputs.monitor(config, record.write_finding, trains=is_training or suffix == _CHECK_SUFFIX)
             monitor.check_start()
             context = RunContext(
                 self.config, run_inputs, record, progress, self.started, active, monitor, origins=self.origins, ray=ray

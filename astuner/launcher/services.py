@@ -218,15 +218,19 @@ def _why_not_ready(health: HealthConfig, start: float) -> str | None:
 class Services:
     """The services of one run."""
 
-    def __init__(self, services: Sequence[Service] = (), ray: StartedRay | None = None) -> None:
+    def __init__(
+        self, services: Sequence[Service] = (), ray: StartedRay | None = None, port_locks: Sequence[object] = ()
+    ) -> None:
         """Collect services.
 
         Args:
             services: in the order in which they start.
             ray: the Ray instance that one of the services starts.
+            port_locks: are held as long as this object.
         """
         self._services = services
         self.ray = ray
+        self._port_locks = port_locks
         self._is_running = False
 
     @classmethod
@@ -262,7 +266,8 @@ class Services:
             )
             for name, service in selected.items()
         ]
-        return cls(services, next((service.ray for service in selected.values() if service.ray is not None), None))
+        ray = next((service.ray for service in selected.values() if service.ray is not None), None)
+        return cls(services, ray, [service.port_lock for service in selected.values()])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

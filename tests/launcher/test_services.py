@@ -331,3 +331,12 @@ def test_the_viewer_uses_a_free_port_if_its_default_is_in_use(astuner: Command, 
     (ready,) = [line for line in ended.out.splitlines() if "service logview: ready after" in line]
     assert " at http://127.0.0.1:" in ready
     assert ":8765/" not in ready
+
+
+def test_viewers_of_runs_that_start_together_have_different_ports(tmp_path: Path):
+    first, second = (Services.from_names(["logview"], RunConfig(), tmp_path, tmp_path / name) for name in "ab")
+    with first.running(), second.running():
+        pass
+    del first
+    third = built_in_service("logview", RunConfig().astuner, tmp_path)
+    assert third.config.argv[-1] == "8765"

@@ -20,7 +20,8 @@ from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
 from astuner.llm_engine.context_length import check_context_length, shortened_context
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
-from astuner.plugin import load_class, load_function, raised_at
+from astuner.plugin import load_class, load_function, raised_at, reject_missing
+from astuner.redaction.output import redacted_output
 from astuner.run_record import RunFinding
 from astuner.schema import LlmCall, TaskSet
 from astuner.task_judge.judge_base import BaseJudge
@@ -156,6 +157,19 @@ def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None =
     tokenizer = load_tokenizer(path)
     codec = ChatCodec(tokenizer, config.model.renderer)
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search)
+
+
+def check_names(config: AstunerConfig, config_dir: Path) -> None:
+    """Check that the modules and names of the workflow and the judge exist, without importing PyTorch or user code.
+
+    Raises:
+        PluginError: one does not exist.
+    """
+    if config.trainer_common.algorithm.adv_estimator == "sft":
+        return
+    with redacted_output():
+        for path in filter(None, (config.rollout.agentscope_workflow, config.task_judge.judge_protocol)):
+            reject_missing(path, search=(Path.cwd(), config_dir.absolute()))
 
 
 def load_agent_inputs(
