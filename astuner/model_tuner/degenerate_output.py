@@ -21,7 +21,7 @@ _MIN_BYTES = 400
 _MAX_REPETITIVE_RATIO = 0.06
 _MIN_BROKEN_SHARE = 0.05
 
-# A block of text with at least this many consecutive repetitions is not a refrain.
+# A block of text with at least this many consecutive repetitions is not a refrain. The last may be cut off.
 _MIN_REPEATS = 8
 _MIN_REPEATED_CHARS = 60
 _LONGEST_PERIOD = 400
@@ -147,12 +147,12 @@ def _repetition(text: str) -> str | None:
     # At its end, an answer that loops consists of copies of one block.
     tail = text.rstrip()[-_LONGEST_PERIOD * (_MIN_REPEATS + 1) :]
     codes = np.frombuffer(tail.encode("utf-32-le"), dtype=np.uint32)
-    for period in range(1, min(_LONGEST_PERIOD, len(codes) // _MIN_REPEATS) + 1):
+    for period in range(1, min(_LONGEST_PERIOD, len(codes) // (_MIN_REPEATS - 1)) + 1):
         differences = np.flatnonzero(codes[period:] != codes[:-period])
         length = len(codes) - (int(differences[-1]) + 1 if len(differences) else 0)
         block = tail[-period:]
         is_text = len({char for char in block.lower() if char.isalpha()}) >= 2
-        if is_text and length >= max(_MIN_REPEATS * period, _MIN_REPEATED_CHARS):
+        if is_text and length >= max((_MIN_REPEATS - 1) * period + 1, _MIN_REPEATED_CHARS):
             return f"repeats itself ({length // period} times {block.strip()[:60]!r})"
     return None
 

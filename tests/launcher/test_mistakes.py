@@ -196,7 +196,7 @@ def test_renderers_and_chat_templates(train: Command, folder: Path):
         ("agents->Agnet", ("agents.py has no Agnet", "Did you mean Agent")),
         ("agents->NoWorkflow", ("expected one that derives from astuner.workflow.Workflow",)),
         ("agents->IsAbstract", ("does not define execute",)),
-        ("agents->broken_function", ("expected a class that derives from astuner.workflow.Workflow",)),
+        ("agents->broken_function", ("is a function without `async`", "write `async def broken_function")),
         ("broken->Agent", ("importing", "SyntaxError", "broken.py:2")),
         ("lacking->Agent", ("ModuleNotFoundError", "not_installed_anywhere", "lacking.py:1")),
         ("leaving->Agent", ("SystemExit: 4", "leaving.py:1")),

@@ -90,6 +90,8 @@ def test_random_letters_words_and_scripts_are_degenerate(seed: int):
         "la " * 300,
         "ab" * 40,
         '{"tool": "search"}' * 12,
+        "Step 1: add. Step 2: carry. Step 3: write. " * 8,
+        ("The sum is nine. We add the digits again. " * 9)[:-60],
         "A normal start of an answer. " + "one two three four. five six seven eight.\n" * 9,
     ],
 )

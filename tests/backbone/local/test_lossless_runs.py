@@ -159,6 +159,31 @@ def test_a_killed_run_goes_on_elsewhere_with_other_free_keys(serial: tuple[Runs,
     assert [comparison.lost, comparison.doubled, comparison.different, comparison.leftovers] == [[]] * 4
 
 
+@pytest.mark.parametrize(
+    ("steps", "moment", "extra"),
+    [(4, "in the second checkpoint", {"step_000002"}), (2, "with the model", {"step_000002", "step_000003"})],
+)
+def test_a_run_killed_while_it_writes_goes_on_with_other_free_keys(
+    serial: tuple[Runs, Path], tmp_path: Path, steps: int, moment: str, extra: set[str]
+):
+    runs, whole = serial
+    first, moved = tmp_path / "first", tmp_path / "moved"
+    total = f"astuner.trainer_common.total_training_steps={steps}"
+    assert runs.kill_when(first, lambda _changes, _seconds: MOMENTS[moment](first / "run"), total)
+    moved.mkdir()
+    (first / "run").rename(moved / "run")
+    runs.complete(
+        moved, "--exp-dir=.", "astuner.trainer_common.logger=[console,tensorboard]",
+        "astuner.trainer_common.max_checkpoints_to_keep=9",
+        *["astuner.trainer_common.save_freq=1"] * (steps == 2),
+    )  # fmt: skip
+    assert not (moved / "run.1").exists()
+    comparison = compare(whole, moved / "run")
+    assert {name for _, _, name in comparison.extra} == extra
+    assert [comparison.lost, comparison.doubled, comparison.different, comparison.leftovers] == [[]] * 4
+    assert read_summary(moved / "run").steps == 4
+
+
 def test_a_finished_run_goes_on_with_more_steps(serial: tuple[Runs, Path], model_folder: Path, tmp_path: Path):
     runs, whole = serial
     runs.complete(tmp_path, "astuner.trainer_common.total_training_steps=2")
@@ -196,6 +221,31 @@ def test_damaged_rows_do_not_keep_a_run_from_resuming(
     comparison = compare(whole, tmp_path / "run")
     assert set(comparison.leftovers) == {"metrics.jsonl.damaged", "episodes/index.jsonl.damaged"}
     comparison.leftovers.clear()
+    assert comparison.is_equal, comparison
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 1.0])
+def test_half_written_rows_at_the_end_of_all_files(
+    serial: tuple[Runs, Path], killed: Path, tmp_path: Path, share: float
+):
+    """A share of 1 is a whole row without the end of its line, and for TensorBoard a whole record without its end."""
+    runs, whole = serial
+    names = ["metrics.jsonl", "diagnostics.jsonl", "episodes/index.jsonl", "episodes/pending.jsonl"]
+    found = {name: next((run / name for run in (whole, killed) if (run / name).exists()), None) for name in names}
+    for name, source in found.items():
+        row = b'{"step": 3, "split": "train"}' if source is None else source.read_bytes().splitlines()[-1]
+        with (killed / name).open("ab") as file:
+            file.write(row[: round(share * len(row))])
+    (events,) = (killed / "tensorboard").glob("events*")
+    content = b"".join(path.read_bytes() for path in sorted((whole / "tensorboard").glob("events*")))
+    with events.open("ab") as file:
+        file.write(content[: round(share * 50)])
+    step = killed / "episodes/train/step_000003"
+    step.mkdir(exist_ok=True)
+    for episode in (whole / "episodes/train/step_000003").glob("*.json"):
+        (step / f".{episode.name}.1-2.tmp").write_bytes(episode.read_bytes()[: round(share * 999)])
+    runs.complete(tmp_path)
+    comparison = compare(whole, tmp_path / "run")
     assert comparison.is_equal, comparison
 
 
