@@ -99,7 +99,7 @@ def test_merging_is_idempotent(calls):
 
 @given(forests())
 def test_no_leaf_row_is_superfluous(calls):
-    """A row is a prefix of another only if they differ in logprobs, or in the agent, reward or temperature of a call."""
+    """A row is a prefix of another only if they differ in logprobs, or in agent, reward or temperature of a call."""
     treatments = {
         c.call_id: (None if c.reward is None else (c.agent_name, c.reward), c.sampling.temperature) for c in calls
     }
