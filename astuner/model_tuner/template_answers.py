@@ -72,7 +72,7 @@ class TemplateAnswers:
             if message["role"] != "assistant":
                 continue
             last = self._first_change(text, messages, index, _with_changed_end)
-            if last == len(text):  # the template leaves the message out
+            if last is None:  # the template leaves the message out
                 continue
             start = self._start(text, messages, index, last, spans[-1][1] if spans else 0)
             spans.append((start, self._end(text, messages, index, max(start, last))))
@@ -97,7 +97,8 @@ class TemplateAnswers:
         # of the prompt that follows the earlier messages. The conversation may contain only the beginning of this part,
         # because some generation prompts open the thinking with a tag, which the template omits from a finished
         # conversation.
-        first = min(last, self._first_change(text, messages, index, _with_changed_start))
+        changed = self._first_change(text, messages, index, _with_changed_start)
+        first = last if changed is None else min(last, changed)
         opening = prompt[_shared(prompt, self._try_render(messages[:index], False)) :]
         for size in (len(opening), *(place for place in range(len(opening) - 1, 0, -1) if opening[place] == "<")):
             place = text.rfind(opening[:size], lowest, first) if size else -1
@@ -109,7 +110,8 @@ class TemplateAnswers:
         """Return the index after the answer's end token, or after the answer if it has no end token."""
         limit = len(text)
         if index + 1 < len(messages):
-            limit = self._first_change(text, messages, index + 1, _with_changed_start)
+            following = self._first_change(text, messages, index + 1, _with_changed_start)
+            limit = limit if following is None else following
         found = [(place, len(end)) for end in self.ends if (place := text.find(end, last, limit)) >= 0]
         if found:
             return sum(min(found))
@@ -122,19 +124,17 @@ class TemplateAnswers:
         messages: Sequence[Mapping[str, Any]],
         index: int,
         change: Callable[[Mapping[str, Any], str], Mapping[str, Any]],
-    ) -> int:
-        """Return the index of the first character that differs if `messages[index]` is changed.
-
-        If no character differs, return the length of the text.
-        """
-        place = len(text)
+    ) -> int | None:
+        """Return the index of the first character that differs if `messages[index]` is changed; None if none does."""
+        places = []
         for sentinel in _SENTINELS:
             try:
                 changed = self._finished([*messages[:index], change(messages[index], sentinel), *messages[index + 1 :]])
             except TEMPLATE_ERRORS:
                 continue
-            place = min(place, _shared(text, changed))
-        return place
+            if changed != text:
+                places.append(_shared(text, changed))
+        return min(places, default=None)
 
     def _try_render(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
         """Return the text of the messages; nothing if the template rejects them."""

@@ -173,6 +173,17 @@ def test_an_answer_without_an_end_token_ends_with_its_text(tokenizer: Any):
     assert [text.strip() for text in trained(codec, messages)] == ["Sure now", "ok</s>"]
 
 
+def test_an_answer_that_ends_the_conversation_is_trained(tokenizer: Any):
+    """The template writes the end token of an answer only if another message follows."""
+    template = turns("<|im_start|>", "\\n", "", "<|im_start|>assistant\\n").replace(
+        "{%- endfor %}", "{%- if not (loop.last and m.role == 'assistant') %}{{- '</s>' }}{% endif %}{%- endfor %}"
+    )
+    codec = ChatCodec(simple("last", "</s>", template, []).tokenizer(tokenizer))
+    assert trained(codec, [user("Hi"), assistant("Sure")]) == ["Sure"]
+    several = [user("Hi"), assistant("Sure"), user("Hi"), assistant("ok")]
+    assert trained(codec, several) == ["Sure</s>", "ok"]
+
+
 @settings(max_examples=15)
 @given(st.lists(st.text("ab cé.\n", min_size=1, max_size=12).map(lambda text: f"x{text}x"), min_size=1, max_size=3))
 @pytest.mark.parametrize("family", [FAMILIES[0], FAMILIES[3], *SIMPLE[:7]], ids=lambda family: family.name)
