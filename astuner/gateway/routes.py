@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from astuner.errors import AstunerError, EpisodeStopped, InvalidRequestError
-from astuner.gateway.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
-from astuner.gateway.dialects import DIALECTS, Dialect, openai_error
 from astuner.gateway.keys import KeyClaims
 from astuner.gateway.sessions import Answers, EpisodeSession, GatewayCall, RequestIdentity
+from astuner.model_tuner.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
+from astuner.model_tuner.dialects import DIALECTS, Dialect, openai_error
 from astuner.model_tuner.openai_format import ChatRequest
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class _DialectRoute:
             raise
         finally:
             self._gateway.return_call()
-        session.rejection = None
+        session.tuner.rejection = None
         return (answer, *answer.alternatives)
 
     async def _respond(

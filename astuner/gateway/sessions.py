@@ -75,7 +75,6 @@ class EpisodeSession:
         thread: the id of the thread that the workflow runs in.
         debug_models: the debug models of the endpoints, by number.
         failure: the error that makes the episode fail although its agent may have handled the HTTP error.
-        rejection: the error of the last request if it failed.
         is_closed: whether the episode has ended.
     """
 
@@ -86,7 +85,6 @@ class EpisodeSession:
     thread: int
     debug_models: list[DebugModel] = field(default_factory=list)
     failure: AstunerError | None = None
-    rejection: EpisodeError | None = None
     is_closed: bool = False
     _open: dict[GatewayCall, None] = field(default_factory=dict)
     _delivered: deque[GatewayCall] = field(default_factory=deque)
@@ -172,7 +170,7 @@ class EpisodeSession:
     def note_error(self, error: BaseException) -> None:
         """Note the error of a call, and make the episode fail if the agent cannot go on after it."""
         if isinstance(error, EpisodeError):
-            self.rejection = error
+            self.tuner.rejection = error
         if isinstance(error, EpisodeStopped):
             self.cancel_workflow()
         elif isinstance(error, AgentMadness) or not isinstance(error, EpisodeError | asyncio.CancelledError):
@@ -190,8 +188,12 @@ class EpisodeSession:
         if self.failure is not None:
             return self.failure
         raised = error.__cause__
-        if self.rejection is not None and raised is not None and message_of(self.rejection) in text_of(raised):
-            return self.rejection
+        if (
+            self.tuner.rejection is not None
+            and raised is not None
+            and message_of(self.tuner.rejection) in text_of(raised)
+        ):
+            return self.tuner.rejection
         return None
 
     async def end(self) -> None:

@@ -14,7 +14,7 @@ from astuner.errors import ModelError, WorkflowError, first_line
 from astuner.model_tuner.renderer_choice import RENDERER_FILE, TemplateText, choose_renderer
 from astuner.model_tuner.template_answers import TemplateAnswers, without_empty_thinking
 from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
-from astuner.model_tuner.tool_parsers import END_OF_CALL, HARMONY, with_declared_types
+from astuner.model_tuner.tool_parsers import END_OF_CALL, HARMONY, breaks_strict_schema, with_declared_types
 from astuner.schema import LlmCall
 
 
@@ -184,7 +184,11 @@ class ChatCodec:
         prompt_ids: Sequence[int],
         tools: Sequence[Mapping[str, Any]] | None,
     ) -> ParsedAnswer:
-        """Return a parsed completion; tool calls that are malformed, or made without tools, become text."""
+        """Return a parsed completion.
+
+        Tool calls that are malformed, that are made without tools, or whose arguments do not match the schema of a tool
+        with `strict: true` become text.
+        """
         prompt = list(prompt_ids)
         # The renderer `default` finds thinking that the prompt opens only behind the header of ChatML.
         if self.renderer_name == "default" and self.decode(prompt[-8:]).rstrip().endswith("<think>"):
@@ -196,9 +200,13 @@ class ChatCodec:
         for attempt in parsed.tool_calls:
             # A call of an unknown tool is passed on; the agent replies with an error that the model can read.
             well_formed = tools and attempt.name and attempt.status in ("ok", "unknown_tool")
-            if well_formed and isinstance(attempt.arguments, Mapping):
+            arguments = (
+                with_declared_types(attempt.name, attempt.arguments, tools)
+                if well_formed and isinstance(attempt.arguments, Mapping)
+                else None
+            )
+            if arguments is not None and not breaks_strict_schema(attempt.name, arguments, tools):
                 identity = attempt.id or f"call_{uuid.uuid4().hex[:16]}"
-                arguments = with_declared_types(attempt.name, attempt.arguments, tools)
                 calls.append(ToolCall(identity, attempt.name, arguments))
             elif attempt.raw:
                 malformed.append(attempt.raw)

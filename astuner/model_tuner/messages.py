@@ -81,6 +81,16 @@ def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> str:
     return hashlib.blake2b(json.dumps(tools, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
+def shown_tools(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
+    """Return tool definitions as the model sees them: without `strict`, which tells the server to check arguments."""
+    if not any("strict" in (tool.get("function") or {}) for tool in tools or ()):
+        return tools
+    return [
+        {**tool, "function": {key: value for key, value in tool["function"].items() if key != "strict"}}
+        for tool in tools or ()
+    ]
+
+
 def with_reasoning(
     messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:

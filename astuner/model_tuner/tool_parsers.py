@@ -322,6 +322,21 @@ def with_declared_types(
     }
 
 
+def breaks_strict_schema(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> bool:
+    """Return whether a tool with `strict: true` declares a schema that the arguments of a call do not match."""
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    strict = next((function for function in functions if function.get("name") == name and function.get("strict")), None)
+    if strict is None:
+        return False
+    from jsonschema.validators import validator_for
+
+    schema = strict.get("parameters") or {}
+    try:
+        return not validator_for(schema)(schema).is_valid(dict(arguments))
+    except Exception:  # jsonschema raises errors of many types for a schema that is not valid; it then checks nothing
+        return False
+
+
 def _typed(text: UntypedText, schema: Any) -> Any:
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     if kind in ("string", ["string"]):

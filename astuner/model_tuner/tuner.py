@@ -12,16 +12,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.clock import timestamp
-from astuner.errors import AgentMadness, CallLimitError, EpisodeStopped, UnsupportedParameterError, WorkflowError
+from astuner.errors import (
+    AgentMadness,
+    CallLimitError,
+    EpisodeError,
+    EpisodeStopped,
+    UnsupportedParameterError,
+)
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop
 from astuner.model_tuner.call_settings import CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
 from astuner.model_tuner.degenerate_output import find_degenerate_output
-from astuner.model_tuner.endpoint import EndpointOpener, OpenAiEndpoint
+from astuner.model_tuner.endpoint import EndpointOpener
+from astuner.model_tuner.faces import ModelFaces
 from astuner.model_tuner.history import History, OpenCall, Prompt
-from astuner.model_tuner.messages import normalise, tools_hash
+from astuner.model_tuner.messages import normalise, shown_tools, tools_hash
 from astuner.model_tuner.targets import (
     DEFAULT_TARGET,
     DebugModel,
@@ -39,7 +46,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ModelTuner:
+class ModelTuner(ModelFaces):
     """The model in training, for one episode; pass it to an agent as its model.
 
     AgentScope agents accept it directly (`ReActAgent(model=model_tuner, …)`); other frameworks call `chat`. Every call
@@ -76,6 +83,8 @@ class ModelTuner:
         self.model_name = "astuner"
         self.degenerate_output: str | None = None
         self.call_limit_error: CallLimitError | None = None
+        # The error of the last request through an API; None if it succeeded. The workflow gets an error of its client.
+        self.rejection: EpisodeError | None = None
         self.replaced_parameters: Counter[str] = Counter()
         self._engine = engine
         self._codec = codec
@@ -111,21 +120,6 @@ class ModelTuner:
             debug_model: an AgentScope chat model that answers if the target is not trained.
         """
         return AgentModel(self, agent_name, target_tag, debug_model)
-
-    def as_oai_baseurl_apikey(
-        self, agent_name: str = "", target_tag: str = DEFAULT_TARGET, debug_model: DebugModel | None = None
-    ) -> OpenAiEndpoint:
-        """Return the address and the key with which any OpenAI-compatible client calls this model.
-
-        The arguments are those of `for_agent`. The key is valid until the workflow ends.
-
-        Raises:
-            WorkflowError: the episode is not running.
-            ServiceError: the server cannot be started.
-        """
-        if self._endpoints is None:
-            raise WorkflowError("this model_tuner has no gateway; create it with endpoints=Gateway()")
-        return self._endpoints.open_endpoint(self, agent_name, target_tag, debug_model)
 
     @property
     def forwarded_models(self) -> tuple[str, ...]:
@@ -199,7 +193,7 @@ class ModelTuner:
         call_fields: dict[str, Any] = {
             "agent_name": agent_name,
             "target_tag": target_tag,
-            "tools_hash": tools_hash(tools),
+            "tools_hash": tools_hash(shown_tools(tools)),
             "trained": trained,
             "start_time": timestamp(),
         }
@@ -219,7 +213,7 @@ class ModelTuner:
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
         """Return answers of the model in training."""
-        prompt = self._history.prompt(normalise(messages), tools, call_fields["tools_hash"])
+        prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"])
         params = self._sampling(prompt, options, trained=call_fields["trained"])
         requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
         with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):

@@ -1,4 +1,4 @@
-"""The APIs that the gateway serves: how each writes requests, answers, streams and errors.
+"""The HTTP APIs of the model: how each writes requests, answers, streams and errors.
 
 A further API is one more `Dialect` in `DIALECTS`.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.gateway.api_errors import ApiError
-from astuner.model_tuner import ChatAnswer
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.api_errors import ApiError
 from astuner.model_tuner.openai_answers import DecodeToken, to_chat_completion, to_chunks
 from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
 
@@ -66,4 +66,4 @@ DIALECTS = (
         end=b"data: [DONE]\n\n",
     ),
 )
-"""The APIs of the gateway."""
+"""The APIs of the gateway and of clients in the same process."""

@@ -1,4 +1,4 @@
-"""Errors of the gateway's HTTP API, and the statuses and codes of astuner's errors."""
+"""Errors of the HTTP APIs, and the statuses and codes of astuner's errors."""
 
 from __future__ import annotations
 

@@ -1,0 +1,173 @@
+"""HTTP clients whose requests the model answers in this process, without a socket.
+
+The requests, answers and errors are those of the gateway, so that an agent behaves the same with both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+import httpx
+
+from astuner.errors import EpisodeError
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.api_errors import ApiError, to_api_error
+from astuner.model_tuner.dialects import DIALECTS, Dialect
+from astuner.model_tuner.tuner import AgentModel, ModelTuner
+
+T = TypeVar("T")
+
+BASE_URL = "http://in-process.invalid/v1"
+"""The address that clients show; no request is sent to it."""
+
+API_KEY = "in-process"
+"""The key of the clients, which require one."""
+
+
+class AsyncInProcessTransport(httpx.AsyncBaseTransport):
+    """Answers the requests of an `httpx.AsyncClient` with the model of one agent."""
+
+    def __init__(self, model: AgentModel) -> None:
+        """Answer with this model."""
+        self._model = model
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request. If the client's time limit for reading expires, the call is cancelled."""
+        body = await request.aread()
+        try:
+            async with asyncio.timeout(request.extensions.get("timeout", {}).get("read")):
+                return await _respond(self._model, request, body)
+        except TimeoutError as error:
+            raise httpx.ReadTimeout("the model did not answer within the time limit of the client") from error
+
+
+class InProcessTransport(httpx.BaseTransport):
+    """Answers the requests of an `httpx.Client` with the model of one agent; the thread waits."""
+
+    def __init__(self, model: AgentModel) -> None:
+        """Answer with this model."""
+        self._asynchronous = AsyncInProcessTransport(model)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request (see `AsyncInProcessTransport`)."""
+        request.read()
+        return _run(self._asynchronous.handle_async_request(request))
+
+
+def async_http_client(model: AgentModel) -> Any:
+    """Return an `httpx.AsyncClient` whose requests the model answers; `Any`, because openai 3 declares another type."""
+    return httpx.AsyncClient(transport=AsyncInProcessTransport(model), base_url=BASE_URL, timeout=None)
+
+
+def http_client(model: AgentModel) -> Any:
+    """Return an `httpx.Client` whose requests the model answers; it blocks the thread."""
+    return httpx.Client(transport=InProcessTransport(model), base_url=BASE_URL, timeout=None)
+
+
+async def _respond(model: AgentModel, request: httpx.Request, body: bytes) -> httpx.Response:
+    path = request.url.path
+    dialect = next((dialect for dialect in DIALECTS if dialect.path == path and request.method == "POST"), None)
+    if dialect is not None:
+        try:
+            return await _answer(model, dialect, body)
+        except ValueError as error:
+            return _error_response(dialect, ApiError(400, f"the body is not JSON: {error}", code="invalid_json"))
+        except Exception as error:  # errors of many types become responses, as at any server
+            return _error_response(dialect, to_api_error(error))
+    if (request.method, path) == ("GET", "/v1/models"):
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": "astuner"} for name in _model_names(model.tuner)
+        ]
+        return httpx.Response(200, json={"object": "list", "data": data})
+    paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/models"])
+    message = f"the model in training has no {request.method} {path}; it has {paths}"
+    return _error_response(DIALECTS[0], ApiError(404, message, code="unknown_url"))
+
+
+async def _answer(model: AgentModel, dialect: Dialect, body: bytes) -> httpx.Response:
+    tuner = model.tuner
+    request = dialect.parse(json.loads(body))
+    name = str(request.model)
+    if name not in _model_names(tuner):
+        message = f"the model {name!r} does not exist here. Write one of: {', '.join(_model_names(tuner))}"
+        return _error_response(dialect, ApiError(404, message, code="model_not_found", param="model"))
+    if name in tuner.forwarded_models:
+        model = replace(model, target_tag=name)
+    try:
+        answer = await model.chat(**request.chat_arguments())
+    except EpisodeError as error:
+        tuner.rejection = error
+        raise
+    tuner.rejection = None
+    answers = (answer, *answer.alternatives)
+    if not request.stream:
+        return httpx.Response(200, json=dialect.body(answers, request, name, tuner.decode_token))
+    events = [_event(kind, data) for kind, data in dialect.events(answers, request, name, tuner.decode_token)]
+    stream = _EventStream([*events, dialect.end], partial(_mark_cut, tuner, answers))
+    return httpx.Response(200, headers={"content-type": "text/event-stream; charset=utf-8"}, stream=stream)
+
+
+def _model_names(tuner: ModelTuner) -> tuple[str, ...]:
+    return (tuner.model_name, *tuner.forwarded_models)
+
+
+def _mark_cut(tuner: ModelTuner, answers: Sequence[ChatAnswer]) -> None:
+    for answer in answers:
+        tuner.mark_cut(answer.call)
+
+
+def _error_response(dialect: Dialect, error: ApiError) -> httpx.Response:
+    return httpx.Response(error.status, headers=error.headers(), json=dialect.error(error))
+
+
+def _event(name: str | None, data: Mapping[str, Any]) -> bytes:
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+
+
+class _EventStream(httpx.AsyncByteStream, httpx.SyncByteStream):
+    """The events of a streamed answer, and the end of the stream.
+
+    If the client closes the stream before it has read the last event, `on_cut` is called.
+    """
+
+    def __init__(self, parts: Sequence[bytes], on_cut: Callable[[], object]) -> None:
+        self._parts = parts
+        self._on_cut = on_cut
+        self._is_read = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        for index, part in enumerate(self._parts):
+            # The last part is the end mark, for which not every client waits.
+            self._is_read = index >= len(self._parts) - 2
+            yield part
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self:
+            yield part
+
+    def close(self) -> None:
+        if not self._is_read:
+            self._is_read = True
+            self._on_cut()
+
+    async def aclose(self) -> None:
+        self.close()
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine while this thread waits."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    # A second loop cannot run in this thread.
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
