@@ -30,8 +30,10 @@ from loguru import logger
 hypothesis.settings.register_profile("astuner", deadline=None)
 hypothesis.settings.load_profile("astuner")
 
-# A shell that starts tests in the background has Ctrl-C ignored, which processes that they start would inherit.
+# A shell that starts tests in the background ignores Ctrl-C, and `nohup` ignores the end of the terminal. The processes
+# that the tests start would inherit this.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

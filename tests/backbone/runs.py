@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +11,7 @@ import psutil
 
 from astuner import AstunerJob
 from astuner.run_record import read_metrics
+from tests.preloaded import AstunerProcess
 
 PATIENCE = 400.0
 
@@ -25,23 +24,12 @@ class Run:
         self.record = folder / "records" / "run"
         (folder / "shared").mkdir(exist_ok=True)
         yaml = job.dump_job_as_yaml(folder / "run.yaml")
-        command = [
-            sys.executable,
-            "-m",
-            "astuner",
-            "--conf",
-            str(yaml),
-            "--exp-dir",
-            str(folder / "records"),
-            *words,
-        ]
         marked = {"SHARED_FOLDER": str(folder / "shared"), "ASTUNER_TEST_MARK": self.mark}
         self.log = folder / f"{self.mark}.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
+            self.process = AstunerProcess(
+                *("--conf", str(yaml), "--exp-dir", str(folder / "records"), *words),
+                output=log,
                 env=os.environ | marked | environment,
                 cwd=folder,
                 start_new_session=True,
@@ -111,8 +99,11 @@ class Run:
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get("ASTUNER_TEST_MARK") == self.mark and process.status() != "zombie"
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            # The process itself, and forks of it, are in its session and have the environment of the preloaded server.
+            is_mine = os.getsid(process.pid) == self.process.pid
+            is_mine = is_mine or process.environ().get("ASTUNER_TEST_MARK") == self.mark
+            return is_mine and process.status() != "zombie"
+        except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             return False
 
 

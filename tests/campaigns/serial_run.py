@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from astuner import AstunerJob
 from astuner.run_record import read_episode
+from tests.preloaded import AstunerProcess
 
 AGENT = f"{Path(__file__).parent / 'agents.py'}->TwoTurns"
 LEFTOVERS = (".partial_*", ".earlier_*", ".removed_*", "*.tmp", "pending.jsonl", "*.damaged")
-# Imported once, before the runs fork from the server. A run then starts in a second.
-_PRELOADED = ["astuner.cli", "astuner.backbone.local.backbone", "astuner.run_record.plots", "transformers", "torch"]
 _PATIENCE = 300.0
 
 Row = tuple[str, int, str]
@@ -60,41 +56,29 @@ def write_job(folder: Path, model: Path, **settings: Any) -> Path:
     return job.dump_job_as_yaml(folder / "run.yaml")
 
 
-def _astuner(folder: str, words: tuple[str, ...]) -> None:
-    os.chdir(folder)
-    log = os.open("output.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    sys.argv = ["astuner", *words]
-    from astuner.__main__ import main
-
-    main()
-
-
 class Runs:
-    """Starts runs of one configuration, each forked from a server that has the imports."""
+    """Starts runs of one configuration."""
 
     def __init__(self, yaml: Path) -> None:
         self.yaml = yaml
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(_PRELOADED)
 
-    def start(self, folder: Path, *words: str) -> BaseProcess:
+    def start(self, folder: Path, *words: str) -> AstunerProcess:
         """Start `astuner` with its record in `folder`; `words` are further arguments."""
         folder.mkdir(exist_ok=True)
         command = ("--conf", str(self.yaml), "--exp-dir", str(folder), *words)
-        process = self._context.Process(target=_astuner, args=(str(folder), command))
-        process.start()
-        return process
+        with (folder / "output.log").open("ab") as log:
+            return AstunerProcess(*command, cwd=folder, output=log)
 
     def complete(self, folder: Path, *words: str) -> float:
         """Let a run end, and return its duration in seconds."""
         started = time.monotonic()
         process = self.start(folder, *words)
-        process.join(_PATIENCE)
-        if process.exitcode != 0:
+        try:
+            process.wait(_PATIENCE)
+        finally:
             process.kill()
-            raise RuntimeError(f"the run in {folder} ended with {process.exitcode}; see its output.log")
+        if process.returncode != 0:
+            raise RuntimeError(f"the run in {folder} ended with {process.returncode}; see its output.log")
         return time.monotonic() - started
 
     def kill_when(self, folder: Path, is_due: Callable[[int, float], bool], *words: str) -> bool:
@@ -109,16 +93,15 @@ class Runs:
         started = time.monotonic()
         process = self.start(folder, *words)
         changes, files = 0, state_of(folder / "run")
-        while process.is_alive():
+        while process.poll() is None:
             if (now := state_of(folder / "run")) != files:
                 changes, files = changes + 1, now
             if is_due(changes, time.monotonic() - started):
                 process.kill()
-                process.join()
-                return process.exitcode == -9
+                return process.wait() == -9
             time.sleep(0.001)  # the run needs the processor more than this loop
-        if process.exitcode != 0:
-            raise RuntimeError(f"the run in {folder} ended with {process.exitcode}; see its output.log")
+        if process.returncode != 0:
+            raise RuntimeError(f"the run in {folder} ended with {process.returncode}; see its output.log")
         return False
 
 

@@ -20,6 +20,7 @@ from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.run_record import read_episode, read_index, read_summary
 from tests.launcher.conftest import Command, Ended
 from tests.llm_engine.completions_server import listening, serving
+from tests.preloaded import AstunerProcess
 
 RUN = Path("launcher_record/run-debug")
 JUDGED = ["rollout.agentscope_workflow='agents->Unscored'", "task_judge.judge_protocol='agents->StopsAtATag'"]
@@ -119,8 +120,9 @@ def test_one_at_a_time_is_in_the_main_thread(debug: Command, folder: Path):
 
 def test_a_changed_workflow_needs_no_more_than_the_same_command(folder: Path):
     def rewards() -> set[float | None]:
-        command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug"]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120)
+        with (folder / "out.txt").open("w") as out:
+            process = AstunerProcess("--conf", "run.yaml", "--backbone=debug", cwd=folder, output=out)
+        assert process.wait(120) == 0, (folder / "out.txt").read_text()
         return {read_episode(RUN / entry.path).reward for entry in read_index(RUN)}
 
     assert rewards() == {0.0, 1.0, 2.0, 3.0}
@@ -287,12 +289,12 @@ def test_sigusr1_is_answered_from_the_first_import_on(folder: Path):
 
 @pytest.mark.parametrize("backbone", ["debug", "local"])
 def test_sigusr1_says_what_runs(folder: Path, backbone: str):
-    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", f"--backbone={backbone}"]
+    command = ["--conf", "run.yaml", f"--backbone={backbone}"]
     command += ["astuner.rollout.agentscope_workflow='agents->HangsUntilReleased'"]
     command += ["astuner.trainer_common.total_training_steps=1"]
     record = folder / ("launcher_record/run-debug" if backbone == "debug" else "launcher_record/run")
-    with (folder / "err.txt").open("w") as err:
-        process = subprocess.Popen(command, cwd=folder, stderr=err)
+    with (folder / "err.txt").open("w") as out:
+        process = AstunerProcess(*command, cwd=folder, output=out)
     try:
         deadline = time.monotonic() + 60
         while (
@@ -317,11 +319,11 @@ def test_sigusr1_says_what_runs(folder: Path, backbone: str):
 
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_an_interrupted_run_keeps_and_shows_what_had_ended(folder: Path, parallel: int):
-    command = [sys.executable, "-m", "astuner", "--conf", "run.yaml", "--backbone=debug"]
+    command = ["--conf", "run.yaml", "--backbone=debug"]
     command += ["astuner.debug.debug_first_n_tasks=1", f"astuner.debug.debug_max_parallel={parallel}"]
     command += ["astuner.rollout.agentscope_workflow='agents->HangsAwaiting'"]
-    with (folder / "err.txt").open("w") as err:
-        process = subprocess.Popen(command, cwd=folder, stderr=err)
+    with (folder / "err.txt").open("w") as out:
+        process = AstunerProcess(*command, cwd=folder, output=out)
     n_expected = 1 if parallel == 1 else 3
     try:
         deadline = time.monotonic() + 60

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import pytest
 from astuner.run_record import read_episode, read_index
 from tests.launcher.conftest import Command
 from tests.launcher.liveness import lives, wait_for
+from tests.preloaded import AstunerProcess
 
 AGENT = """
 import asyncio, os, sys, time
@@ -78,10 +77,10 @@ def _are_old(files: Iterable[Path]) -> bool:
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(*arguments: str) -> Iterator[AstunerProcess]:
     """Yield a run in a separate process, once each of its episodes has started its four processes."""
     with Path("out.txt").open("wb") as out:
-        run = subprocess.Popen([sys.executable, "-m", "astuner", *RUN, *arguments], stdout=out, stderr=out)
+        run = AstunerProcess(*RUN, *arguments, cwd=Path.cwd(), output=out)
     try:
         wait_for(lambda: _are_old(Path().glob("*-0-*.pid")) or run.poll() is not None)
         assert run.poll() is None, Path("out.txt").read_text()
@@ -109,7 +108,7 @@ def test_no_process_outlives_a_run_interrupted_while_it_ends_the_processes_of_an
     command = (*RUN[:2], "--backbone=debug", f"astuner.debug.debug_max_parallel={parallel}")
     with Path("out.txt").open("wb") as out:
         workflow = "astuner.rollout.agentscope_workflow='leaves->ReturnsAtOnce'"
-        run = subprocess.Popen([sys.executable, "-m", "astuner", *command, workflow], stdout=out, stderr=out)
+        run = AstunerProcess(*command, workflow, cwd=Path.cwd(), output=out)
     try:
         wait_for(lambda: bool(started()) or run.poll() is not None)
         time.sleep(0.2)  # until the episode has returned

@@ -17,6 +17,7 @@ import pytest
 from tests.launcher.conftest import Command
 from tests.launcher.liveness import lives, wait_for
 from tests.launcher.service_processes import Declare, assert_gone, processes, served
+from tests.preloaded import AstunerProcess
 
 RUN = Path("launcher_record/run")
 ONE_STEP = "astuner.trainer_common.total_training_steps=1"
@@ -24,12 +25,12 @@ HANGS = "astuner.rollout.agentscope_workflow='agents->HangsFromTheStart'"
 
 
 @pytest.fixture
-def hanging(declare: Declare, port: int, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def hanging(declare: Declare, port: int, folder: Path) -> Iterator[AstunerProcess]:
     """A run with a service `env`, in a separate process, during its first step."""
     declare(env=served(port, env={"STUBBORN": 1}))
     arguments = ["--conf", "run.yaml", "--with-env", HANGS]
     with (folder / "out.txt").open("wb") as out:
-        run = subprocess.Popen([sys.executable, "-m", "astuner", *arguments], cwd=folder, stdout=out, stderr=out)
+        run = AstunerProcess(*arguments, cwd=folder, output=out)
     try:
         wait_for(lambda: (RUN / "services/env.log").exists() and Path("note").exists())
         assert all(map(lives, processes()))
@@ -56,14 +57,14 @@ def test_services_stop_when_the_run_fails(
     assert_gone(port)
 
 
-def test_ctrl_c_stops_services(hanging: subprocess.Popen[bytes], port: int, folder: Path):
+def test_ctrl_c_stops_services(hanging: AstunerProcess, port: int, folder: Path):
     time.sleep(1)
     hanging.send_signal(signal.SIGINT)
     assert hanging.wait(60) == 130, (folder / "out.txt").read_text()
     assert_gone(port)  # by SIGKILL for the child, which ignores SIGTERM
 
 
-def test_services_do_not_outlive_a_launcher_that_is_killed(hanging: subprocess.Popen[bytes], port: int):
+def test_services_do_not_outlive_a_launcher_that_is_killed(hanging: AstunerProcess, port: int):
     hanging.kill()
     hanging.wait()
     wait_for(lambda: not any(map(lives, processes())), 20)
@@ -111,7 +112,7 @@ def test_ctrl_c_while_a_service_is_waited_for(astuner: Command, declare: Declare
     assert_gone(port)
 
 
-def test_a_service_ends_when_launcher_and_guard_are_killed_together(hanging: subprocess.Popen[bytes], port: int):
+def test_a_service_ends_when_launcher_and_guard_are_killed_together(hanging: AstunerProcess, port: int):
     leader = processes()[0]
     guard = psutil.Process(leader).parent()
     assert guard is not None

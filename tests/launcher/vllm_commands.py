@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
 from tests.launcher.liveness import lives, wait_for
+from tests.preloaded import AstunerProcess
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,19 @@ class Commands:
     folder: Path
     port: int
     env: dict[str, str]
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[AstunerProcess] = field(default_factory=list)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> AstunerProcess:
         with (self.folder / "out.txt").open("w") as out:
-            command = [sys.executable, "-m", "astuner", *arguments]
-            run = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out, text=True)
+            run = AstunerProcess(*arguments, cwd=self.folder, env=self.env, output=out)
         self.started.append(run)
         return run
 
-    def debug(self, *settings: str) -> subprocess.Popen[str]:
+    def debug(self, *settings: str) -> AstunerProcess:
         port = f"astuner.debug.debug_vllm_port={self.port}"
         return self.start("--conf", "run.yaml", "--backbone=debug", "astuner.rollout.name=vllm", port, *settings)
 
-    def wait(self, run: subprocess.Popen[str]) -> tuple[int, str]:
+    def wait(self, run: AstunerProcess) -> tuple[int, str]:
         code = run.wait(400)
         return code, (self.folder / "out.txt").read_text()
 
@@ -99,7 +97,7 @@ class Commands:
         (guard,) = self.guards()
         return Server.under(guard, self.port)
 
-    def server_of(self, run: subprocess.Popen[str], sign: str = "vllm: ready after") -> Server:
+    def server_of(self, run: AstunerProcess, sign: str = "vllm: ready after") -> Server:
         """Return the server of a run once `sign` is in its output; the run must not have ended."""
         wait_for(lambda: sign in self.output or run.poll() is not None)
         assert run.poll() is None, self.output

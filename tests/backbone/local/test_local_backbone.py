@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from astuner.config.model import LoraConfig, ModelConfig
 from astuner.errors import BackboneError, NoSignalError
 from astuner.model_tuner import ChatCodec, load_tokenizer
 from astuner.run_record import read_episode, read_index, read_metrics
+from tests.preloaded import AstunerProcess
 
 MakeJob = Callable[..., AstunerJob]
 
@@ -230,28 +230,24 @@ def test_no_signal_is_said_and_stops_when_asked(make_job: MakeJob, tmp_path: Pat
         make_job("NeverLearns", trainer_common__stop_on_no_signal=True, **settings).tune(tmp_path / "b")
 
 
-def _in_a_process(
-    job: AstunerJob, tmp_path: Path, records: Path, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    import os
-
-    yaml = job.dump_job_as_yaml(tmp_path / "run.yaml")
-    command = [sys.executable, "-m", "astuner", "--conf", str(yaml), "--exp-dir", str(records)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env=os.environ | environment, cwd=tmp_path
-    )
+def _in_a_process(job: AstunerJob, tmp_path: Path, records: Path, **environment: str) -> tuple[int, str]:
+    """Run the job in a process; return the exit code and what it printed."""
+    words = ("--conf", str(job.dump_job_as_yaml(tmp_path / "run.yaml")), "--exp-dir", str(records))
+    with (tmp_path / "out.txt").open("w") as out:
+        process = AstunerProcess(*words, cwd=tmp_path, output=out, env=os.environ | environment)
+    return process.wait(120), (tmp_path / "out.txt").read_text()
 
 
 @pytest.mark.parametrize(("kill_with", "exit_code"), [("9", -9), ("2", 130)])
 def test_a_killed_run_goes_on_to_the_same_losses(make_job: MakeJob, tmp_path: Path, kill_with: str, exit_code: int):
     job = make_job("KilledAtStep", trainer_common__total_training_steps=5, trainer_common__save_freq=2)
     job.tune(tmp_path / "whole")
-    killed = _in_a_process(job, tmp_path, tmp_path / "killed", KILL_AT="4", KILL_WITH=kill_with)
-    assert killed.returncode == exit_code, killed.stderr
+    code, printed = _in_a_process(job, tmp_path, tmp_path / "killed", KILL_AT="4", KILL_WITH=kill_with)
+    assert code == exit_code, printed
     assert not (tmp_path / "killed/run/summary.json").exists()
-    resumed = _in_a_process(job, tmp_path, tmp_path / "killed")
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"step {2 if kill_with == '9' else 3}" in resumed.stderr
+    code, printed = _in_a_process(job, tmp_path, tmp_path / "killed")
+    assert code == 0, printed
+    assert f"step {2 if kill_with == '9' else 3}" in printed
     expected, got = losses(tmp_path / "whole/run"), losses(tmp_path / "killed/run")
     assert list(got) == [1, 2, 3, 4, 5]
     assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
