@@ -11,14 +11,14 @@ from typing import Any, Literal, Self
 
 import httpx
 
-from astuner.errors import ContextLengthError, ModelError
+from astuner.errors import ContextLengthError, ModelError, first_line
 from astuner.llm_engine.protocol import refuse_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 _CONNECT_SECONDS = 10.0
 _MAX_QUOTED_CHARS = 300
 # Neutral values are sent explicitly: a server takes missing ones from the model's generation_config.json.
-_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_NEUTRAL = {"min_p": 0.0, "repetition_penalty": 1.0}
 _TOKEN_IDS_ADVICE = (
     "astuner records the token ids and logprobs of every call, so the server has to return them: vLLM 0.10.2 and newer "
     "do; or remove debug.base_url to sample in this process"
@@ -131,7 +131,9 @@ class CompletionsEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
                 "an answer; shorten the prompt or raise rollout.max_model_len"
             )
-        refuse_unsupported(params, "a model server")
+        constraints = ("response_format",) if params.constraint and params.constraint.json_schema else ()
+        supported = ("presence_penalty", "frequency_penalty", "top_logprobs", *constraints)
+        refuse_unsupported(params, "a model server", supported=supported)
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": list(prompt_ids),
@@ -140,14 +142,23 @@ class CompletionsEngine:
             "top_p": params.top_p,
             "top_k": params.top_k,
             **_NEUTRAL,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
             "stop_token_ids": list(params.stop_token_ids),
-            "logprobs": 0,
+            "logprobs": params.top_logprobs,
             "return_token_ids": True,
         }
         if params.seed is not None:
             body["seed"] = params.seed
+        if params.stop:
+            body |= {"stop": list(params.stop), "include_stop_str_in_output": True, "skip_special_tokens": False}
+        if params.top_logprobs:
+            body["return_tokens_as_token_ids"] = True
+        if params.constraint is not None:
+            body["structured_outputs"] = {"json": params.constraint.json_schema}
         response = await self._request("POST", "/completions", body)
-        return _to_completion(response, prompt_ids, self.base_url, self.policy_version)
+        completion = _to_completion(response, prompt_ids, self.base_url, self.policy_version)
+        return replace(completion, top_logprobs=_top_logprobs(response, params.top_logprobs, self.base_url))
 
     def close(self) -> None:
         """Do nothing: each request has its own connection."""
@@ -223,3 +234,32 @@ def _to_completion(response: Mapping[str, Any], prompt_ids: Sequence[int], url: 
         )
     reason: FinishReason = "length" if choice.get("finish_reason") == "length" else "stop"
     return Completion(tuple(token_ids), tuple(map(float, numbers)), reason, version)
+
+
+def _top_logprobs(response: Mapping[str, Any], number: int, url: str) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the ids and logprobs of the `number` most likely tokens at each position of a completion.
+
+    Raises:
+        ModelError: they are missing, or have texts in place of ids.
+    """
+    if not number:
+        return ()
+    listed = ((response.get("choices") or [{}])[0].get("logprobs") or {}).get("top_logprobs") or []
+    try:
+        # vLLM adds the sampled token if it is not among the most likely ones.
+        positions = [
+            sorted(((int(name.removeprefix("token_id:")), float(value)) for name, value in position.items()), key=_last)
+            for position in listed
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelError(
+            f"{url}/completions returned top_logprobs that have no token ids (vLLM: return_tokens_as_token_ids); leave "
+            f"top_logprobs out: {first_line(error)}"
+        ) from error
+    if not positions:
+        raise ModelError(f"{url}/completions returned no top_logprobs; leave top_logprobs out")
+    return tuple(tuple(position[: -number - 1 : -1]) for position in positions)
+
+
+def _last(pair: tuple[int, float]) -> float:
+    return pair[1]

@@ -15,16 +15,19 @@ class StopStrings:
     Args:
         strings: at least one string, none of them empty.
         tokenizer: a transformers tokenizer. Special tokens count as text.
+
+    Attributes:
+        window: the number of tokens at the end of a completion that `ends` reads.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
         self._strings = tuple(strings)
         self._tokenizer = tokenizer
-        self._window = _TOKENS_PER_CHARACTER * max(map(len, strings)) + _TOKEN_MARGIN
+        self.window = _TOKENS_PER_CHARACTER * max(map(len, strings)) + _TOKEN_MARGIN
 
     def ends(self, sampled: Sequence[int]) -> bool:
         """Return whether the last of the sampled tokens completes a string, if no earlier token did."""
-        text = self._decode(sampled[-self._window :])
+        text = self._decode(sampled[-self.window :])
         return any(string in text for string in self._strings)
 
     def first_end(self, sampled: Sequence[int]) -> int | None:

@@ -49,8 +49,9 @@ async def answer_agentscope(
     if tool_choice not in (None, "auto", "none", "any", "required"):
         demands["tool_choice"] = {"type": "function", "function": {"name": tool_choice}}
     if structured_model is not None:
-        schema = {"name": structured_model.__name__, "schema": structured_model.model_json_schema()}
-        demands = {"response_format": {"type": "json_schema", "json_schema": schema}}
+        schema = {"additionalProperties": False, **structured_model.model_json_schema()}
+        named = {"name": structured_model.__name__, "schema": schema}
+        demands = {"response_format": {"type": "json_schema", "json_schema": named}}
         tools = None
     try:
         answer = await tuner.chat(messages, tools=tools, **demands, **parameters)

@@ -96,24 +96,6 @@ class ChatOptions:
                 name,
             )
 
-    def refuse_unenforced(self) -> None:
-        """Raise an error for a demand on the form of the answer.
-
-        Raises:
-            UnsupportedParameterError: there is one.
-        """
-        demands = {
-            "tool_choice": self.tool_choice == "required",
-            "response_format": self.json_schema is not None,
-            "parallel_tool_calls": not self.parallel_tool_calls,
-        }
-        for name in (name for name, demanded in demands.items() if demanded):
-            raise UnsupportedParameterError(
-                f"{name}={short_repr(self.given[name])} cannot be enforced on the model in training. Leave {name} out, "
-                "and describe in the prompt what the answer must be",
-                name,
-            )
-
 
 _PARAMETERS = frozenset(
     {

@@ -14,7 +14,13 @@ from astuner.errors import ModelError, WorkflowError, first_line
 from astuner.model_tuner.renderer_choice import RENDERER_FILE, TemplateText, choose_renderer
 from astuner.model_tuner.template_answers import TemplateAnswers, without_empty_thinking
 from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
-from astuner.model_tuner.tool_parsers import END_OF_CALL, HARMONY, breaks_strict_schema, with_declared_types
+from astuner.model_tuner.tool_parsers import (
+    END_OF_CALL,
+    HARMONY,
+    JSON_CALL_END,
+    breaks_strict_schema,
+    with_declared_types,
+)
 from astuner.schema import LlmCall
 
 
@@ -126,7 +132,8 @@ class ChatCodec:
         if not self._is_truncated(previous):
             return (*ids, *closing[1:]) if closing[0] == ids[-1] else None
         # The end token was not sampled, so it becomes context. Within a list of tool calls, more would be missing.
-        return None if answer.get("tool_calls") else (*ids, *closing)
+        ends_within_calls = answer.get("tool_calls") and not self.decode(ids[-1:]).endswith(JSON_CALL_END)
+        return None if ends_within_calls else (*ids, *closing)
 
     def is_truncation_only_obstacle(
         self,

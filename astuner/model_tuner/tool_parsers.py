@@ -19,6 +19,9 @@ HARMONY = "gpt-oss"
 END_OF_CALL = "<|call|>"
 """The token with which the harmony format ends a tool call, and thereby the answer."""
 
+JSON_CALL_BEGIN, JSON_CALL_END = "<tool_call>", "</tool_call>"
+"""The tags around a tool call that is a JSON object, in the format of Hermes and Qwen."""
+
 
 class UntypedText(str):
     """The text of an argument in an XML format. `with_declared_types` gives it the type of the tool's schema."""

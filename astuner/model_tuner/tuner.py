@@ -24,6 +24,7 @@ from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop
 from astuner.model_tuner.call_settings import CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
+from astuner.model_tuner.constraints import AnswerForms, check_enforced
 from astuner.model_tuner.degenerate_output import find_degenerate_output
 from astuner.model_tuner.endpoint import EndpointOpener
 from astuner.model_tuner.faces import ModelFaces
@@ -88,6 +89,7 @@ class ModelTuner(ModelFaces):
         self.replaced_parameters: Counter[str] = Counter()
         self._engine = engine
         self._codec = codec
+        self._forms = AnswerForms(codec)
         self._settings = settings
         self._seed = seed
         self._targets = targets or Targets()
@@ -214,7 +216,7 @@ class ModelTuner(ModelFaces):
     ) -> ChatAnswer:
         """Return answers of the model in training."""
         prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"])
-        params = self._sampling(prompt, options, trained=call_fields["trained"])
+        params = self._sampling(prompt, options, tools, trained=call_fields["trained"])
         requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
         with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):
             completions = await _gather([self._engine.generate(prompt.token_ids, request) for request in requests])
@@ -225,6 +227,7 @@ class ModelTuner(ModelFaces):
         ]
         for answer in answers:
             self._check_degenerate(answer)
+            check_enforced(answer)
         return replace(answers[0], alternatives=tuple(answers[1:]))
 
     def _record_answer(
@@ -307,19 +310,22 @@ class ModelTuner(ModelFaces):
             await asyncio.Event().wait()
         raise EpisodeStopped(str(self.call_limit_error))
 
-    def _sampling(self, prompt: Prompt, options: ChatOptions, *, trained: bool) -> SamplingParams:
+    def _sampling(
+        self, prompt: Prompt, options: ChatOptions, tools: Sequence[Mapping[str, Any]] | None, *, trained: bool
+    ) -> SamplingParams:
         """Return the sampling parameters of a call, without its seed."""
         settings = self._settings
-        options.refuse_unenforced()
         distribution, replaced = settings.distribution(options, trained=trained)
         self.replaced_parameters.update(replaced)
         room = settings.max_answer_tokens(len(prompt.token_ids), prompt.first_prompt_len, self._engine.max_model_len)
+        max_tokens = min(room, options.max_tokens or room)
         return SamplingParams(
             **distribution,
-            max_tokens=min(room, options.max_tokens or room),
-            stop_token_ids=self._codec.stop_token_ids,
+            max_tokens=max_tokens,
+            stop_token_ids=self._forms.stop_ids(options, tools),
             stop=options.stop,
             top_logprobs=options.top_logprobs,
+            constraint=self._forms.constraint(options, tools, prompt.token_ids, max_tokens),
         )
 
     def _call_seed(self, options: ChatOptions, index: int) -> int:

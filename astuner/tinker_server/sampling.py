@@ -8,8 +8,9 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,8 +32,6 @@ PromptLogprobs = tuple[list[float | None], list[list[tuple[int, float]] | None]]
 _Source = TinkerCheckpoint | None
 """The checkpoint to sample from; None for the base model."""
 _VERSIONS = itertools.count(1)
-# A character takes at most four byte tokens; the margin covers a window that starts within a character.
-_TOKENS_PER_CHARACTER, _TOKEN_MARGIN = 4, 8
 
 
 class Sampler:
@@ -49,7 +48,7 @@ class Sampler:
         self._model = base_model.copy()
         self._device = base_model.device
         self._scoring = threading.Lock()  # A scoring pass has all logits of a prompt in memory.
-        self.engine = EmbeddedEngine(self._model, max_model_len=base_model.max_length)
+        self.engine = EmbeddedEngine(self._model, max_model_len=base_model.max_length, tokenizer=base_model.tokenizer)
         self.users = 0
         self.idle = asyncio.Event()
         self.idle.set()
@@ -216,12 +215,10 @@ async def sample(
     if "" in stop_texts:
         raise TinkerRequestError("sampling_params.stop has an empty string; leave it out to stop at end tokens only")
     stop_ids = [item for item in stop if isinstance(item, int)]
-    is_stopped = _text_stop(stop_texts, base_model.tokenizer) if stop_texts else None
+    params = replace(_engine_params(base_model, request.sampling_params, stop_ids), stop=tuple(stop_texts))
     completions = asyncio.gather(
         *(
-            sampler.engine.generate(
-                ids, _engine_params(base_model, request.sampling_params, stop_ids, index), stops=is_stopped
-            )
+            sampler.engine.generate(ids, replace(params, seed=_seed(request.sampling_params.seed, index)))
             for index in range(request.num_samples)
         )
     )
@@ -243,29 +240,20 @@ async def sample(
 
 
 def _engine_params(
-    base_model: BaseLanguageModel, params: wire.SamplingOptions, stop_ids: Sequence[int], index: int
+    base_model: BaseLanguageModel, params: wire.SamplingOptions, stop_ids: Sequence[int]
 ) -> SamplingParams:
-    """Return the engine's parameters for sample `index` of a request."""
-    seed = params.seed
-    if seed is not None and index > 0:
-        # Samples of a request have different seeds, which are not those of requests with nearby seeds.
-        seed = int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
+    """Return the engine's parameters for the samples of a request, without their seeds."""
     return SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
         max_tokens=base_model.max_length if params.max_tokens is None else params.max_tokens,
         stop_token_ids=(*base_model.stop_token_ids, *stop_ids),
-        seed=seed,
     )
 
 
-def _text_stop(texts: Sequence[str], tokenizer: Any) -> Callable[[Sequence[int]], bool]:
-    """Return a function that checks whether the sampled tokens end with one of `texts`, called after each token."""
-    window = _TOKENS_PER_CHARACTER * max(map(len, texts)) + _TOKEN_MARGIN
-
-    def is_stopped(sampled: Sequence[int]) -> bool:
-        text = tokenizer.decode(list(sampled[-window:]), skip_special_tokens=False)
-        return any(stop in text for stop in texts)
-
-    return is_stopped
+def _seed(seed: int | None, index: int) -> int | None:
+    """Return the seed of sample `index` of a request. It is not that of requests with nearby seeds."""
+    if seed is None or index == 0:
+        return seed
+    return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")

@@ -14,7 +14,7 @@ from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.schema import SamplingParams
+from astuner.schema import OutputConstraint, SamplingParams
 
 
 class Request(BaseModel):
@@ -34,6 +34,16 @@ class Request(BaseModel):
     stop_token_ids: list[int] = []
     logprobs: int | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    stop: list[str] = []
+    include_stop_str_in_output: bool = False
+    structured_outputs: dict[str, Any] | None = None
+
+
+def _constraint(structured_outputs: dict[str, Any] | None) -> OutputConstraint | None:
+    if structured_outputs is None:
+        return None
+    return OutputConstraint("response_format", f"start: %json {structured_outputs['json']}")
 
 
 @contextlib.contextmanager
@@ -72,8 +82,8 @@ def serving(
     @app.post("/v1/completions")
     async def complete(request: Request, authorization: str | None = Header(None)) -> Any:
         check(authorization)
-        neutral = (request.min_p, request.repetition_penalty, request.presence_penalty, request.frequency_penalty)
-        if neutral != (0.0, 1.0, 0.0, 0.0):
+        neutral = (request.min_p, request.repetition_penalty)
+        if neutral != (0.0, 1.0):
             raise HTTPException(501, f"the engine does not support these parameters: {neutral}")
         params = SamplingParams(
             temperature=request.temperature,
@@ -82,13 +92,22 @@ def serving(
             max_tokens=request.max_tokens,
             stop_token_ids=tuple(request.stop_token_ids),
             seed=request.seed,
+            presence_penalty=request.presence_penalty,
+            frequency_penalty=request.frequency_penalty,
+            stop=tuple(request.stop) if request.include_stop_str_in_output else (),
+            top_logprobs=request.logprobs or 0,
+            constraint=_constraint(request.structured_outputs),
         )
         completion = await engine.generate(request.prompt, params)
         choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": completion.finish_reason}
         if request.return_token_ids and "token_ids" not in leave_out:
             choice |= {"token_ids": completion.token_ids, "prompt_token_ids": request.prompt}
         if request.logprobs is not None and "logprobs" not in leave_out:
-            choice["logprobs"] = {"token_logprobs": completion.logprobs}
+            name = "token_id:{}" if request.return_tokens_as_token_ids else "text of {}"
+            sampled = zip(completion.token_ids, completion.logprobs, completion.top_logprobs, strict=False)
+            # As in vLLM, the sampled token comes first, also if it is not among the most likely ones.
+            tops = [{name.format(token): value for token, value in ((i, p), *top)} for i, p, top in sampled]
+            choice["logprobs"] = {"token_logprobs": completion.logprobs, "top_logprobs": tops}
         return {"object": "text_completion", "model": request.model, "choices": [choice]}
 
     with listening(port) as sock:

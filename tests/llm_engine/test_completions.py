@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from astuner.errors import ContextLengthError, ModelError
+from astuner.errors import ContextLengthError, ModelError, UnsupportedParameterError
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.schema import Completion, SamplingParams
+from astuner.schema import Completion, OutputConstraint, SamplingParams
 from tests.llm_engine.completions_server import listening, serving
+
+YES_OR_NO = OutputConstraint("response_format", 'start: %json {"enum": ["yes", "no"]}', '{"enum": ["yes", "no"]}')
 
 
 @pytest.fixture(scope="module")
-def embedded(model_folder: Path) -> Iterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(AutoModelForCausalLM.from_pretrained(model_folder), max_model_len=64)
+def embedded(model_folder: Path, tokenizer: Any) -> Iterator[EmbeddedEngine]:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    engine = EmbeddedEngine(model, max_model_len=64, tokenizer=tokenizer)
     yield engine
     engine.close()
 
@@ -38,11 +41,18 @@ def test_completions_equal_those_of_the_servers_engine(embedded: EmbeddedEngine)
             SamplingParams(temperature=1.0, max_tokens=8, seed=3),
             SamplingParams(temperature=0.7, top_p=0.9, top_k=20, max_tokens=100, seed=2**62 + 1),
             SamplingParams(temperature=0.0, max_tokens=5, stop_token_ids=tuple(range(500))),
+            SamplingParams(max_tokens=30, seed=4, presence_penalty=0.5, frequency_penalty=-0.3),
+            SamplingParams(max_tokens=30, seed=5, stop=("e", "a")),
+            SamplingParams(max_tokens=6, seed=6, top_logprobs=3),
+            SamplingParams(max_tokens=30, seed=7, constraint=YES_OR_NO),
         ):
             served = asyncio.run(engine.generate([1, 2, 3], params))
             direct = asyncio.run(embedded.generate([1, 2, 3], params))
             assert (served.token_ids, served.finish_reason) == (direct.token_ids, direct.finish_reason)
             assert served.logprobs == pytest.approx(direct.logprobs, abs=1e-5)
+            tops = [[dict(top) for top in part.top_logprobs] for part in (served, direct)]
+            assert tops[0] == [pytest.approx(top, abs=1e-5) for top in tops[1]]
+            assert len(tops[0]) == (len(served.token_ids) if params.top_logprobs else 0)
         with pytest.raises(ContextLengthError, match="64 tokens"):
             asyncio.run(engine.generate([1] * 64, params))
         engine.close()
@@ -115,3 +125,12 @@ def test_a_server_that_never_answers_times_out():
         with pytest.raises(ModelError, match=r"did not answer POST /completions within 0\.5 s"):
             connect(url, timeout=0.5)
         engine.close()
+
+
+def test_a_required_tool_call_is_refused(embedded: EmbeddedEngine):
+    constrained = SamplingParams(constraint=OutputConstraint("tool_choice", 'start: "call"'))
+    with serving(embedded) as url:
+        engine = connect(url)
+        with pytest.raises(UnsupportedParameterError, match="a model server does not") as caught:
+            asyncio.run(engine.generate([1, 2], constrained))
+    assert caught.value.name == "tool_choice"

@@ -105,4 +105,9 @@ def _engine(context: RunContext) -> Iterator[LlmEngine]:
         device = choose_device(config.trainer_common.device)
         model = load_causal_lm(model_path, compute_dtype(config.model.dtype, device)).to(device)
         rollout = config.rollout
-        yield EmbeddedEngine(model, max_model_len=rollout.max_model_len, max_num_seqs=rollout.max_num_seqs)
+        yield EmbeddedEngine(
+            model,
+            max_model_len=rollout.max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            tokenizer=context.run_inputs.tokenizer,
+        )

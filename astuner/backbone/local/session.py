@@ -99,6 +99,7 @@ class LocalSession(TrainingSession):
                     self.policy.frozen_copy(),
                     max_model_len=min(self._config.rollout.max_model_len, self.policy.max_length),
                     max_num_seqs=self._config.rollout.max_num_seqs,
+                    tokenizer=self.context.run_inputs.tokenizer,
                 )
             context = self.context
             self._rollout = make_rollout(self._config, context.run_inputs, self._engine, context.active_episodes)

@@ -51,7 +51,6 @@ class TinkerEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
-            UnsupportedParameterError: the service does not have a parameter.
             ModelError: the request fails, or the response is invalid.
         """
         room = self.max_model_len - len(prompt_ids)
@@ -60,7 +59,6 @@ class TinkerEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
                 "an answer; shorten the prompt or raise max_model_len"
             )
-        refuse_unsupported(params, "a Tinker service")
         client, version = self._client, self.policy_version
         sampling_params = types.SamplingParams(
             max_tokens=min(params.max_tokens, room),
@@ -133,9 +131,12 @@ class RolloutEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
+            UnsupportedParameterError: the engine does not have a parameter, or the trainer cannot recompute its effect.
             ModelError: the request fails.
         """
         assert self._inner is not None
+        # The logprobs of Trinity's vLLM are those after penalties and constraints, which the trainer cannot recompute.
+        refuse_unsupported(params, "Trinity's rollout model")
         return await self._inner.generate(prompt_ids, params)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ class VerlEngine:
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
-            UnsupportedParameterError: the engine does not have a parameter.
+            UnsupportedParameterError: the engine does not have a parameter, or the trainer cannot recompute its effect.
             ModelError: the engine failed, or its actor died.
         """
         max_new_tokens = self.max_model_len - len(prompt_ids)
@@ -49,6 +49,7 @@ class VerlEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
                 "an answer; shorten the prompt or raise max_model_len"
             )
+        # The logprobs of verl's vLLM are those after penalties and constraints, which the trainer cannot recompute.
         refuse_unsupported(params, "verl's rollout engine")
         sampling: dict[str, Any] = {
             "temperature": params.temperature,

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from astuner.errors import ContextLengthError, ModelError
 from astuner.llm_engine.context_length import context_length
@@ -25,10 +25,12 @@ from astuner.llm_engine.embedded import fast_forward
 from astuner.llm_engine.embedded.fallback_forward import UncachedFallback, fallback_forward
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.llm_engine.embedded.forward import Forward
+from astuner.llm_engine.embedded.grammars import GrammarCompiler
 from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_prefix_cache_tokens
 from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
 from astuner.llm_engine.protocol import refuse_unsupported
+from astuner.llm_engine.stop_strings import StopStrings
 from astuner.schema import Completion, SamplingParams
 
 # On a CPU, the operations of smaller models take about 50 µs each. A second thread then gains a third on an idle
@@ -65,6 +67,8 @@ class EmbeddedEngine:
         prefix_cache_tokens: capacity of the prefix cache; by default 1024 × `max_num_seqs`, but at most an eighth of
             the free memory. 0 disables prefix caching.
         policy_version: version of the model's current weights.
+        tokenizer: the model's tokenizer. Without it, completions do not end at stop strings, and constraints are
+            errors.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class EmbeddedEngine:
         max_num_seqs: int = 64,
         prefix_cache_tokens: int | None = None,
         policy_version: int = 0,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self._max_model_len = min(max_model_len, context_length(model.config) or max_model_len)
         self._forward: Forward = (
@@ -92,6 +97,8 @@ class EmbeddedEngine:
             lane_tokens=default_lane_tokens(self._forward.kv_shape, max_num_seqs, self._max_model_len),
             policy_version=policy_version,
         )
+        self._tokenizer = tokenizer
+        self._grammars = GrammarCompiler(tokenizer, self._forward.vocab_size)
         self._updates: deque[_WeightUpdate] = deque()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         # Orders failure and `_post`: no command is added to the inbox after it was drained for the last time.
@@ -119,31 +126,25 @@ class EmbeddedEngine:
         """A snapshot of the engine's counters."""
         return self._scheduler.stats
 
-    async def generate(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        stops: Callable[[Sequence[int]], bool] | None = None,
-    ) -> Completion:
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Sample one completion. Cancelling the coroutine cancels the request.
 
         Args:
             prompt_ids: at least one token id.
             params: sampling parameters. With a seed, random draws do not depend on concurrent requests; logits may, by
                 rounding.
-            stops: optional function of the ids sampled so far, called after every sampled token; if it returns True,
-                the completion ends with that token. It runs in the engine's thread: it must be fast and not raise.
 
         Raises:
             ContextLengthError: the prompt leaves no room for an answer.
-            UnsupportedParameterError: the engine cannot honour a parameter.
+            UnsupportedParameterError: the constraint cannot be enforced.
             ModelError: the engine is closed or has failed, or a parameter or token id is out of range.
         """
-        refuse_unsupported(params, "the embedded engine")
+        with_tokenizer = ("response_format", "tool_choice") if self._tokenizer is not None else ()
+        supported = ("presence_penalty", "frequency_penalty", "top_logprobs", *with_tokenizer)
+        refuse_unsupported(params, "the embedded engine without a tokenizer", supported=supported)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
-        request = self._request(prompt_ids, params, partial(_deliver, loop, answer), stops)
+        request = self._request(prompt_ids, params, partial(_deliver, loop, answer))
         self._post(partial(self._scheduler.submit, request))
         try:
             return await answer
@@ -196,7 +197,6 @@ class EmbeddedEngine:
         prompt_ids: Sequence[int],
         params: SamplingParams,
         deliver: Callable[[Completion | ModelError], None],
-        stops: Callable[[Sequence[int]], bool] | None,
     ) -> Request:
         _check_params(params)
         ids = np.asarray(prompt_ids, dtype=np.int64)
@@ -213,7 +213,11 @@ class EmbeddedEngine:
                 f"{self._forward.vocab_size - 1}; does the tokenizer belong to the model?"
             )
         max_len = min(len(ids) + params.max_tokens, self._max_model_len)
-        return Request(ids.tolist(), len(ids), max_len, params, deliver, stops)
+        stops = StopStrings(params.stop, self._tokenizer) if params.stop and self._tokenizer is not None else None
+        grammar = None
+        if params.constraint is not None:
+            grammar = self._grammars.matcher(params.constraint, params.stop_token_ids)
+        return Request(ids.tolist(), len(ids), max_len, params, deliver, stops, grammar)
 
     def _post(self, command: Callable[[], None], *, or_raise: bool = True) -> None:
         """Make the worker run `command` between two steps."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from astuner.errors import ModelError
+from astuner.llm_engine.embedded.grammars import GrammarMatcher
+from astuner.llm_engine.stop_strings import StopStrings
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 
@@ -21,8 +23,10 @@ class Request:
         max_len: length of `tokens` at which the request ends.
         params: sampling parameters.
         deliver: called exactly once, in the scheduler's thread, with the completion or the error.
-        stops: called in the scheduler's thread after each sampled id, with all sampled ids; True ends the request.
+        stops: the strings of `params.stop`; None without any, or without a tokenizer.
+        grammar: the state in the grammar of `params.constraint`; None without one.
         logprobs: one logprob per sampled id.
+        top_logprobs: for each sampled id, the ids and logprobs of the most likely tokens; empty unless requested.
         key: 64-bit key of the request's random stream.
         stop_ids: `params.stop_token_ids` as a set.
     """
@@ -32,8 +36,10 @@ class Request:
     max_len: int
     params: SamplingParams
     deliver: Callable[[Completion | ModelError], None]
-    stops: Callable[[Sequence[int]], bool] | None = None
+    stops: StopStrings | None = None
+    grammar: GrammarMatcher | None = None
     logprobs: list[float] = field(default_factory=list, init=False)
+    top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list, init=False)
     key: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
 
@@ -41,12 +47,30 @@ class Request:
         self.key = draw_key(self.params.seed)
         self.stop_ids = frozenset(self.params.stop_token_ids)
 
+    def append(self, token_id: int, logprob: float, top_logprobs: tuple[tuple[int, float], ...] | None) -> None:
+        """Append a sampled id."""
+        self.tokens.append(token_id)
+        self.logprobs.append(logprob)
+        if top_logprobs is not None:
+            self.top_logprobs.append(top_logprobs)
+        if self.grammar is not None and self.grammar.failure is None:
+            self.grammar.accept(token_id)
+
+    def completion(self, reason: FinishReason, policy_version: int) -> Completion:
+        """Return the completion of the request, which has ended."""
+        sampled = tuple(self.tokens[self.prompt_len :])
+        return Completion(sampled, tuple(self.logprobs), reason, policy_version, tuple(self.top_logprobs))
+
     @property
     def finish_reason(self) -> FinishReason | None:
         """The reason why the request ends at its last token, or None if it continues."""
         if self.logprobs and self.tokens[-1] in self.stop_ids:
             return "stop"
-        if self.stops is not None and self.logprobs and self.stops(self.tokens[self.prompt_len :]):
+        if self.stops is not None and self.logprobs:
+            start = max(self.prompt_len, len(self.tokens) - self.stops.window)
+            if self.stops.ends(self.tokens[start:]):
+                return "stop"
+        if self.grammar is not None and not self.stop_ids and self.grammar.is_complete:
             return "stop"
         return "length" if len(self.tokens) >= self.max_len else None
 

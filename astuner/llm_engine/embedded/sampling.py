@@ -32,6 +32,10 @@ def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[
     return drawn
 
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The ids and logprobs of the most likely tokens at a position."""
+
+
 class BatchSampler:
     """Samples one token per call for each of a fixed list of requests.
 
@@ -55,22 +59,33 @@ class BatchSampler:
             params = [request.params for request in requests if _is_truncated(request)]
             self._top_k = torch.tensor([[p.top_k] for p in params], device=device)
             self._top_p = torch.tensor([[p.top_p] for p in params], device=device, dtype=torch.float64)
+        self._requests = tuple(requests)
+        self._is_adjusted = any(request.grammar or _has_penalty(request) for request in requests)
+        self._has_tops = any(request.params.top_logprobs for request in requests)
+        self._counts: dict[int, Tensor] = {}
 
-    def sample(self, logits: Tensor) -> tuple[list[int], list[float]]:
+    def sample(self, logits: Tensor) -> tuple[list[int], list[float], dict[int, TopLogprobs]]:
         """Sample the next token of each request.
 
         Args:
             logits: [requests, vocabulary] float32; overwritten.
 
         Returns:
-            Token ids, and their logprobs as defined by `Completion.logprobs`; NaN if logits are not finite.
+            Token ids, and their logprobs as defined by `Completion.logprobs`; NaN if logits are not finite. For the
+            requests that ask for them, by index, the most likely tokens.
         """
-        greedy_ids = None if self._greedy is None else logits[self._greedy].argmax(-1, keepdim=True)
-        if self._scale is not None:
-            logits /= self._scale
-        weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()
+        adjusted = self._adjusted(logits) if self._is_adjusted else None
+        candidates = logits if adjusted is None else adjusted
+        greedy_ids = None if self._greedy is None else candidates[self._greedy].argmax(-1, keepdim=True)
+        shifted = self._scaled(logits)
+        keeps_logs = self._is_adjusted or self._has_tops
+        log_weights = shifted.clone() if keeps_logs else None
+        weights = shifted.exp_()
         cdf = weights.cumsum(-1, dtype=torch.float64)
         total = cdf[:, -1:].clone()
+        if adjusted is not None:
+            weights = self._scaled(adjusted).exp_()
+            cdf = weights.cumsum(-1, dtype=torch.float64)
         if self._truncated is not None:
             truncated = _apply_top_k_top_p(weights[self._truncated], self._top_k, self._top_p)
             cdf[self._truncated] = truncated.cumsum(-1, dtype=torch.float64)
@@ -80,10 +95,54 @@ class BatchSampler:
         ids = torch.searchsorted(cdf, drawn[:, None] * cdf[:, -1:], right=True).clamp_(max=logits.shape[1] - 1)
         if greedy_ids is not None:
             ids[self._greedy] = greedy_ids
-        logprobs = (weights.gather(-1, ids).double() / total).log_()
+        if log_weights is None:
+            logprobs = (weights.gather(-1, ids).double() / total).log_()
+        else:  # a token that a grammar forces may be so unlikely that its weight is 0
+            logprobs = log_weights.gather(-1, ids).double() - total.log()
         # A single transfer from the device: float64 represents every token id exactly.
         both = torch.cat([ids.double(), logprobs], dim=1).t().tolist()
-        return [int(token) for token in both[0]], both[1]
+        token_ids = [int(token) for token in both[0]]
+        for row, counts in self._counts.items():
+            counts[token_ids[row]] += 1
+        return token_ids, both[1], {} if log_weights is None else self._top_logprobs(log_weights, total)
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        """Return the logits divided by the temperatures, with a maximum of 0 in each row; overwrites them."""
+        if self._scale is not None:
+            logits /= self._scale
+        return logits.sub_(logits.amax(-1, keepdim=True))
+
+    def _adjusted(self, logits: Tensor) -> Tensor:
+        """Return the logits with the penalties and the grammars of the requests."""
+        adjusted = logits.clone()
+        for row, request in enumerate(self._requests):
+            if _has_penalty(request):
+                adjusted[row] -= self._penalties(row, request, logits)
+            if request.grammar is not None:
+                allowed = torch.from_numpy(request.grammar.allowed()).to(self._device)
+                adjusted[row].masked_fill_(~allowed, -torch.inf)
+        return adjusted
+
+    def _penalties(self, row: int, request: Request, logits: Tensor) -> Tensor:
+        """Return what the penalties of a request subtract from its logits, [vocabulary]."""
+        if row not in self._counts:
+            sampled = torch.tensor(request.tokens[request.prompt_len :], dtype=torch.int64, device=self._device)
+            self._counts[row] = torch.bincount(sampled, minlength=logits.shape[1]).to(logits.dtype)
+        counts, params = self._counts[row], request.params
+        return params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
+
+    def _top_logprobs(self, log_weights: Tensor, total: Tensor) -> dict[int, TopLogprobs]:
+        tops = {}
+        for row, request in enumerate(self._requests):
+            if number := request.params.top_logprobs:
+                best = log_weights[row].topk(min(number, log_weights.shape[1]))
+                values = (best.values.double() - total[row].log()).tolist()
+                tops[row] = tuple(zip(best.indices.tolist(), values, strict=True))
+        return tops
+
+
+def _has_penalty(request: Request) -> bool:
+    return bool(request.params.presence_penalty or request.params.frequency_penalty)
 
 
 def _is_truncated(request: Request) -> bool:

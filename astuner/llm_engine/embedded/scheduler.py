@@ -224,10 +224,9 @@ class Scheduler:
             LaneGroup(slab.kv[:, : len(slab.requests)], [request.tokens for request in slab.requests], shared)
             for slab, shared in zip(slabs, self._shared, strict=True)
         ]
-        token_ids, logprobs = self._sampler.sample(self._forward.decode(groups))
-        for request, token_id, logprob in zip(requests, token_ids, logprobs, strict=True):
-            request.tokens.append(token_id)
-            request.logprobs.append(logprob)
+        token_ids, logprobs, top_logprobs = self._sampler.sample(self._forward.decode(groups))
+        for row, request in enumerate(requests):
+            request.append(token_ids[row], logprobs[row], top_logprobs.get(row))
         self._steps += 1
         self._sampled_tokens += len(requests)
         self._deliver_finished(requests)
@@ -238,11 +237,13 @@ class Scheduler:
             if not math.isfinite(request.logprobs[-1]):
                 self._remove(request, may_have_nan=True)
                 self._deliver(request, self._not_finite(request))
+            elif request.grammar is not None and request.grammar.failure is not None:
+                self._remove(request)
+                self._deliver(request, _not_matching(request, request.grammar.failure))
             elif (reason := request.finish_reason) is not None:
                 self._cache_prefix(request)
                 self._remove(request)
-                sampled = tuple(request.tokens[request.prompt_len :])
-                self._deliver(request, Completion(sampled, tuple(request.logprobs), reason, self.policy_version))
+                self._deliver(request, request.completion(reason, self.policy_version))
 
     def _not_finite(self, request: Request) -> ModelError:
         return ModelError(
@@ -279,6 +280,14 @@ class Scheduler:
         """Add the computed tokens of `request` to the prefix cache."""
         lane = self._store.lane(request)
         self._tree.insert(request.tokens[:-1], lambda start, stop: lane[..., start:stop, :].clone())
+
+
+def _not_matching(request: Request, failure: str) -> ModelError:
+    assert request.params.constraint is not None
+    return ModelError(
+        f"the {request.params.constraint.parameter} of a request cannot be followed after "
+        f"{len(request.logprobs) - 1} tokens: {failure}; use a simpler JSON schema"
+    )
 
 
 def _shared_prefix_length(requests: Sequence[Request]) -> int:

@@ -57,22 +57,6 @@ async def test_logprobs_are_the_models(start, make):
     assert (engine.stats.reused_tokens > 100) == (make is not mamba)
 
 
-async def test_stops_ends_a_completion(start):
-    engine = start()
-    params = SamplingParams(max_tokens=20, temperature=0)
-    free = (await engine.generate(random_prompt(6), params)).token_ids
-    prefixes: list[tuple[int, ...]] = []
-
-    def ends_with_two_of_them(sampled):
-        prefixes.append(tuple(sampled))
-        return tuple(sampled[-2:]) == free[3:5]
-
-    stopped = await engine.generate(random_prompt(6), params, stops=ends_with_two_of_them)
-    assert (stopped.token_ids, stopped.finish_reason) == (free[: len(prefixes)], "stop")
-    assert prefixes[-1][-2:] == free[3:5]
-    assert prefixes == [free[: i + 1] for i in range(len(prefixes))]
-
-
 async def test_stats_count(start):
     engine = start()
     await engine.generate(random_prompt(20), SamplingParams(max_tokens=5))
