@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from astuner.config.root import AstunerConfig, RunConfig
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.model_tuner import ChatCodec
 from astuner.schema import Task, TaskSet
+from tests.llm_engine.embedded.tiny_models import gemma2, gpt2, mamba, opt
 
 CPU = torch.device("cpu")
 BATCH = BatchShape(groups=4, rows=32, prompt=30, answer=10, longest=50, episodes=64, concurrent=16)
@@ -67,6 +69,18 @@ def test_parameters_are_those_of_the_loaded_model(tmp_path: Path, tied: bool):
     assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
     embeddings = 97 * 16 * (1 if tied else 2)
     assert shape.layer_parameters == shape.parameters - embeddings
+
+
+@pytest.mark.parametrize("model", [opt, mamba, gpt2, gemma2])
+def test_models_of_other_architectures_are_estimated(tmp_path: Path, model: Callable[[], Any]):
+    original = model()
+    original.save_pretrained(tmp_path)
+    shape = model_shape(run_config(), str(tmp_path))
+    assert shape.parameters == sum(parameter.numel() for parameter in original.parameters())
+    hidden = shape.text.num_hidden_layers * shape.text.hidden_size * shape.width
+    assert 8 * hidden < shape.activation_bytes < 60 * hidden
+    batch = BATCH
+    assert engine_parts(run_config(), shape, batch)[1].size >= 0
 
 
 @pytest.mark.parametrize("modules", ["all-linear", ["q_proj", "v_proj"], ["down_proj"]])

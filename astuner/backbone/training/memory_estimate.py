@@ -7,6 +7,7 @@ fills its micro-batches, these lengths matter little.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +34,8 @@ _CUDA_CONTEXT = 600 * 2**20
 _EPISODE, _EPISODE_TOKEN = 20_000, 66
 # Tokens of the shorter of two forward passes whose activations are counted.
 _COUNTED_TOKENS = 32
+# Numbers of the width of a hidden state that a layer keeps, for models that cannot be counted. Others keep 13 to 33.
+_KEPT_PER_LAYER = 28
 _PROMPTS = 16
 
 SMALLER_MODEL = "use a smaller model.path"
@@ -148,13 +151,16 @@ class ModelShape:
 
     @property
     def kv(self) -> KvShape:
-        """Shape of the keys and values of a token."""
+        """Shape of the keys and values of a token; of width 0 for a model without attention."""
+        if not hasattr(self.text, "num_attention_heads"):
+            return KvShape(1, 1, 0, self.dtype, self.device)
         return fast_forward.kv_shape(self.model, self.dtype, self.device)
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the keys and values that packed attention copies for a token of a sample, for all query heads."""
-        return self.kv.bytes_per_token // self.kv.heads * int(self.text.num_attention_heads)
+        heads = getattr(self.text, "num_attention_heads", self.kv.heads)
+        return self.kv.bytes_per_token // self.kv.heads * int(heads)
 
     @cached_property
     def layer_parameters(self) -> int:
@@ -167,11 +173,18 @@ class ModelShape:
     @cached_property
     def activation_bytes(self) -> float:
         """Bytes of a token that the backward pass needs, without the logits."""
-        # On the meta device, attention also keeps its weights, which grow with the length. A real kernel does not.
-        short, long = (self._kept_per_token(tokens) for tokens in (_COUNTED_TOKENS, 2 * _COUNTED_TOKENS))
-        return 2 * short - long
+        for with_mask in (True, False):
+            # Some architectures cannot run on the meta device, or accept no mask of this shape, with various errors.
+            with contextlib.suppress(Exception):
+                # On the meta device, attention also keeps its weights, which grow with the length. A real kernel does
+                # not.
+                short, long = (
+                    self._kept_per_token(tokens, with_mask) for tokens in (_COUNTED_TOKENS, 2 * _COUNTED_TOKENS)
+                )
+                return 2 * short - long
+        return float(_KEPT_PER_LAYER * self.text.num_hidden_layers * self.text.hidden_size * self.width)
 
-    def _kept_per_token(self, tokens: int) -> float:
+    def _kept_per_token(self, tokens: int, with_mask: bool) -> float:
         """Return the number of bytes per token that a forward pass keeps for the backward pass."""
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         body = base.get_decoder()
@@ -186,7 +199,7 @@ class ModelShape:
             return tensor
 
         ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
-        mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device="meta")
+        mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device="meta") if with_mask else None
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             body(input_ids=ids, attention_mask=mask, use_cache=False)
         total: int = sum(storage.nbytes() for storage in kept.values())
