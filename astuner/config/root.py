@@ -9,6 +9,7 @@ from pydantic import AfterValidator
 
 from astuner.config.conditions import FOR_SFT, OLDER_PROTOCOL
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
+from astuner.config.gateway import GatewayConfig
 from astuner.config.gpus import visible_gpus
 from astuner.config.model import ModelConfig
 from astuner.config.optimizer import UpdateConfig
@@ -77,6 +78,13 @@ class AstunerConfig(Section):
         resume="any",
     )
     """How long each phase may take before the log reports it."""
+    gateway: GatewayConfig = key(
+        GatewayConfig(),
+        no_effect=(FOR_SFT,),
+        trainers="runs in the processes that run the episodes",
+        resume="any",
+    )
+    """The HTTP server through which programs call the model."""
     services: dict[ServiceName, ServiceConfig] = key({}, trainers="the launcher starts and stops them", resume="any")
     """Processes that the run needs, by name, each with a command; --with-NAME starts one."""
     debug: DebugConfig = key(DebugConfig(), used_by=("debug",), resume="any")

@@ -272,7 +272,8 @@ def _listen(host: str, port: int) -> socket.socket:
     ports = [0] if port == 0 else range(port, min(port + _MAX_PORTS, 65536))
     reason = "no port is free"
     for candidate in ports:
-        listener = socket.socket(family)
+        # asyncio switches Nagle's algorithm off, which delays answers by 40 ms, if the protocol is set.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, candidate))

@@ -17,6 +17,7 @@ from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.diagnostics import Monitor
 from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
+from astuner.gateway import Gateway, GatewaySettings
 from astuner.llm_engine.context_length import check_context_length, shortened_context
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
@@ -95,6 +96,7 @@ class RunInputs:
             on_max_steps=config.rollout.multi_turn.on_max_steps,
             judge_inline=runs_inline(config),
             on_call=on_call,
+            gateway=self._gateway(config),
         )
         sandbox_agentscope(enabled=config.rollout.sandbox)
         is_debug = config.backbone == "debug"
@@ -104,6 +106,20 @@ class RunInputs:
             max_retries=config.rollout.max_retries,
             in_main_thread=runs_inline(config),
             running=active_episodes,
+        )
+
+    def _gateway(self, config: AstunerConfig) -> Gateway:
+        settings = config.gateway
+        names = ("astuner", config.model.path, self.model_path, *settings.model_names)
+        return Gateway(
+            GatewaySettings(
+                settings.host,
+                settings.port,
+                tuple(dict.fromkeys(names)),
+                settings.max_concurrent_calls,
+                settings.max_body_bytes,
+                settings.drain_seconds,
+            )
         )
 
 
