@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
 
@@ -14,6 +15,7 @@ def test_a_port_in_use_names_its_process():
     with listen(0) as first:
         port = first.getsockname()[1]
         assert first.getsockname()[0] == "127.0.0.1"
+        assert first.proto == socket.IPPROTO_TCP  # otherwise, asyncio leaves Nagle's algorithm on
         with pytest.raises(ServiceError, match=rf"port {port} is in use by process {os.getpid()} \(.+\); give another"):
             listen(port)
     with listen(port) as again:

@@ -112,7 +112,7 @@ class _DialectRoute:
         identity = self._identity(headers, body)
         # Nothing is awaited between the check of the session and the start of the call.
         call = None if session.is_closed else session.find_retried(identity)
-        request = self._parse(body)
+        request = self._parse(session, body)
         if call is None:
             call = self._start(session, claims, identity, request)
         call.waiting += 1
@@ -158,7 +158,7 @@ class _DialectRoute:
         count = headers.get(b"x-stainless-retry-count", b"")
         return RequestIdentity(digest.digest(), request_id, int(count) if count.isdigit() else None)
 
-    def _parse(self, body: bytes) -> ChatRequest:
+    def _parse(self, session: EpisodeSession, body: bytes) -> ChatRequest:
         try:
             content = orjson.loads(body)
         except orjson.JSONDecodeError as error:
@@ -166,6 +166,7 @@ class _DialectRoute:
         try:
             return self._dialect.parse(content)
         except InvalidRequestError as error:
+            session.note_error(error)
             raise _RequestFailed(to_api_error(error)) from None
 
     def _start(

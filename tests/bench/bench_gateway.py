@@ -86,7 +86,9 @@ def plain_server(engine: Any, codec: Any) -> Iterator[str]:
 
     from astuner.schema import SamplingParams
 
-    prompt = codec.render([{"role": "system", "content": SYSTEM}, {"role": "user", "content": "question 00000000"}], None)
+    prompt = codec.render(
+        [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "question 00000000"}], None
+    )
 
     async def app(_scope: Any, receive: Any, send: Any) -> None:
         body = orjson.loads((await receive())["body"])

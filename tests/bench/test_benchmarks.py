@@ -75,3 +75,12 @@ def test_isolation():
     result = json.loads(process.stdout.splitlines()[-1])
     assert (result["episodes"], result["workers"], result["pairs"]) == (2, 2, 1)
     assert 0 < result["worker_uss_mb"] < result["worker_pss_mb"]
+
+
+def test_the_gateway_loses_and_crosses_no_call():
+    command = [sys.executable, str(FOLDER / "bench_gateway.py"), "--calls", "100", "--clients", "8", "--pairs", "10"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert (result["calls"], result["lost"], result["crossed"]) == (160, 0, 0)
+    assert result["calls_per_second_8"] > 0
