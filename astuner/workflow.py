@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from astuner.errors import PluginError, WorkflowError, short_repr
@@ -21,9 +22,14 @@ class Workflow(ABC):
     """Base class of the agent programs to tune; subclasses implement `execute`.
 
     Each episode has its own instance, so attributes of `self` can hold the state of the episode.
+
+    Attributes:
+        name: a name of the workflow.
+        episode_metadata: metadata of the episode in addition to that of its output; recorded also if `execute` raises.
     """
 
     name: str = ""
+    episode_metadata: Mapping[str, Any] = MappingProxyType({})
 
     @abstractmethod
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

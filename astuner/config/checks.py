@@ -103,11 +103,19 @@ def _missing(run: AstunerConfig) -> Iterator[Problem]:
             "astuner.model.path",
         )
     supervised = run.trainer_common.algorithm.adv_estimator == "sft"
-    if not supervised and not run.rollout.agentscope_workflow:
+    if not supervised and not run.rollout.agentscope_workflow and run.workflow.command is None:
         yield _problem(
             "the workflow to tune is missing; add `agentscope_workflow: package.module->Class` under `astuner:`, "
-            "`rollout:`",
+            "`rollout:`, or `command: [python, my_agent.py]` under `astuner:`, `workflow:`",
             "astuner.rollout.agentscope_workflow",
+            "astuner.workflow.command",
+        )
+    if not supervised and run.rollout.agentscope_workflow and run.workflow.command is not None:
+        yield _problem(
+            f"astuner.rollout.agentscope_workflow ({run.rollout.agentscope_workflow}) and astuner.workflow.command "
+            "both name the agent; remove one of them",
+            "astuner.rollout.agentscope_workflow",
+            "astuner.workflow.command",
         )
     if run.task_reader.type == "dataset_file" and not run.task_reader.dataset_file.training.file_path:
         yield _problem(

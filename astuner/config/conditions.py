@@ -23,6 +23,7 @@ def is_cut(rollout: RolloutConfig) -> bool:
 
 
 FOR_SFT = Condition("for sft", lambda run: run.trainer_common.algorithm.adv_estimator == "sft")
+WITHOUT_COMMAND = Condition("while workflow.command is null", lambda run: run.workflow.command is None)
 WITHOUT_KL_LOSS = Condition("while use_kl_loss is false", lambda run: not run.trainer_common.use_kl_loss)
 KL_LOSS_COEF_0 = Condition("while kl_loss_coef is 0", lambda run: run.trainer_common.kl_loss_coef == 0)
 WITHOUT_KL_IN_REWARD = Condition(

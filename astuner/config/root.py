@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from astuner.config.conditions import FOR_SFT, OLDER_PROTOCOL
+from astuner.config.conditions import FOR_SFT, OLDER_PROTOCOL, WITHOUT_COMMAND
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.gateway import GatewayConfig
 from astuner.config.gpus import visible_gpus
@@ -18,6 +18,7 @@ from astuner.config.section import TRAINING, BackboneName, Section, from_run, ke
 from astuner.config.services import ServiceConfig, ServiceName
 from astuner.config.timing import AsynchronyConfig, DeadlinesConfig
 from astuner.config.trainer import TrainerCommonConfig
+from astuner.config.workflow import WorkflowConfig
 
 
 def _folder_name(name: str) -> str:
@@ -61,6 +62,13 @@ class AstunerConfig(Section):
     """Lengths and batch size."""
     rollout: RolloutConfig = key(RolloutConfig(), no_effect=(FOR_SFT,))
     """How the agent runs with the model."""
+    workflow: WorkflowConfig = key(
+        WorkflowConfig(),
+        no_effect=(FOR_SFT, WITHOUT_COMMAND),
+        trainers="runs in astuner's episode workers",
+        resume="same",
+    )
+    """A program that is the agent, instead of rollout.agentscope_workflow."""
     task_reader: TaskReaderConfig = key(TaskReaderConfig(), trainers="astuner reads the tasks", resume="same")
     """The source of the tasks."""
     task_judge: TaskJudgeConfig = key(

@@ -183,16 +183,13 @@ class EpisodeSession:
         Thread-safe.
 
         Args:
-            error: the error of the workflow, whose cause is the exception that the workflow raised.
+            error: the error of the workflow. Its cause is the exception that the workflow raised; a program has none,
+                and its error contains what it printed.
         """
         if self.failure is not None:
             return self.failure
-        raised = error.__cause__
-        if (
-            self.tuner.rejection is not None
-            and raised is not None
-            and message_of(self.tuner.rejection) in text_of(raised)
-        ):
+        raised = error.__cause__ or error
+        if self.tuner.rejection is not None and message_of(self.tuner.rejection) in text_of(raised):
             return self.tuner.rejection
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -26,6 +27,7 @@ from astuner.launcher.console import filtered_output, make_console
 from astuner.launcher.episode_table import check_rewards, episode_table, explain_no_training
 from astuner.launcher.launch import Launcher
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
+from astuner.redaction import redact_argv
 from astuner.run_record import check_loggers
 from astuner.task_rollout import ActiveEpisodes
 
@@ -85,8 +87,11 @@ def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -
     if (notice := context_notice(config, run_inputs)) is not None:
         console.print(f"           {notice}", soft_wrap=True)
     if run_inputs.workflow is not None:
-        console.print(escape(f"workflow   {config.rollout.agentscope_workflow}"), soft_wrap=True)
-        judge = config.task_judge.judge_protocol or "none: the workflow returns its reward"
+        command = config.workflow.command
+        agent = config.rollout.agentscope_workflow if command is None else shlex.join(redact_argv(command))
+        console.print(escape(f"workflow   {agent}"), soft_wrap=True)
+        returned = "the workflow returns its reward" if command is None else "the command's last line is the reward"
+        judge = config.task_judge.judge_protocol or f"none: {returned}"
         console.print(escape(f"judge      {judge}"), soft_wrap=True)
     skipped = f", {tasks.skipped_rows} invalid rows skipped" if tasks.skipped_rows else ""
     console.print(f"tasks      {len(tasks.training)} for training, {len(tasks.validation)} for validation{skipped}")

@@ -1,5 +1,6 @@
 """The chat model that is trained: rendering, sampling, parsing and recording of its calls."""
 
+from astuner.model_tuner.agent_names import AUTO_AGENT
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.call_settings import SAMPLING_PARAMETERS, CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
@@ -10,6 +11,7 @@ from astuner.model_tuner.tool_parsers import TOOL_PARSER_NAMES
 from astuner.model_tuner.tuner import AgentModel, ModelTuner
 
 __all__ = [
+    "AUTO_AGENT",
     "SAMPLING_PARAMETERS",
     "TOOL_PARSER_NAMES",
     "AgentModel",

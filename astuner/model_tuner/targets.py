@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from astuner.errors import WorkflowError
+from astuner.model_tuner.agent_names import agent_by_hash, agent_by_text
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 
 DEFAULT_TARGET = "default"
@@ -41,10 +42,22 @@ class Targets:
     Attributes:
         trainable: the tags of the trained targets; None for all.
         frozen: the models that answer for the other targets, by tag.
+        agents: the names of agents that `AUTO_AGENT` tells apart, each with a text of its system prompt.
     """
 
     trainable: tuple[str, ...] | None = None
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
+    agents: Mapping[str, str] = field(default_factory=dict)
+
+    def agent_of(self, messages: Sequence[Mapping[str, Any]], target_tag: str) -> tuple[str, str]:
+        """Return the name and the target of the agent that made a call under the name `AUTO_AGENT`.
+
+        An agent of `agents` is a target of its own, unless the call names another one.
+        """
+        agent = agent_by_text(messages, self.agents)
+        if agent is None:
+            return agent_by_hash(messages), target_tag
+        return agent, agent if target_tag == DEFAULT_TARGET else target_tag
 
     def trains(self, tag: str) -> bool:
         """Return whether the calls of a target are trained."""

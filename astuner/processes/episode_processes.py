@@ -13,11 +13,12 @@ import contextlib
 import contextvars
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,7 @@ class EpisodeProcesses:
         ended: after the end of the episode, descriptions of the processes that it had left running.
         has_started_any: whether Python code of the episode has started a process.
         pid: the process that runs the episode.
+        folders: folders that are removed once the processes have ended.
     """
 
     episode_id: str
@@ -66,6 +68,7 @@ class EpisodeProcesses:
     ended: tuple[str, ...] = ()
     has_started_any: bool = False
     pid: int = 0
+    folders: list[Path] = field(default_factory=list)
     _started: float = 0.0
     _thread: Path | None = None
     _earlier: frozenset[int] = frozenset()
@@ -185,10 +188,14 @@ class _Tracker:
             ended = [episode for episode in ending if self.active.pop(episode.key, None)]
             self.owners.read()
             # An orphan without a mark ends with the last episode that may have started it.
-            if all(episode.has_nothing(self.owners) for episode in ended):
-                return
-            self._ending.update({episode.key: episode for episode in ended})
-        self._end(ended)
+            has_none = all(episode.has_nothing(self.owners) for episode in ended)
+            if not has_none:
+                self._ending.update({episode.key: episode for episode in ended})
+        if not has_none:
+            self._end(ended)
+        for episode in ended:
+            while episode.folders:
+                remove_folder(episode.folders.pop())
 
     def end_all(self) -> None:
         """End the processes of active episodes and of those whose processes another thread is ending."""
@@ -304,6 +311,19 @@ class _Tracker:
         if self._guard is not None:
             self._guard.kill()
             self._guard.wait()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its contents, also those of folders that are read-only; what cannot be removed is left."""
+
+    def make_writable(function: Callable[..., object], path: str, _: object) -> None:
+        with contextlib.suppress(OSError):
+            for changed in (os.path.dirname(path), path):
+                if not os.path.islink(changed):
+                    os.chmod(changed, 0o700)
+            shutil.rmtree(path) if function is not os.unlink else os.unlink(path)
+
+    shutil.rmtree(folder, onerror=make_writable)
 
 
 def _describe(process: psutil.Process) -> str:

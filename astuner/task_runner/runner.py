@@ -106,10 +106,11 @@ class TaskRunner:
             is_success=None,
             start_time=started,
         )
+        started_workflow: list[Workflow] = []
         try:
             # The workflow may change its task, which other episodes and the record share.
             own_task = replace(workflow_task, task=copy.deepcopy(workflow_task.task))
-            output = await self._rewarded_output(own_task, tuner)
+            output = await self._rewarded_output(own_task, tuner, started_workflow)
             assert output.reward is not None
             episode = replace(
                 episode,
@@ -134,13 +135,16 @@ class TaskRunner:
                 error_kind=str(failure.kind),
                 error=message_of(failure),
                 error_traceback=format_error(error),
+                metadata=_plain_metadata(_episode_metadata(started_workflow)),
             )
         return self._with_samples(replace(episode, end_time=timestamp()), workflow_task.seed)
 
-    async def _rewarded_output(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
-        """Return the workflow's output with `reward` and `is_success` set."""
+    async def _rewarded_output(
+        self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
+    ) -> WorkflowOutput:
+        """Return the workflow's output with `reward` and `is_success` set; put the workflow into the list."""
         try:
-            output = await self._execute_at_gateway(workflow_task, tuner)
+            output = await self._execute_at_gateway(workflow_task, tuner, started_workflow)
         except AgentMadness:
             output = WorkflowOutput()
         except CallLimitError as error:
@@ -155,6 +159,7 @@ class TaskRunner:
         else:
             if tuner.call_limit_error is not None and self.on_max_steps == "fail":
                 raise tuner.call_limit_error
+        output = replace(output, metadata={**_episode_metadata(started_workflow), **output.metadata})
         if tuner.degenerate_output is not None:
             return replace(
                 output,
@@ -178,7 +183,9 @@ class TaskRunner:
             return replace(output, is_success=mean_reward(output.reward) > 0)
         return output
 
-    async def _execute_at_gateway(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+    async def _execute_at_gateway(
+        self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
+    ) -> WorkflowOutput:
         """Run the workflow while the gateway serves its model."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
@@ -190,7 +197,7 @@ class TaskRunner:
         limit = None if is_debugged() else self.episode_timeout
         with self.gateway.episode(tuner, cancel, limit) as session:
             try:
-                output = await self._execute(workflow_task, tuner)
+                output = await self._execute(workflow_task, tuner, started_workflow)
             except WorkflowError as error:
                 cause = session.cause_of(error)
                 if cause is None:
@@ -200,7 +207,9 @@ class TaskRunner:
             raise session.failure
         return output
 
-    async def _execute(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> WorkflowOutput:
+    async def _execute(
+        self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
+    ) -> WorkflowOutput:
         limit = None if is_debugged() else self.episode_timeout
         started = time.monotonic()
 
@@ -213,7 +222,8 @@ class TaskRunner:
         timeout: asyncio.Timeout | None = None  # stays None if the episode is interrupted before the block starts
         try:
             async with deadline(limit, lambda: f"episode {workflow_task.episode_id}: {late()}") as timeout:
-                result: object = self.workflow().execute(workflow_task, tuner)
+                started_workflow.append(self.workflow())
+                result: object = started_workflow[0].execute(workflow_task, tuner)
                 if not isinstance(result, Awaitable):
                     raise WorkflowError(
                         f"execute returned {type(result).__name__}, not an awaitable: write it as "
@@ -286,6 +296,10 @@ def error_location(error: BaseException) -> str:
         return ""
     frame = innermost_user_frame(frames) or frames[-1]
     return f" (at {frame.filename}:{frame.lineno}, in {frame.name})"
+
+
+def _episode_metadata(started_workflow: Sequence[Workflow]) -> Mapping[str, object]:
+    return started_workflow[0].episode_metadata if started_workflow else {}
 
 
 def _plain_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:

@@ -207,7 +207,10 @@ def test_yaml_loads(block: Block, tmp_path: Path):
         if other.file is not None:
             (tmp_path / other.file).write_text(other.text)
     fragment = tmp_path / "fragment.yaml"
-    fragment.write_text(yaml.safe_dump(_merged(BASE, yaml.safe_load(block.text)), sort_keys=False))
+    content = _merged(BASE, yaml.safe_load(block.text))
+    if (content["astuner"].get("workflow") or {}).get("command"):  # which replaces the class
+        content = _merged(content, {"astuner": {"rollout": {"agentscope_workflow": None}}})
+    fragment.write_text(yaml.safe_dump(content, sort_keys=False))
     load_config(fragment)
 
 

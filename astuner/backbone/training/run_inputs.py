@@ -6,11 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
+from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
@@ -81,7 +83,10 @@ class RunInputs:
             on_call: called with each finished LLM call, in the thread of its episode.
         """
         if self.workflow is None:
-            raise ConfigError("rollout.agentscope_workflow is not set; set it to the agent, `package.module->Class`")
+            raise ConfigError(
+                "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Class`, or set "
+                "workflow.command to the command line of a program"
+            )
         runner = TaskRunner(
             workflow=self.workflow,
             judge=self.judge,
@@ -135,7 +140,7 @@ def _targets(config: AstunerConfig) -> Targets:
         # The client requires a key even if the endpoint does not.
         frozen[tag] = FrozenModel(model.model, model.base_url, key or "none")
     trainable = config.rollout.trainable_targets
-    return Targets(None if trainable is None else tuple(trainable), frozen)
+    return Targets(None if trainable is None else tuple(trainable), frozen, config.workflow.agents)
 
 
 def api_key(setting: str, variable: str | None) -> str | None:
@@ -210,11 +215,15 @@ def _load_agent(
     config: AstunerConfig, search: Sequence[Path]
 ) -> tuple[Callable[[], Workflow] | None, BaseJudge | None]:
     """Return the workflow and the judge, each if configured; supervised training has neither."""
-    workflow, judge = None, None
+    workflow: Callable[[], Workflow] | None = None
+    judge = None
     if config.trainer_common.algorithm.adv_estimator == "sft":
         return None, None
     if config.rollout.agentscope_workflow:
         workflow = load_workflow(config.rollout.agentscope_workflow, search=search)
+    elif config.workflow.command is not None:
+        has_judge = config.task_judge.judge_protocol is not None
+        workflow = partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=has_judge))
     if config.task_judge.judge_protocol:
         judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     return workflow, judge

@@ -1,0 +1,109 @@
+"""What a program receives: the task, the address of the model, and the variables of the run that hold no secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner.config.workflow import PLACEHOLDER, WorkflowConfig
+from astuner.errors import WorkflowError, short_repr
+from astuner.redaction import secrets_in
+from astuner.schema import Task, WorkflowTask
+
+# The kernel accepts at most 128 KiB per variable and per argument.
+_MAX_VARIABLE_BYTES = 120 * 2**10
+_OWN_VARIABLES = ("HOME", "TMPDIR", "PWD", "OLDPWD")
+_FOREIGN_PREFIXES = ("OPENAI_", "ANTHROPIC_", "AZURE_OPENAI_", "XDG_", "ASTUNER_")
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeValues:
+    """What an episode puts in place of the placeholders, and in the environment of the program.
+
+    Attributes:
+        task: the task of the episode.
+        config: the section.
+        base_url, api_key, model: the address, the key and the name of the model.
+    """
+
+    task: Task
+    config: WorkflowConfig
+    base_url: str
+    api_key: str
+    model: str
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that the program may see."""
+        visible = self.config.visible_metadata
+        return {name: value for name, value in self.task.metadata.items() if visible is None or name in visible}
+
+    def fill(self, template: str) -> str:
+        """Return a text of the configuration with the values of the episode.
+
+        Raises:
+            WorkflowError: the task lacks the metadata that the text names.
+        """
+        return PLACEHOLDER.sub(lambda match: self._value(match[1]), template)
+
+    def _value(self, name: str) -> str:
+        if not name.startswith("metadata."):
+            values = {"main_query": self.task.main_query, "task_id": self.task.task_id}
+            values |= {"base_url": self.base_url, "api_key": self.api_key, "model": self.model}
+            return values[name]
+        key = name.removeprefix("metadata.")
+        if key not in self.metadata:
+            raise WorkflowError(
+                f"the workflow section names {{{name}}}, and task {short_repr(self.task.task_id)} has no visible "
+                f"metadata {key!r}; it has: {', '.join(map(str, self.metadata)) or 'none'}"
+            )
+        value = self.metadata[key]
+        return value if isinstance(value, str) else json.dumps(value)
+
+    def environment(self, folder: Path, workflow_task: WorkflowTask) -> dict[str, str]:
+        """Return the environment of the program: that of the run without its secrets, and what it needs."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name in self.config.pass_env
+            or not (name in _OWN_VARIABLES or name.startswith(_FOREIGN_PREFIXES) or secrets_in({name: value}))
+        }
+        # The interpreter of the run is the last one that is found, where the environment was not activated.
+        path = os.pathsep.join(filter(None, (inherited.get("PATH"), str(Path(sys.executable).parent))))
+        own = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PWD": str(folder / "work"), "PATH": path}
+        task = json.dumps(self._task(workflow_task))
+        (folder / "task.json").write_text(task)
+        # Requests to this machine must not go to a proxy.
+        for name in ("NO_PROXY", "no_proxy"):
+            own[name] = ",".join(filter(None, (inherited.get(name), "127.0.0.1,localhost")))
+        own |= {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "OPENAI_MODEL": self.model,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
+            "ANTHROPIC_MODEL": self.model,
+            "TASK_FILE": str(folder / "task.json"),
+        }
+        if len(task) <= _MAX_VARIABLE_BYTES:
+            own["TASK_JSON"] = task
+        passed = {name: os.environ[name] for name in self.config.pass_env if name in os.environ}
+        return inherited | own | passed | {name: self.fill(text) for name, text in self.config.env.items()}
+
+    def _task(self, workflow_task: WorkflowTask) -> dict[str, Any]:
+        task = workflow_task.task
+        return {
+            "task_id": task.task_id,
+            "main_query": task.main_query,
+            "init_messages": list(task.init_messages),
+            "metadata": self.metadata,
+            "env_type": task.env_type,
+            "episode_id": workflow_task.episode_id,
+            "seed": workflow_task.seed,
+            "is_validation": workflow_task.is_validation,
+        }
