@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from fastapi import FastAPI, Request, Response
 from loguru import logger
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -18,7 +17,7 @@ from astuner.errors import AstunerError, EpisodeStopped, InvalidRequestError
 from astuner.gateway.keys import KeyClaims
 from astuner.gateway.sessions import Answers, EpisodeSession, GatewayCall, RequestIdentity
 from astuner.model_tuner.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
-from astuner.model_tuner.dialects import DIALECTS, Dialect, openai_error
+from astuner.model_tuner.dialects import DIALECTS, TOKEN_COUNTING, Dialect, from_json, openai_error, to_event, to_json
 from astuner.model_tuner.openai_format import ChatRequest
 
 if TYPE_CHECKING:
@@ -51,22 +50,23 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.router.routes.extend(
         Route(dialect.path, _DialectRoute(gateway, dialect), methods=["POST"]) for dialect in DIALECTS
     )
+    app.router.routes.append(Route(TOKEN_COUNTING.path, _CountRoute(gateway, TOKEN_COUNTING), methods=["POST"]))
 
     @app.exception_handler(StarletteHTTPException)
     def unknown_route(request: Request, error: StarletteHTTPException) -> Response:
-        paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/models"])
+        paths = ", ".join([*(dialect.path for dialect in DIALECTS), TOKEN_COUNTING.path, "/v1/models"])
         message = f"the gateway has no {request.method} {request.url.path}; it has {paths}"
-        content = orjson.dumps(openai_error(ApiError(error.status_code, message, code="unknown_url")))
+        content = to_json(openai_error(ApiError(error.status_code, message, code="unknown_url")))
         return Response(content, error.status_code, media_type="application/json")
 
     @app.get("/v1/models")
     def models(request: Request) -> Response:
         claims = gateway.authenticate(_Headers(request.scope))
         if claims is None:
-            return Response(orjson.dumps(openai_error(INVALID_KEY)), 401, media_type="application/json")
+            return Response(to_json(openai_error(INVALID_KEY)), 401, media_type="application/json")
         names = gateway.model_names(claims)
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "astuner"} for name in names]
-        return Response(orjson.dumps({"object": "list", "data": data}), media_type="application/json")
+        return Response(to_json({"object": "list", "data": data}), media_type="application/json")
 
     return app
 
@@ -101,13 +101,7 @@ class _DialectRoute:
             pass
 
     async def _answer(self, headers: _Headers, receive: Receive, send: Send) -> None:
-        gateway = self._gateway
-        claims = gateway.authenticate(headers)
-        if claims is None:
-            raise _RequestFailed(INVALID_KEY)
-        session = gateway.session(claims)
-        if session is None:
-            raise _RequestFailed(INVALID_KEY)
+        claims, session = self._admit(headers)
         body = await self._read_body(headers, receive)
         identity = self._identity(headers, body)
         # Nothing is awaited between the check of the session and the start of the call.
@@ -123,6 +117,14 @@ class _DialectRoute:
         finally:
             gone.cancel()
             session.release(call, is_delivered=is_delivered)
+
+    def _admit(self, headers: _Headers) -> tuple[KeyClaims, EpisodeSession]:
+        """Return the claims and the session of the key of a request."""
+        claims = self._gateway.authenticate(headers)
+        session = None if claims is None else self._gateway.session(claims)
+        if claims is None or session is None:
+            raise _RequestFailed(INVALID_KEY)
+        return claims, session
 
     async def _read_body(self, headers: _Headers, receive: Receive) -> bytes:
         limit = self._gateway.settings.max_body_bytes
@@ -160,14 +162,28 @@ class _DialectRoute:
 
     def _parse(self, session: EpisodeSession, body: bytes) -> ChatRequest:
         try:
-            content = orjson.loads(body)
-        except orjson.JSONDecodeError as error:
+            content = from_json(body)
+        except ValueError as error:
             raise _RequestFailed(ApiError(400, f"the body is not JSON: {error}", code="invalid_json")) from None
         try:
-            return self._dialect.parse(content)
+            request: ChatRequest = self._dialect.parse(content, session.tuner)
         except InvalidRequestError as error:
             session.note_error(error)
             raise _RequestFailed(to_api_error(error)) from None
+        return request
+
+    def _target(self, request: ChatRequest, claims: KeyClaims) -> str:
+        """Return the tag of the target that a request names."""
+        target = self._gateway.target_of(request.model, claims)
+        if target is not None:
+            return target
+        names = ", ".join(self._gateway.model_names(claims))
+        message = (
+            f"the model {request.model!r} does not exist here. Write one of: {names}. To have another endpoint "
+            "answer, name it in rollout.frozen_models; to give the model in training another name, list the name "
+            "in gateway.model_names"
+        )
+        raise _RequestFailed(ApiError(404, message, code="model_not_found", param="model"))
 
     def _start(
         self, session: EpisodeSession, claims: KeyClaims, identity: RequestIdentity, request: ChatRequest
@@ -177,15 +193,7 @@ class _DialectRoute:
             raise _RequestFailed(_ENDED)
         if gateway.is_draining:
             raise _RequestFailed(DRAINING)
-        target = gateway.target_of(request.model, claims)
-        if target is None:
-            names = ", ".join(gateway.model_names(claims))
-            message = (
-                f"the model {request.model!r} does not exist here. Write one of: {names}. To have another endpoint "
-                "answer, name it in rollout.frozen_models; to give the model in training another name, list the name "
-                "in gateway.model_names"
-            )
-            raise _RequestFailed(ApiError(404, message, code="model_not_found", param="model"))
+        target = self._target(request, claims)
         try:
             session.check_alive()
             arguments = request.chat_arguments()
@@ -232,7 +240,7 @@ class _DialectRoute:
                 await _send_part(send, _KEEP_ALIVE)
         error = _error_of(call)
         if error is not None and is_started:
-            await _send_part(send, _event(self._dialect.error_event, self._dialect.error(error)))
+            await _send_part(send, to_event(*self._dialect.error_event(error)))
             await _send_part(send, b"", more=False)
             return True
         if error is not None:
@@ -244,13 +252,29 @@ class _DialectRoute:
         if not is_started:
             await _start_stream(send)
         for name, data in self._dialect.events(answers, request, model, session.tuner.decode_token):
-            await _send_part(send, _event(name, data))
+            await _send_part(send, to_event(name, data))
             await asyncio.sleep(0)  # a client that has gone is noticed
             if gone.done():
                 return False
         await _send_part(send, self._dialect.end)
         await _send_part(send, b"", more=False)
         return True
+
+
+class _CountRoute(_DialectRoute):
+    """Returns the number of tokens of a prompt."""
+
+    async def _answer(self, headers: _Headers, receive: Receive, send: Send) -> None:
+        claims, session = self._admit(headers)
+        request = self._parse(session, await self._read_body(headers, receive))
+        if self._target(request, claims) in session.tuner.forwarded_models:
+            message = "tokens are counted for the model in training only, and another model answers these requests"
+            raise _RequestFailed(ApiError(400, message, code="unsupported_parameter", param="model"))
+        try:
+            count = session.tuner.count_prompt_tokens(request.messages, request.tools)
+        except AstunerError as error:
+            raise _RequestFailed(to_api_error(error)) from None
+        await _send_json(send, 200, {"input_tokens": count})
 
 
 def _error_of(call: GatewayCall) -> ApiError | None:
@@ -271,7 +295,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 async def _send_json(
     send: Send, status: int, content: Mapping[str, Any], headers: list[tuple[bytes, bytes]] | None = None
 ) -> None:
-    body = orjson.dumps(content)
+    body = to_json(content)
     fixed = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
     await send({"type": "http.response.body", "body": body})
@@ -284,9 +308,3 @@ async def _start_stream(send: Send) -> None:
 
 async def _send_part(send: Send, part: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": more})
-
-
-def _event(name: str | None, data: Mapping[str, Any]) -> bytes:
-    """Return an event of a stream of server-sent events."""
-    head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"

@@ -5,14 +5,33 @@ A further API is one more `Dialect` in `DIALECTS`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.anthropic_messages import (
+    parse_count_request,
+    parse_messages_request,
+    to_messages_error,
+    to_messages_events,
+    to_messages_response,
+)
 from astuner.model_tuner.api_errors import ApiError
 from astuner.model_tuner.openai_answers import DecodeToken, to_chat_completion, to_chunks
 from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
+from astuner.model_tuner.openai_responses import (
+    parse_responses_request,
+    to_response,
+    to_response_events,
+    to_responses_error,
+)
+
+if TYPE_CHECKING:
+    from astuner.model_tuner.tuner import ModelTuner
 
 Event = tuple[str | None, Mapping[str, Any]]
 """The name of an event of a stream, or None for an event without a name, and its data."""
@@ -24,22 +43,53 @@ class Dialect:
 
     Attributes:
         path: the path of its requests.
-        parse: returns the request of a JSON body. It raises `InvalidRequestError`.
+        parse: returns the request of a JSON body. Its arguments are the body and the model of the episode, to whose
+            earlier answers a request may refer. It raises `InvalidRequestError`.
         body: returns the JSON body of a response. Its arguments are the answers, the request, the name of the model,
             and a function that returns the text of a token.
         events: returns the events of a streamed response, with the same arguments.
         error: returns the JSON body of an error.
-        error_event: the name of the event for an error within a stream; None for an event without a name.
+        error_event: returns the event for an error within a stream.
         end: the bytes that end a stream.
     """
 
     path: str
-    parse: Callable[[object], ChatRequest]
-    body: Callable[[Sequence[ChatAnswer], ChatRequest, str, DecodeToken], Mapping[str, Any]]
-    events: Callable[[Sequence[ChatAnswer], ChatRequest, str, DecodeToken], Iterator[Event]]
+    parse: Callable[[object, ModelTuner], Any]
+    body: Callable[[Sequence[ChatAnswer], Any, str, DecodeToken], Mapping[str, Any]]
+    events: Callable[[Sequence[ChatAnswer], Any, str, DecodeToken], Iterator[Event]]
     error: Callable[[ApiError], Mapping[str, Any]]
-    error_event: str | None = None
+    error_event: Callable[[ApiError], Event]
     end: bytes = b""
+
+
+def from_json(body: bytes) -> Any:
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON.
+    """
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        try:
+            return json.loads(body)  # accepts half of a surrogate pair, which a model may write in a string
+        except RecursionError:
+            raise error from None
+
+
+def to_json(content: Mapping[str, Any]) -> bytes:
+    """Return a value as JSON."""
+    try:
+        return orjson.dumps(content)
+    except TypeError:
+        # The arguments of a tool call may have an integer of more than 64 bits, or half of a surrogate pair.
+        return json.dumps(content, separators=(",", ":")).encode()
+
+
+def to_event(name: str | None, data: Mapping[str, Any]) -> bytes:
+    """Return an event of a stream of server-sent events."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + b"data: " + to_json(data) + b"\n\n"
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -56,14 +106,42 @@ def _chat_events(
         yield None, chunk
 
 
+def _responses_error_event(error: ApiError) -> Event:
+    body = openai_error(to_responses_error(error))
+    # The fields of the documented event, and those that OpenAI's client raises an error for.
+    return "error", {**body["error"], **body, "type": "error", "sequence_number": 0}
+
+
 DIALECTS = (
     Dialect(
         path="/v1/chat/completions",
-        parse=parse_chat_request,
+        parse=lambda body, tuner: parse_chat_request(body),
         body=to_chat_completion,
         events=_chat_events,
         error=openai_error,
+        error_event=lambda error: (None, openai_error(error)),
         end=b"data: [DONE]\n\n",
+    ),
+    Dialect(
+        path="/v1/responses",
+        parse=lambda body, tuner: parse_responses_request(body, tuner.calls),
+        body=to_response,
+        events=to_response_events,
+        error=lambda error: openai_error(to_responses_error(error)),
+        error_event=_responses_error_event,
+    ),
+    Dialect(
+        path="/v1/messages",
+        parse=lambda body, tuner: parse_messages_request(body),
+        body=lambda answers, request, model, decode_token: to_messages_response(answers, model),
+        events=lambda answers, request, model, decode_token: to_messages_events(answers, model),
+        error=to_messages_error,
+        error_event=lambda error: ("error", to_messages_error(error)),
     ),
 )
 """The APIs of the gateway and of clients in the same process."""
+
+TOKEN_COUNTING = replace(
+    DIALECTS[-1], path="/v1/messages/count_tokens", parse=lambda body, tuner: parse_count_request(body)
+)
+"""The API that returns the number of tokens of a request to `/v1/messages`, without an answer."""

@@ -10,15 +10,20 @@ if TYPE_CHECKING:
 
 
 class OpenAiEndpoint(NamedTuple):
-    """The address and the key with which an OpenAI-compatible client calls the model of one episode and one agent.
+    """The address and the key with which a client calls the model of one episode and one agent.
 
     Attributes:
-        base_url: the address, which ends with `/v1`.
+        base_url: the address for OpenAI-compatible clients, which ends with `/v1`.
         api_key: the key, which is valid until the end of the episode.
     """
 
     base_url: str
     api_key: str
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The address for Anthropic's clients, which append `/v1/messages` themselves: without `/v1`."""
+        return self.base_url.removesuffix("/v1")
 
 
 class EndpointOpener(Protocol):

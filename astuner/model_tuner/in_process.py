@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,7 +18,7 @@ import httpx
 from astuner.errors import EpisodeError
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.api_errors import ApiError, to_api_error
-from astuner.model_tuner.dialects import DIALECTS, Dialect
+from astuner.model_tuner.dialects import DIALECTS, Dialect, from_json, to_event, to_json
 from astuner.model_tuner.tuner import AgentModel, ModelTuner
 
 T = TypeVar("T")
@@ -85,7 +84,7 @@ async def _respond(model: AgentModel, request: httpx.Request, body: bytes) -> ht
         data = [
             {"id": name, "object": "model", "created": 0, "owned_by": "astuner"} for name in _model_names(model.tuner)
         ]
-        return httpx.Response(200, json={"object": "list", "data": data})
+        return _json_response(200, {"object": "list", "data": data})
     paths = ", ".join([*(dialect.path for dialect in DIALECTS), "/v1/models"])
     message = f"the model in training has no {request.method} {path}; it has {paths}"
     return _error_response(DIALECTS[0], ApiError(404, message, code="unknown_url"))
@@ -93,7 +92,7 @@ async def _respond(model: AgentModel, request: httpx.Request, body: bytes) -> ht
 
 async def _answer(model: AgentModel, dialect: Dialect, body: bytes) -> httpx.Response:
     tuner = model.tuner
-    request = dialect.parse(json.loads(body))
+    request = dialect.parse(from_json(body), tuner)
     name = str(request.model)
     if name not in _model_names(tuner):
         message = f"the model {name!r} does not exist here. Write one of: {', '.join(_model_names(tuner))}"
@@ -108,8 +107,8 @@ async def _answer(model: AgentModel, dialect: Dialect, body: bytes) -> httpx.Res
     tuner.rejection = None
     answers = (answer, *answer.alternatives)
     if not request.stream:
-        return httpx.Response(200, json=dialect.body(answers, request, name, tuner.decode_token))
-    events = [_event(kind, data) for kind, data in dialect.events(answers, request, name, tuner.decode_token)]
+        return _json_response(200, dialect.body(answers, request, name, tuner.decode_token))
+    events = [to_event(kind, data) for kind, data in dialect.events(answers, request, name, tuner.decode_token)]
     stream = _EventStream([*events, dialect.end], partial(_mark_cut, tuner, answers))
     return httpx.Response(200, headers={"content-type": "text/event-stream; charset=utf-8"}, stream=stream)
 
@@ -124,12 +123,13 @@ def _mark_cut(tuner: ModelTuner, answers: Sequence[ChatAnswer]) -> None:
 
 
 def _error_response(dialect: Dialect, error: ApiError) -> httpx.Response:
-    return httpx.Response(error.status, headers=error.headers(), json=dialect.error(error))
+    return _json_response(error.status, dialect.error(error), error.headers())
 
 
-def _event(name: str | None, data: Mapping[str, Any]) -> bytes:
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(data, ensure_ascii=False)}\n\n".encode()
+def _json_response(
+    status: int, content: Mapping[str, Any], headers: Sequence[tuple[bytes, bytes]] = ()
+) -> httpx.Response:
+    return httpx.Response(status, headers=[(b"content-type", b"application/json"), *headers], content=to_json(content))
 
 
 class _EventStream(httpx.AsyncByteStream, httpx.SyncByteStream):

@@ -160,6 +160,7 @@ def _normalise_tool_call(call: object, index: int) -> dict[str, Any]:
 
 def _canonical_arguments(arguments: str) -> str:
     try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
+        # Frameworks in JavaScript write 2.0 as 2, and round integers of more than 53 bits.
+        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
     except ValueError:
         return arguments

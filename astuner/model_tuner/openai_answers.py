@@ -32,7 +32,7 @@ def to_chat_completion(
         message = as_message(answer.parsed) | {"refusal": None}
         if answer.parsed.tool_calls and not answer.parsed.content:
             message["content"] = None
-        logprobs = _logprobs(answer, decode_token) if request.logprobs else None
+        logprobs = to_logprobs(answer, decode_token) if request.logprobs else None
         choices.append(
             {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason(answer)}
         )
@@ -55,7 +55,7 @@ def to_chunks(
         first = chunk(index, {"role": "assistant", "content": "", "refusal": None})
         if request.logprobs:
             # A piece of text need not consist of whole tokens, so all logprobs come with the first chunk.
-            first["choices"][0]["logprobs"] = _logprobs(answer, decode_token)
+            first["choices"][0]["logprobs"] = to_logprobs(answer, decode_token)
         yield first
         for piece in pieces(answer.parsed.reasoning or ""):
             yield chunk(index, {"reasoning_content": piece})
@@ -101,7 +101,7 @@ def _head(answers: Sequence[ChatAnswer], model: str, kind: str) -> dict[str, Any
     }
 
 
-def _logprobs(answer: ChatAnswer, decode_token: DecodeToken) -> dict[str, Any]:
+def to_logprobs(answer: ChatAnswer, decode_token: DecodeToken) -> dict[str, Any]:
     """Return the logprobs of an answer without those of the token that ended it."""
     call = answer.call
     end = len(call.completion_ids) - (call.finish_reason == "stop")

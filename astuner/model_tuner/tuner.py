@@ -133,6 +133,13 @@ class ModelTuner(ModelFaces):
         """Return the text of a token."""
         return self._codec.decode([token])
 
+    def count_prompt_tokens(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> int:
+        """Return the number of tokens of the prompt of a request. For the errors, see `chat`."""
+        offered = None if self._settings.disable_tools else tools
+        return len(self._history.prompt(normalise(messages), offered, tools_hash(offered)).token_ids)
+
     def mark_cut(self, call: LlmCall) -> None:
         """Mark a finished call as one whose answer did not reach the agent, so that it is not trained."""
         self._history.mark_cut(call)
