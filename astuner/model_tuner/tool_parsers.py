@@ -88,10 +88,12 @@ def _untyped(pairs: Sequence[tuple[str, str]]) -> dict[str, UntypedText]:
 
 
 def _function_call(body: str) -> list[_Call]:
-    """Read `NAME><parameter=KEY>VALUE</parameter>…`."""
+    """Read `NAME><parameter=KEY>VALUE</parameter>…` or, as some models write a call, `NAME>JSON`."""
     name, _, rest = body.partition(">")
+    if name.strip() and rest.lstrip().startswith("{"):
+        return [_Call(name.strip(), json.loads(rest))]
     pairs = re.findall(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", rest, re.DOTALL)
-    if not name.strip() or rest.count("<parameter=") != len(pairs):
+    if not name.strip() or rest.count("<parameter=") != len(pairs) or (rest.strip() and not pairs):
         raise ValueError("a function has a name, and its parameters are closed")
     return [_Call(name.strip(), _untyped(pairs))]
 

@@ -177,6 +177,17 @@ def test_a_small_step_does_not_fill_a_micro_batch(estimate: Any):
     assert large == 2 * small
 
 
+def test_worker_processes_are_counted(estimate: Any):
+    thread = estimate(backbone="local", rollout__max_env_worker=4)
+    few, many = (
+        estimate(backbone="local", rollout__isolation="process", rollout__max_env_worker=workers) for workers in (4, 8)
+    )
+    assert "episode workers" not in sizes(thread)
+    a_worker = (sizes(many)["episode workers"] - sizes(few)["episode workers"]) / 4
+    assert 15e6 < a_worker < 40e6
+    assert 150e6 < sizes(few)["episode workers"] - 4 * a_worker < 400e6
+
+
 def test_the_peak_is_the_phase_that_needs_most(estimate: Any):
     many = estimate(trainer_common__max_tokens_per_micro_batch=64)
     assert many.peak == max(many.phases, key=lambda phase: sum(sizes(many, phase).values()))

@@ -64,6 +64,22 @@ def test_one_call_and_several(known: Format, tokenizer: Any):
         assert len({call.id for call in several.tool_calls}) == 2
 
 
+def test_a_function_with_json_arguments(tokenizer: Any):
+    """The template of the XML format and those that write JSON into the element have the same delimiter."""
+    family = next(known for known in FORMATS if known.parser == "qwen3.5")
+    codec = ChatCodec(family.tokenizer(tokenizer))
+    parsed = parse(codec, '<function=get-weather>{"city": "Paris", "days": 3}</function>')
+    assert (calls(parsed), parsed.malformed) == (ONE, ())
+    for broken in (
+        "<function=add>{'a': 1}</function>",
+        "<function=add>a=1, b=2</function>",
+        "<function=add>[1]</function>",
+    ):
+        parsed = parse(codec, broken)
+        assert (parsed.tool_calls, parsed.malformed) == ((), (broken,))
+    assert calls(parse(codec, "<function=add>\n</function>")) == [("add", {})]
+
+
 def test_a_malformed_call_is_text(known: Format, tokenizer: Any):
     parsed = parse(ChatCodec(known.tokenizer(tokenizer)), known.broken)
     assert parsed.tool_calls == ()

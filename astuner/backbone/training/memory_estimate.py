@@ -32,6 +32,9 @@ _RUNTIME = 110 * 2**20
 _CUDA_CONTEXT = 600 * 2**20
 # An episode in the main process: its objects, and a Python int in several tuples for each of its tokens.
 _EPISODE, _EPISODE_TOKEN = 20_000, 66
+# Bytes of the process from which episode workers are forked, and of what a worker does not share with it. The user's
+# code is not included.
+_FORK_SERVER, _EPISODE_PROCESS = 250 * 2**20, 25 * 2**20
 # Tokens of the shorter of two forward passes whose activations are counted.
 _COUNTED_TOKENS = 32
 # Numbers of the width of a hidden state that a layer keeps, for models that cannot be counted. Others keep 13 to 33.
@@ -270,10 +273,14 @@ def process_parts(config: AstunerConfig, batch: BatchShape, device: torch.device
     libraries = psutil.Process().memory_info().rss + _RUNTIME
     tokens = batch.row * config.rollout.multi_turn.expected_steps
     fix = "lower rollout.num_repeat, data.train_batch_size or trainer_common.val_pass_n"
-    return [
+    parts = [
         MemoryPart("Python, libraries and tasks", libraries, "use a machine with more memory"),
         MemoryPart("episodes", batch.episodes * (_EPISODE + _EPISODE_TOKEN * tokens), fix),
     ]
+    if config.rollout.isolation == "process" and config.backbone in ("local", "debug") and batch.concurrent:
+        size = _FORK_SERVER + batch.concurrent * _EPISODE_PROCESS
+        parts.append(MemoryPart("episode workers", size, "lower rollout.max_env_worker, or use isolation: thread"))
+    return parts
 
 
 def process_estimate(config: AstunerConfig, batch: BatchShape, excluded: str) -> MemoryEstimate:
