@@ -243,7 +243,7 @@ def test_both_headers_carry_the_key(gateway: Gateway, make_tuner: MakeTuner, opt
 
 
 def test_errors_have_anthropics_format(gateway: Gateway, make_tuner: MakeTuner):
-    tuner = make_tuner(max_prompt_length=20)
+    tuner = make_tuner(max_prompt_length=80)
     with gateway.episode(tuner), client(tuner, api_key="sk-ant-forged") as anthropic_client:
         with pytest.raises(anthropic.AuthenticationError) as forged:
             anthropic_client.messages.create(**request())
@@ -257,9 +257,9 @@ def test_errors_have_anthropics_format(gateway: Gateway, make_tuner: MakeTuner):
         assert body["type"] == "error"
         assert body["error"]["type"] == "invalid_request_error"
         assert "thinking" in body["error"]["message"]
-        with pytest.raises(anthropic.BadRequestError, match=r"tool_choice\.disable_parallel_tool_use"):
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format"):  # the engine cannot constrain
             anthropic_client.messages.create(
-                **request(tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
+                **request(output_config={"format": {"type": "json_schema", "schema": {"type": "object"}}})
             )
         with pytest.raises(anthropic.BadRequestError, match="stop_sequences"):
             anthropic_client.messages.create(**request(stop_sequences=["a", "b", "c", "d", "e"]))
