@@ -1,5 +1,6 @@
 """The chat model that is trained: rendering, sampling, parsing and recording of its calls."""
 
+from astuner.model_tuner.agent_model import AgentModel
 from astuner.model_tuner.agent_names import AUTO_AGENT
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.call_settings import SAMPLING_PARAMETERS, CallSettings
@@ -8,7 +9,7 @@ from astuner.model_tuner.codec import ChatCodec, ParsedAnswer, ToolCall, load_to
 from astuner.model_tuner.endpoint import OpenAiEndpoint
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.model_tuner.tool_parsers import TOOL_PARSER_NAMES
-from astuner.model_tuner.tuner import AgentModel, ModelTuner
+from astuner.model_tuner.tuner import ModelTuner
 
 __all__ = [
     "AUTO_AGENT",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentscope.model import ChatModelBase, ChatResponse
 
 if TYPE_CHECKING:
-    from astuner.model_tuner.tuner import AgentModel
+    from astuner.model_tuner.agent_model import AgentModel
 
 
 class AgentScopeModel(ChatModelBase):

@@ -8,7 +8,7 @@ import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from astuner.clock import timestamp
@@ -20,6 +20,7 @@ from astuner.errors import (
     UnsupportedParameterError,
 )
 from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner.agent_model import AgentModel
 from astuner.model_tuner.agent_names import AUTO_AGENT
 from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop
 from astuner.model_tuner.call_settings import CallSettings
@@ -353,37 +354,6 @@ class ModelTuner(ModelFaces):
         self.degenerate_output = find_degenerate_output(text, answer.parsed, self._settings.madness_checklist)
         if self.degenerate_output is not None and self._settings.madness_ends_episode:
             raise AgentMadness(self.degenerate_output)
-
-
-@dataclass(frozen=True, slots=True)
-class AgentModel:
-    """The model of one of several agents (see `ModelTuner.for_agent`)."""
-
-    tuner: ModelTuner
-    agent_name: str
-    target_tag: str
-    debug_model: DebugModel | None = None
-    # AgentScope reads these two from a chat model.
-    stream: bool = False
-    model_name: str = "astuner"
-
-    async def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | None = None,
-        structured_model: type[BaseModel] | None = None,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        """Answer like an AgentScope chat model (see `answer_agentscope`)."""
-        return await self.tuner(messages, tools, tool_choice, structured_model, **self._identity(), **kwargs)
-
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> ChatAnswer:
-        """Sample one assistant turn (see `ModelTuner.chat`)."""
-        return await self.tuner.chat(messages, **self._identity(), **kwargs)
-
-    def _identity(self) -> dict[str, Any]:
-        return {"agent_name": self.agent_name, "target_tag": self.target_tag, "debug_model": self.debug_model}
 
 
 # How often a workflow may catch the error of the call limit, for example once in each of its agents.
