@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from langchain_openai import ChatOpenAI
     from openai import AsyncOpenAI, OpenAI
 
-    from astuner.model_tuner.agent_model import AgentModel, ModelTuner
+    from astuner.model_tuner.agent_model import AgentModel
     from astuner.model_tuner.agentscope_model import AgentScopeModel
     from astuner.model_tuner.endpoint import EndpointOpener, OpenAiEndpoint
+    from astuner.model_tuner.tuner import ModelTuner
 
 
 class ModelFaces(ABC):
