@@ -24,7 +24,10 @@ _COMPARED_SAMPLES = 64
 
 def learning_rate_is_zero(update: UpdateEvidence) -> Result:
     """Find an update with the learning rate 0."""
-    if update.metrics.get("lr") == 0:
+    optim = update.rollout.start.config.trainer_common.optim
+    # A schedule may end at 0. It never starts there.
+    may_end = optim.lr_scheduler != "constant" and optim.min_lr_ratio == 0 and update.rollout.step > 1
+    if update.metrics.get("lr") == 0 and not may_end:
         yield (
             "the learning rate of this step is 0, so the update changed nothing",
             "raise trainer_common.optim.lr or min_lr_ratio, and check lr_warmup_steps and lr_scheduler",

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from astuner.config.loading import with_values
+from astuner.config.root import RunConfig
 from astuner.diagnostics import CHECKS, explain_logprob_gap
 from astuner.run_record import SampleUpdate
 from tests.diagnostics.conftest import Evidence, found
@@ -18,6 +20,25 @@ def test_an_ordinary_update_has_no_finding(evidence: Evidence):
     assert {check.name: list(check.find(update)) for check in CHECKS if check.stage == "update"} == {
         check.name: [] for check in CHECKS if check.stage == "update"
     }
+
+
+@pytest.mark.parametrize("scheduler", ["cosine", "linear"])
+def test_a_schedule_may_end_at_0(evidence: Evidence, scheduler: str):
+    at_zero = evidence.update(evidence.ordinary(), metrics={"lr": 0.0, "grad_norm": 0.1})
+    start = at_zero.rollout.start
+
+    def found_in(step: int, **optim: Any) -> bool:
+        config = with_values(
+            RunConfig(astuner=start.config),
+            {f"astuner.trainer_common.optim.{name}": value for name, value in optim.items()},
+        ).astuner
+        rollout = replace(at_zero.rollout, step=step, start=replace(start, config=config))
+        return bool(found("learning_rate_is_zero", replace(at_zero, rollout=rollout)))
+
+    assert not found_in(3, lr_scheduler=scheduler)
+    assert found_in(1, lr_scheduler=scheduler)
+    assert found_in(3, lr_scheduler=scheduler, min_lr_ratio=0.1)
+    assert found_in(3, lr_scheduler="constant")
 
 
 @pytest.mark.parametrize(

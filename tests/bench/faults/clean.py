@@ -85,7 +85,10 @@ def _kinds() -> dict[str, tuple[int, _Make]]:
         ),
         "math, LoRA": (5, math(**lora)),
         "math, groups of two, RLOO": (4, math(rollout__num_repeat=2, trainer_common__algorithm__adv_estimator="rloo")),
-        "math, DAPO": (3, math(trainer_common__algorithm__adv_estimator="dapo")),
+        "math, DAPO, cosine": (
+            3,
+            math(trainer_common__algorithm__adv_estimator="dapo", trainer_common__optim__lr_scheduler="cosine"),
+        ),
         "math, tool with mistakes of the caller": (3, math(rollout__agentscope_workflow=f"{CLEAN_AGENTS}->ClumsyTool")),
         "math, choices": (
             3,
@@ -98,7 +101,15 @@ def _kinds() -> dict[str, tuple[int, _Make]]:
             5,
             small("Letters", trainer_common__algorithm__adv_estimator="gspo", model__dtype="bfloat16"),
         ),
-        "letters, REINFORCE++": (6, small("Letters", trainer_common__algorithm__adv_estimator="reinforce++")),
+        "letters, REINFORCE++, linear with warm-up": (
+            6,
+            small(
+                "Letters",
+                trainer_common__algorithm__adv_estimator="reinforce++",
+                trainer_common__optim__lr_scheduler="linear",
+                trainer_common__optim__lr_warmup_steps=3,
+            ),
+        ),
         "letters, CISPO, groups of two": (
             5,
             small("Letters", rollout__num_repeat=2, trainer_common__algorithm__adv_estimator="cispo"),
