@@ -10,8 +10,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from astuner.errors import WorkflowError
-from astuner.model_tuner.agent_names import agent_by_hash, agent_by_text
+from astuner.model_tuner.agent_names import AUTO_AGENT, agent_by_hash, agent_by_text
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
+from astuner.model_tuner.messages import normalise
 
 DEFAULT_TARGET = "default"
 _DEFAULT_TAG_HINT = " (the default tag; to set another, use for_agent(name, target_tag=…))"
@@ -49,14 +50,21 @@ class Targets:
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
     agents: Mapping[str, str] = field(default_factory=dict)
 
-    def agent_of(self, messages: Sequence[Mapping[str, Any]], target_tag: str) -> tuple[str, str]:
-        """Return the name and the target of the agent that made a call under the name `AUTO_AGENT`.
+    def agent_of(self, messages: Sequence[Mapping[str, Any]], agent_name: str, target_tag: str) -> tuple[str, str]:
+        """Return the name and the target of the agent that made a call.
 
-        An agent of `agents` is a target of its own, unless the call names another one.
+        With the name `AUTO_AGENT`, the messages tell which agent it is. An agent of `agents` is then a target of its
+        own, unless the call names another target.
+
+        Raises:
+            WorkflowError: the messages are invalid.
         """
-        agent = agent_by_text(messages, self.agents)
+        if agent_name != AUTO_AGENT:
+            return agent_name, target_tag
+        conversation = normalise(messages)
+        agent = agent_by_text(conversation, self.agents)
         if agent is None:
-            return agent_by_hash(messages), target_tag
+            return agent_by_hash(conversation), target_tag
         return agent, agent if target_tag == DEFAULT_TARGET else target_tag
 
     def trains(self, tag: str) -> bool:

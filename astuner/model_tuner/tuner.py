@@ -21,7 +21,6 @@ from astuner.errors import (
 )
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.agent_model import AgentModel
-from astuner.model_tuner.agent_names import AUTO_AGENT
 from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop
 from astuner.model_tuner.call_settings import CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
@@ -173,8 +172,7 @@ class ModelTuner(ModelFaces):
         Args:
             messages: the conversation, in OpenAI's format.
             tools: OpenAI tool definitions.
-            agent_name, target_tag, debug_model: as in `for_agent`. With the agent name `auto`, the messages tell which
-                agent calls (see `Targets.agent_of`).
+            agent_name, target_tag, debug_model: as in `for_agent`; for the agent name `auto`, see `Targets.agent_of`.
             parameters: parameters of OpenAI's API: `temperature`, `top_p`, `max_tokens` (a tighter limit than the
                 configured one), `stop`, `seed`, `presence_penalty`, `frequency_penalty`, `n`, `logprobs`,
                 `top_logprobs`, `tool_choice`, `parallel_tool_calls` and `response_format`; and `top_k`. A parameter
@@ -196,8 +194,7 @@ class ModelTuner(ModelFaces):
             tools = None
             parameters = {**parameters, "tool_choice": None}
         options = ChatOptions.parse(parameters, tools)
-        if agent_name == AUTO_AGENT:
-            agent_name, target_tag = self._targets.agent_of(normalise(messages), target_tag)
+        agent_name, target_tag = self._targets.agent_of(messages, agent_name, target_tag)
         trained = self._targets.trains(target_tag)
         model = FrozenModel() if trained else self._targets.frozen_model(target_tag, debug_model)
         samples = isinstance(model, FrozenModel) and model.base_url is None

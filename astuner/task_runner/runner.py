@@ -159,7 +159,8 @@ class TaskRunner:
         else:
             if tuner.call_limit_error is not None and self.on_max_steps == "fail":
                 raise tuner.call_limit_error
-        output = replace(output, metadata={**_episode_metadata(started_workflow), **output.metadata})
+        if added := _episode_metadata(started_workflow):
+            output = replace(output, metadata={**added, **output.metadata})
         if tuner.degenerate_output is not None:
             return replace(
                 output,

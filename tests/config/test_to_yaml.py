@@ -128,6 +128,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     algorithm.pop("overlong_buffer_length", None)
     if algorithm.get("adv_estimator") in ("sft", "rloo"):
         algorithm["adv_estimator"] = "gspo"
+    run["workflow"] = {"files": ["a b", "${x}"], "env": {"A": "{b}"}, "agents": {"a.b": "${x}: y"}}
     rollout["agentscope_workflow"] = rollout.get("agentscope_workflow") or "flow->Flow"
     rollout.update(use_agentscope_protocol=True, gamma=1.0, name="auto")
     rollout.update(trainable_targets=None, frozen_models={})
