@@ -64,6 +64,6 @@ def refuse_unsupported(params: SamplingParams, engine: str, *, supported: Collec
             also = f"; of such parameters, it has {', '.join(sorted(supported))}" if supported else ""
             raise UnsupportedParameterError(
                 f"{engine} does not support {name} (the request has {value!r}){also}. Leave {name} out, or use an "
-                "engine that supports it (see the table of parameters in the documentation of the gateway)",
+                "engine that supports it (see the table of sampling parameters in docs/en/workflow.md)",
                 name,
             )

@@ -37,8 +37,8 @@ class StopStrings:
             return None
         return next((count for count in range(1, len(sampled) + 1) if self.ends(sampled[:count])), None)
 
-    def before(self, sampled: Sequence[int]) -> tuple[tuple[int, ...], str] | None:
-        """Return token ids of the text before the first string, and this string; None without any.
+    def before(self, sampled: Sequence[int]) -> tuple[int, tuple[int, ...], str] | None:
+        """Return the number of tokens before the first string, ids of the text before it, and it; None without any.
 
         The ids are those that were sampled. Only if a token holds the end of the text and the beginning of the string,
         the rest of the text is tokenised.
@@ -53,7 +53,7 @@ class StopStrings:
             count -= 1
             prefix = self._decode(sampled[:count])
         rest = self._tokenizer.encode(text[len(prefix) : end], add_special_tokens=False) if len(prefix) < end else []
-        return (*sampled[:count], *rest), string
+        return count, (*sampled[:count], *rest), string
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -9,7 +9,7 @@ from typing import Any
 
 from astuner.llm_engine.stop_strings import StopStrings
 from astuner.model_tuner.codec import ParsedAnswer
-from astuner.schema import Completion, LlmCall
+from astuner.schema import Completion, LlmCall, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,7 @@ class ChatAnswer:
     Attributes:
         parsed: the answer; if a stop string ended it, without the string and what follows.
         call: the call, with all sampled tokens.
+        text_tokens: the number of sampled tokens before the stop string or the end token.
         stop_string: the stop string that ended the answer; None if it ended in another way.
         top_logprobs: for each sampled token, the ids and logprobs of the most likely tokens at its position; empty
             unless requested.
@@ -27,6 +28,7 @@ class ChatAnswer:
 
     parsed: ParsedAnswer
     call: LlmCall
+    text_tokens: int = 0
     stop_string: str | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     alternatives: tuple[ChatAnswer, ...] = ()
@@ -52,29 +54,49 @@ def as_message(parsed: ParsedAnswer) -> dict[str, Any]:
     return message
 
 
+@dataclass(frozen=True, slots=True)
+class CutCompletion:
+    """A completion up to a stop string.
+
+    Attributes:
+        completion: the completion up to the token that completes the string.
+        text_ids: token ids to parse: those of the text before the string, or the whole completion if there is none.
+        text_tokens: the number of sampled tokens before the string or the end token.
+        stop_string: the string; None if the completion has none.
+    """
+
+    completion: Completion
+    text_ids: tuple[int, ...]
+    text_tokens: int
+    stop_string: str | None = None
+
+
 def cut_at_stop(
-    completion: Completion, stop: Sequence[str], tokenizer: Any
-) -> tuple[Completion, tuple[int, ...], str | None]:
+    completion: Completion, params: SamplingParams, end_ids: Sequence[int], tokenizer: Any
+) -> CutCompletion:
     """Cut a completion after the token that completes a stop string.
 
     Engines that stop at strings return nothing beyond that token. For the others, the tokens after it are dropped,
     which changes neither the kept tokens nor their probabilities.
 
-    Returns:
-        The completion; token ids of its text before the string, for parsing; and the string, or None if there is none.
+    Args:
+        completion: the completion.
+        params: the parameters that it was sampled with.
+        end_ids: the end tokens of the model's answers.
+        tokenizer: the model's tokenizer.
     """
-    if not stop:
-        return completion, completion.token_ids, None
-    stops = StopStrings(stop, tokenizer)
-    end = stops.first_end(completion.token_ids)
-    if end is None:
-        return completion, completion.token_ids, None
+    ids = completion.token_ids
+    stops = StopStrings(params.stop, tokenizer) if params.stop else None
+    end = stops.first_end(ids) if stops else None
+    before = stops.before(ids[:end]) if stops and end is not None else None
+    if before is None:
+        return CutCompletion(completion, ids, len(ids) - (bool(ids) and ids[-1] in end_ids))
     completion = replace(
         completion,
-        token_ids=completion.token_ids[:end],
+        token_ids=ids[:end],
         logprobs=completion.logprobs[:end],
         top_logprobs=completion.top_logprobs[:end],
         finish_reason="stop",
     )
-    visible, string = stops.before(completion.token_ids) or (completion.token_ids, None)
-    return completion, visible, string
+    text_tokens, text_ids, string = before
+    return CutCompletion(completion, text_ids, text_tokens, string)

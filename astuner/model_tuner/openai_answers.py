@@ -102,11 +102,16 @@ def _head(answers: Sequence[ChatAnswer], model: str, kind: str) -> dict[str, Any
 
 
 def to_logprobs(answer: ChatAnswer, decode_token: DecodeToken) -> dict[str, Any]:
-    """Return the logprobs of an answer without those of the token that ended it."""
-    call = answer.call
-    end = len(call.completion_ids) - (call.finish_reason == "stop")
-    content = []
-    for token, logprob in zip(call.completion_ids[:end], call.logprobs, strict=False):
+    """Return the logprobs of an answer without those of its end token or stop string."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
         text = decode_token(token)
-        content.append({"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []})
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    call, end = answer.call, answer.text_tokens
+    tops = answer.top_logprobs[:end] or ((),) * end
+    content = [
+        entry(token, logprob) | {"top_logprobs": [entry(*pair) for pair in top]}
+        for token, logprob, top in zip(call.completion_ids[:end], call.logprobs[:end], tops, strict=True)
+    ]
     return {"content": content, "refusal": None}

@@ -247,10 +247,10 @@ class ModelTuner(ModelFaces):
         callable_tools: Sequence[Mapping[str, Any]] | None,
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
-        completion, visible, stop_string = cut_at_stop(completion, params.stop, self._codec.tokenizer)
-        parsed = self._codec.parse(visible, prompt.token_ids, callable_tools)
-        call = self._history.record(prompt, completion, as_message(parsed), sampling=params, **call_fields)
-        return ChatAnswer(parsed, call, stop_string, completion.top_logprobs)
+        cut = cut_at_stop(completion, params, self._codec.stop_token_ids, self._codec.tokenizer)
+        parsed = self._codec.parse(cut.text_ids, prompt.token_ids, callable_tools)
+        call = self._history.record(prompt, cut.completion, as_message(parsed), sampling=params, **call_fields)
+        return ChatAnswer(parsed, call, cut.text_tokens, cut.stop_string, cut.completion.top_logprobs)
 
     async def _ask_external(
         self,

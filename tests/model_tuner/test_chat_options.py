@@ -200,3 +200,13 @@ async def test_logprobs_are_those_of_the_record(codec: ChatCodec):
     recorder = Recorder(codec, ["a b<|im_end|>"])
     answer = await recorder.tuner.chat(HI, logprobs=True)
     assert len(answer.call.logprobs) == len(answer.call.completion_ids)
+
+
+async def test_text_tokens_end_before_the_stop_string_or_the_end_token(codec: ChatCodec):
+    recorder = Recorder(codec, ["a b stop<|im_end|>", "a b c<|im_end|>", "a b c d"], max_tokens=100)
+    stopped = await recorder.tuner.chat(HI, stop="stop")
+    assert codec.decode(stopped.call.completion_ids[: stopped.text_tokens]).rstrip() == "a b"
+    ended = await recorder.tuner.chat(HI, stop="stop")
+    assert codec.decode(ended.call.completion_ids[: ended.text_tokens]) == "a b c"
+    cut = await recorder.tuner.chat(HI)
+    assert cut.text_tokens == len(cut.call.completion_ids)

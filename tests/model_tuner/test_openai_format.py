@@ -19,7 +19,9 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 
 def answer(parsed: ParsedAnswer, finish_reason: FinishReason = "stop") -> ChatAnswer:
-    return ChatAnswer(parsed, LlmCall("e/0", "e", (1, 2, 3), (65, 66, 0), (-0.1, -0.2, -0.3), finish_reason))
+    call = LlmCall("e/0", "e", (1, 2, 3), (65, 66, 0), (-0.1, -0.2, -0.3), finish_reason)
+    top = (((65, -0.1), (66, -2.5)),) * 3
+    return ChatAnswer(parsed, call, text_tokens=2 if finish_reason == "stop" else 3, top_logprobs=top)
 
 
 ANSWERS = {
@@ -84,6 +86,8 @@ def test_logprobs_leave_out_the_end_token_and_usage_counts_it():
     completion = to_chat_completion([ANSWERS["text"]], request, "m", chr)
     content = completion["choices"][0]["logprobs"]["content"]
     assert [(entry["token"], entry["logprob"]) for entry in content] == [("A", -0.1), ("B", -0.2)]
+    assert [top["token"] for top in content[0]["top_logprobs"]] == ["A", "B"]
+    assert content[1]["top_logprobs"][1] == {"token": "B", "logprob": -2.5, "bytes": [66]}
     assert completion["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     cut = to_chat_completion([ANSWERS["cut"]], request, "m", chr)["choices"][0]["logprobs"]["content"]
     assert len(cut) == 3
