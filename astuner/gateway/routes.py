@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,7 +19,9 @@ from astuner.gateway.keys import KeyClaims
 from astuner.gateway.sessions import Answers, EpisodeSession, GatewayCall, RequestIdentity
 from astuner.model_tuner.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
 from astuner.model_tuner.dialects import DIALECTS, TOKEN_COUNTING, Dialect, from_json, openai_error, to_event, to_json
-from astuner.model_tuner.openai_format import ChatRequest
+from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
+from astuner.model_tuner.remote import CHAT_PATH, KEY_PATH
+from astuner.run_record.jsonable import encode
 
 if TYPE_CHECKING:
     from astuner.gateway.server import Gateway
@@ -30,6 +33,16 @@ _DISCARDED_BODIES = 8
 _REQUEST_ID_HEADERS = (b"idempotency-key", b"x-client-request-id", b"x-request-id")
 _KEEP_ALIVE = b": the model is sampling\n\n"
 _ENDED = ApiError(401, "the episode of this API key has ended", code="invalid_api_key")
+
+
+_REMOTE = Dialect(
+    path=f"/v1{CHAT_PATH}",
+    parse=parse_chat_request,
+    body=lambda answers, *_: {"answer": encode(answers[0], lambda text: text)},
+    events=lambda *_: iter(()),
+    error=openai_error,
+)
+"""The API of `RemoteModelTuner`."""
 
 
 class _RequestFailed(Exception):
@@ -48,9 +61,18 @@ def create_app(gateway: Gateway) -> FastAPI:
     """Return the ASGI application of a gateway."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.router.routes.extend(
-        Route(dialect.path, _DialectRoute(gateway, dialect), methods=["POST"]) for dialect in DIALECTS
+        Route(dialect.path, _DialectRoute(gateway, dialect), methods=["POST"]) for dialect in (*DIALECTS, _REMOTE)
     )
     app.router.routes.append(Route(TOKEN_COUNTING.path, _CountRoute(gateway, TOKEN_COUNTING), methods=["POST"]))
+
+    @app.post(f"/v1{KEY_PATH}")
+    async def key(request: Request) -> Response:
+        claims = gateway.authenticate(_Headers(request.scope))
+        if claims is None or gateway.session(claims) is None:
+            return Response(to_json(openai_error(INVALID_KEY)), 401, media_type="application/json")
+        content = await request.json()
+        other = replace(claims, agent_name=content["agent_name"], target_tag=content["target_tag"], debug_model=None)
+        return Response(to_json({"api_key": gateway.sign(other)}), media_type="application/json")
 
     @app.exception_handler(StarletteHTTPException)
     def unknown_route(request: Request, error: StarletteHTTPException) -> Response:

@@ -153,6 +153,10 @@ class Gateway:
         """Return the claims of the key of a request; None if the key is not valid."""
         return self._signer.verify(headers.key())
 
+    def sign(self, claims: KeyClaims) -> str:
+        """Return the key with these claims."""
+        return self._signer.sign(claims)
+
     def session(self, claims: KeyClaims) -> EpisodeSession | None:
         """Return the session of a key; None if the episode has ended."""
         return self._sessions.get(claims.session)

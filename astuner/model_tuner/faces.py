@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, cast, overload
+from typing import TYPE_CHECKING, Literal, Self, cast, overload
 
 from astuner.errors import WorkflowError
 from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
@@ -28,6 +28,12 @@ class ModelFaces(ABC):
     """
 
     _endpoints: EndpointOpener | None
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self  # frameworks copy agents; the calls of all copies belong to the episode
 
     @abstractmethod
     def for_agent(self, agent_name: str, target_tag: str = ..., debug_model: DebugModel | None = ...) -> AgentModel:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -44,6 +45,8 @@ from astuner.schema import Completion, LlmCall, SamplingParams
 if TYPE_CHECKING:
     from agentscope.model import ChatResponse
     from pydantic import BaseModel
+
+    from astuner.model_tuner.remote import RemoteModelTuner
 
 T = TypeVar("T")
 
@@ -101,6 +104,7 @@ class ModelTuner(ModelFaces):
         self._call_numbers = itertools.count(1)
         self._rejected_calls = 0
         self._open_calls: dict[OpenCall, None] = {}
+        self._pid = os.getpid()
 
     @property
     def open_calls(self) -> tuple[OpenCall, ...]:
@@ -139,6 +143,14 @@ class ModelTuner(ModelFaces):
         """Return the number of tokens of the prompt of a request. For the errors, see `chat`."""
         offered = None if self._settings.disable_tools else tools
         return len(self._history.prompt(normalise(messages), offered, tools_hash(offered)).token_ids)
+
+    def _remote(self) -> RemoteModelTuner:
+        from astuner.model_tuner.remote import RemoteModelTuner
+
+        return RemoteModelTuner(*self.as_oai_baseurl_apikey(), self.model_name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._remote().__reduce__()
 
     def mark_cut(self, call: LlmCall) -> None:
         """Mark a finished call as one whose answer did not reach the agent, so that it is not trained."""
@@ -190,6 +202,9 @@ class ModelTuner(ModelFaces):
             EpisodeStopped: the workflow has caught `CallLimitError` several times.
             AgentMadness: the output is degenerate and the configuration ends the episode.
         """
+        if os.getpid() != self._pid:  # a fork has a copy of this object, whose calls would not be recorded
+            arguments = {"tools": tools, "agent_name": agent_name, "target_tag": target_tag, **parameters}
+            return await self._remote().chat(messages, debug_model=debug_model, **arguments)
         if self._settings.disable_tools:
             tools = None
             parameters = {**parameters, "tool_choice": None}

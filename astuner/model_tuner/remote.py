@@ -1,0 +1,195 @@
+"""The model of an episode in another process, such as a child that a workflow has started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import httpx
+
+from astuner.errors import (
+    AgentMadness,
+    CallLimitError,
+    ContextLengthError,
+    InvalidRequestError,
+    ModelError,
+    UnsupportedParameterError,
+    WorkflowError,
+)
+from astuner.model_tuner.agent_model import AgentModel
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.endpoint import OpenAiEndpoint
+from astuner.model_tuner.faces import ModelFaces
+from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
+from astuner.run_record.jsonable import decode, to_jsonable
+
+if TYPE_CHECKING:
+    from agentscope.model import ChatResponse
+    from pydantic import BaseModel
+
+CHAT_PATH = "/astuner/chat"
+"""The path, after the base URL, that answers with an encoded `ChatAnswer`."""
+KEY_PATH = "/astuner/key"
+"""The path, after the base URL, that returns the key of another agent of the same episode."""
+
+# Seconds to wait before a request is repeated that the gateway had no room for.
+_RETRY_SECONDS = 1.0
+_CONNECT_SECONDS = 30.0
+
+
+class RemoteModelTuner(ModelFaces):
+    """A `ModelTuner` in another process than the episode's: every call goes through the gateway of the episode.
+
+    `ModelTuner` is unpickled as this class. The record and the limits are those of the episode.
+    """
+
+    # AgentScope reads this from a chat model.
+    stream = False
+
+    def __init__(self, base_url: str, api_key: str, model_name: str = "astuner") -> None:
+        """Use the endpoint of an episode."""
+        self.model_name = model_name
+        self.forwarded_models: tuple[str, ...] = ()
+        self.rejection: Exception | None = None
+        self._endpoint = OpenAiEndpoint(base_url, api_key)
+        self._keys: dict[tuple[str, str], str] = {}
+
+    def __reduce__(self) -> tuple[type[RemoteModelTuner], tuple[str, str, str]]:
+        return RemoteModelTuner, (*self._endpoint, self.model_name)
+
+    def for_agent(
+        self, agent_name: str = "", target_tag: str = DEFAULT_TARGET, debug_model: DebugModel | None = None
+    ) -> AgentModel:
+        """Return the model for one of several agents (see `ModelTuner.for_agent`).
+
+        Raises:
+            WorkflowError: `debug_model` is set, which only the process of the episode can call.
+        """
+        _refuse_debug_model(debug_model)
+        return AgentModel(self, agent_name, target_tag)  # type: ignore[arg-type]
+
+    def as_oai_baseurl_apikey(
+        self, agent_name: str = "", target_tag: str = DEFAULT_TARGET, debug_model: DebugModel | None = None
+    ) -> OpenAiEndpoint:
+        """Return the address and the key with which any OpenAI-compatible client calls this model.
+
+        Raises:
+            WorkflowError: the episode has ended, or `debug_model` is set.
+        """
+        _refuse_debug_model(debug_model)
+        if (agent_name, target_tag) not in self._keys:
+            body = {"agent_name": agent_name, "target_tag": target_tag}
+            with httpx.Client(trust_env=False, timeout=_CONNECT_SECONDS) as client:
+                response = client.post(
+                    self._endpoint.base_url + KEY_PATH, json=body, headers=_authorization(self._endpoint.api_key)
+                )
+            if response.is_error:
+                _raise_error(response)
+            self._keys[agent_name, target_tag] = response.json()["api_key"]
+        return OpenAiEndpoint(self._endpoint.base_url, self._keys[agent_name, target_tag])
+
+    async def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        structured_model: type[BaseModel] | None = None,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        """Answer like an AgentScope chat model (see `ModelTuner`)."""
+        from astuner.model_tuner.agentscope_adapter import answer_agentscope
+
+        return await answer_agentscope(self, messages, tools, tool_choice, structured_model, kwargs)  # type: ignore[arg-type]
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        agent_name: str = "",
+        target_tag: str = DEFAULT_TARGET,
+        debug_model: DebugModel | None = None,
+        **parameters: Any,
+    ) -> ChatAnswer:
+        """Sample one assistant turn (see `ModelTuner.chat` for the arguments and errors).
+
+        Raises:
+            ModelError: the gateway cannot be reached, because the episode's process has ended.
+        """
+        endpoint = self.as_oai_baseurl_apikey(agent_name, target_tag, debug_model)
+        content = {**parameters, "model": self.model_name, "messages": messages, "tools": tools}
+        body = to_jsonable(content, lambda text: text)
+        timeout = httpx.Timeout(None, connect=_CONNECT_SECONDS)
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=timeout) as client:
+                while True:
+                    response = await client.post(
+                        endpoint.base_url + CHAT_PATH, json=body, headers=_authorization(endpoint.api_key)
+                    )
+                    if response.status_code != 429:
+                        break
+                    await asyncio.sleep(_RETRY_SECONDS)
+        except httpx.HTTPError as error:
+            raise ModelError(f"the model at {endpoint.base_url} cannot be reached: {error!r}") from error
+        if response.is_error:
+            _raise_error(response)
+        return _decode_answer(response.json()["answer"])
+
+    def decode_token(self, token: int) -> NoReturn:
+        """Refuse to decode a token.
+
+        Raises:
+            UnsupportedParameterError: always.
+        """
+        raise UnsupportedParameterError(
+            "logprobs needs the tokenizer, which this process does not have; use the client with the base URL of "
+            "model_tuner.as_oai_baseurl_apikey()",
+            "logprobs",
+        )
+
+    def mark_cut(self, call: object) -> None:
+        """Do nothing: the gateway sees that a client leaves."""
+
+
+def _decode_answer(row: Mapping[str, Any]) -> ChatAnswer:
+    """Return the answer that `run_record.jsonable.encode` has encoded."""
+    answer = decode(ChatAnswer, {**row, "top_logprobs": [], "alternatives": []})
+    return replace(
+        answer,
+        top_logprobs=tuple(tuple((int(token), float(p)) for token, p in one) for one in row["top_logprobs"]),
+        alternatives=tuple(map(_decode_answer, row["alternatives"])),
+    )
+
+
+def _authorization(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _refuse_debug_model(debug_model: DebugModel | None) -> None:
+    if debug_model is not None:
+        raise WorkflowError(
+            "a debug_model can only be called in the process of the episode; name the model in rollout.frozen_models"
+        )
+
+
+def _raise_error(response: httpx.Response) -> NoReturn:
+    """Raise the error of `ModelTuner.chat` that a response of the gateway stands for."""
+    try:
+        error = response.json()["error"]
+        message, code, name = str(error["message"]), error["code"], error["param"]
+    except (ValueError, LookupError, TypeError):
+        raise ModelError(f"the gateway answered with status {response.status_code}: {response.text[:200]}") from None
+    errors = {
+        "context_length_exceeded": ContextLengthError,
+        "max_steps_exceeded": CallLimitError,
+        "degenerate_output": AgentMadness,
+    }
+    if code == "unsupported_parameter":
+        raise UnsupportedParameterError(message, name)
+    if code in errors:
+        raise errors[code](message)
+    if response.status_code >= 500 and code != "upstream_error":
+        raise ModelError(message)
+    raise InvalidRequestError(message, name) if name is not None else WorkflowError(message)
