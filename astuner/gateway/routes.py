@@ -37,10 +37,11 @@ _ENDED = ApiError(401, "the episode of this API key has ended", code="invalid_ap
 
 _REMOTE = Dialect(
     path=f"/v1{CHAT_PATH}",
-    parse=parse_chat_request,
+    parse=lambda body, _tuner: parse_chat_request(body),
     body=lambda answers, *_: {"answer": encode(answers[0], lambda text: text)},
     events=lambda *_: iter(()),
     error=openai_error,
+    error_event=lambda error: (None, openai_error(error)),
 )
 """The API of `RemoteModelTuner`."""
 
