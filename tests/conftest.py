@@ -37,13 +37,19 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a real vLLM, verl or Trinity where it is not installed."""
+    """Skip what needs a real vLLM, verl, Trinity or agent framework where it is not installed."""
     # Trinity's environment has an older verl, without TransferQueue.
     needed = {
         "vllm": (("vllm",), ".ci/backbone_environments"),
         "verl": (("transfer_queue",), ".ci/verl_run"),
         "trinity": (("trinity",), ".ci/trinity_run"),
         "verl_vllm": (("transfer_queue", "vllm"), ".ci/backbone_environments"),
+        "langgraph": (("langgraph", "langchain_openai"), ".ci/frameworks"),
+        "autogen": (("autogen_agentchat", "autogen_ext"), ".ci/frameworks"),
+        "openai_agents": (("agents",), ".ci/frameworks"),
+        "pydantic_ai": (("pydantic_ai",), ".ci/frameworks"),
+        "smolagents": (("smolagents",), ".ci/frameworks"),
+        "google_adk": (("litellm",), ".ci/frameworks"),
     }
     for marker, (packages, where) in needed.items():
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
@@ -52,6 +58,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for item in items:
                 if item.get_closest_marker(marker) is not None:
                     item.add_marker(skip)
+    if not (Path(os.environ.get("ASTUNER_FRAMEWORKS", os.devnull)) / "agentscope2").is_dir():
+        for item in items:
+            if item.get_closest_marker("agentscope2") is not None:
+                item.add_marker(pytest.mark.skip(reason="no environment agentscope2; .ci/frameworks runs this"))
 
 
 @pytest.fixture

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from astuner import ModelTuner
 from tests.frameworks.episode import ADD, QUESTIONS, SYSTEM, add
+
+AGENTSCOPE2_PYTHON = Path(os.environ.get("ASTUNER_FRAMEWORKS", os.devnull)) / "agentscope2/bin/python"
+"""The interpreter of the environment with AgentScope 2, which `.ci/frameworks` makes."""
 
 
 async def chat(model_tuner: ModelTuner) -> None:
@@ -162,3 +167,71 @@ async def pydantic_ai(model_tuner: ModelTuner) -> None:
     for question in QUESTIONS:
         result = await agent.run(question, message_history=history)
         history = result.all_messages()
+
+
+async def openai_gateway(model_tuner: ModelTuner) -> None:
+    async with gateway_client(model_tuner) as client:
+        await openai_sdk(model_tuner, client)
+
+
+async def openai_gateway_streamed(model_tuner: ModelTuner) -> None:
+    async with gateway_client(model_tuner) as client:
+        await openai_sdk_streamed(model_tuner, client)
+
+
+def gateway_client(model_tuner: ModelTuner) -> Any:
+    from openai import AsyncOpenAI
+
+    base_url, api_key = model_tuner.as_oai_baseurl_apikey()
+    return AsyncOpenAI(base_url=base_url, api_key=api_key)
+
+
+async def google_adk(model_tuner: ModelTuner) -> None:
+    from google.adk.agents import LlmAgent
+    from google.adk.models.lite_llm import LiteLlm
+    from google.adk.runners import InMemoryRunner
+    from google.genai.types import Content, Part
+
+    base_url, api_key = model_tuner.as_oai_baseurl_apikey()
+    model = LiteLlm(model="openai/astuner", api_base=base_url, api_key=api_key)
+    agent = LlmAgent(name="adder", model=model, instruction=SYSTEM, tools=[add])
+    runner = InMemoryRunner(agent, app_name="sums")
+    session = await runner.session_service.create_session(app_name="sums", user_id="user")
+    for question in QUESTIONS:
+        content = Content(role="user", parts=[Part(text=question)])
+        async for _ in runner.run_async(user_id="user", session_id=session.id, new_message=content):
+            pass
+
+
+async def smolagents(model_tuner: ModelTuner) -> None:
+    import asyncio
+
+    from smolagents import CodeAgent, OpenAIModel, tool
+
+    base_url, api_key = model_tuner.as_oai_baseurl_apikey()
+    agent = CodeAgent(
+        tools=[tool(add)], model=OpenAIModel("astuner", base_url, api_key), max_steps=3, verbosity_level=0
+    )
+    await asyncio.to_thread(agent.run, QUESTIONS[0])
+
+
+async def agentscope2(model_tuner: ModelTuner, *, stream: bool = False) -> None:
+    """Run the agent in AgentScope 2's own environment."""
+    import asyncio
+
+    base_url, api_key = model_tuner.as_oai_baseurl_apikey()
+    arguments = json.dumps([SYSTEM, QUESTIONS, ADD["function"], stream])
+    process = await asyncio.create_subprocess_exec(
+        str(AGENTSCOPE2_PYTHON),
+        str(Path(__file__).with_name("agentscope2_agent.py")),
+        arguments,
+        env={**os.environ, "OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "PYTHONPATH": ""},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
+
+
+async def agentscope2_streamed(model_tuner: ModelTuner) -> None:
+    await agentscope2(model_tuner, stream=True)

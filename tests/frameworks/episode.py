@@ -47,7 +47,12 @@ ANSWERS = (
 
 
 def add(a: int, b: int) -> str:
-    """Add two numbers."""
+    """Add two numbers.
+
+    Args:
+        a: the first.
+        b: the second.
+    """
     return str(a + b)
 
 
