@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -112,6 +113,15 @@ def ci_commands() -> list[list[str]]:
     return Block(ROOT / ".ci/run", 1, "bash", text).commands
 
 
+def is_installed(block: Block) -> bool:
+    """Return whether the agent framework that a block imports is installed; `.ci/frameworks` installs all of them."""
+    imported = set(re.findall(r"^(?:from|import) (\w+(?:\.adk)?)", block.text, re.MULTILINE))
+    return all(importlib.util.find_spec(name) is not None for name in FRAMEWORKS & imported)
+
+
+FRAMEWORKS = {"langgraph", "autogen_agentchat", "agents", "pydantic_ai", "smolagents", "google.adk"}
+
+
 class PageRunner:
     """Runs pages in the working directory."""
 
@@ -128,7 +138,8 @@ class PageRunner:
             if block.file is not None:
                 Path(block.file).write_text(block.text)
             if block.language == "python" and block.file is not None:
-                names.update(vars(importlib.import_module(Path(block.file).stem)))
+                if is_installed(block):
+                    names.update(vars(importlib.import_module(Path(block.file).stem)))
             elif block.language == "python":
                 # Compile with the page's name and line, so that a traceback shows them.
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
