@@ -69,6 +69,7 @@ class ChatCodec:
         self._renderer = self._chosen.renderer
         self.renderer_name: str = self._renderer.config.name
         self._template_text = TemplateText(tokenizer, self._renderer.config)
+        self._rendered_roles: dict[str, bool] = {}
         self.stop_token_ids: tuple[int, ...] = self._stop_token_ids()
 
     def save(self, folder: Path) -> None:
@@ -80,6 +81,16 @@ class ChatCodec:
     def reads_tool_calls(self) -> bool:
         """Whether the renderer parses tool calls."""
         return self.renderer_name != "default" or self._renderer.config.tool_parser is not None
+
+    def with_known_roles(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return normalised messages with roles that the chat template renders.
+
+        Some templates leave out messages with the roles `developer` and `function`, without an error. They become
+        messages of the system and of a tool.
+        """
+        roles = {role: other for role, other in _SIMILAR_ROLES.items() if any(m["role"] == role for m in messages)}
+        lost = {role: other for role, other in roles.items() if not self._renders(role)}
+        return [{**m, "role": lost.get(m["role"], m["role"])} for m in messages] if lost else messages
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
@@ -233,6 +244,8 @@ class ChatCodec:
         """
         import renderers
 
+        messages = self.with_known_roles(messages)
+
         if self.renderer_name == "default":
             ends = [self.decode([token]) for token in self.stop_token_ids]
             answers = TemplateAnswers(partial(self._text_of_turns, tools), ends)
@@ -250,6 +263,20 @@ class ChatCodec:
         # `renderers` calls its own field `loss_mask`.
         generated = without_empty_thinking(list(map(bool, sample.loss_mask)), sample.token_ids, self.decode)
         return tuple(sample.token_ids), tuple(generated)
+
+    def _renders(self, role: str) -> bool:
+        """Return whether the chat template renders the messages of a role."""
+        if role not in self._rendered_roles:
+            text = f"a message of {role}"
+            messages = [{"role": "user", "content": "?"}, {"role": role, "content": text, "name": "name"}]
+            try:
+                rendered = self.decode(
+                    self._render(messages if role == "function" else messages[::-1], None, prompt=True)
+                )
+            except TEMPLATE_ERRORS:
+                rendered = ""
+            self._rendered_roles[role] = text in rendered
+        return self._rendered_roles[role]
 
     def _bridge_by_renderer(
         self,
@@ -322,6 +349,10 @@ class ChatCodec:
         if self._renderer.config.tool_parser == HARMONY:
             ends += [token for token in self.tokenizer.convert_tokens_to_ids([END_OF_CALL]) if token in special]
         return tuple(dict.fromkeys((*ends, *stop_ids)))
+
+
+# The roles that some templates leave out, and those that all templates with tools and system messages have.
+_SIMILAR_ROLES = {"developer": "system", "function": "tool"}
 
 
 def _rejection(messages: Sequence[Mapping[str, Any]], error: Exception) -> WorkflowError:

@@ -134,6 +134,7 @@ class History:
         tools: Sequence[Mapping[str, Any]] | None,
         tools_hash: str,
     ) -> Prompt:
+        messages = self.codec.with_known_roles(messages)
         request = Conversation(messages, digests(messages))
         chain = _chain(request.digests)
         lengths = range(len(chain) - 1, 0, -1)

@@ -135,6 +135,19 @@ async def test_invalid_messages_are_errors(codec: ChatCodec, messages: list[Any]
         await make(codec, ["ok"]).chat(messages)
 
 
+@pytest.mark.parametrize("role", ["developer", "function"])
+async def test_a_message_of_a_role_that_the_template_lacks_is_in_the_prompt(codec: ChatCodec, role: str):
+    tuner = make(codec, ["3<|im_end|>", "4<|im_end|>"])
+    message = {"role": role, "name": "add", "content": "Only numbers, please."}
+    conversation = [message, user("1+2?")] if role == "developer" else [user("1+2?"), message]
+    first = await tuner.chat(conversation)
+    assert "Only numbers, please." in codec.decode(first.call.prompt_ids)
+    second = await tuner.chat([*conversation, {"role": "assistant", "content": "3"}, user("1+3?")])
+    assert second.call.fork is None
+    ids, _ = codec.transcript([*conversation, {"role": "assistant", "content": "3"}], None)
+    assert "Only numbers, please." in codec.decode(ids)
+
+
 async def test_errors_name_the_exceeded_limit(codec: ChatCodec):
     with pytest.raises(ContextLengthError, match=r"data\.max_prompt_length is 5"):
         await make(codec, ["ok"], max_prompt_length=5).chat([user("hi there")])
