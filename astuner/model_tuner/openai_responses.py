@@ -17,7 +17,7 @@ from astuner.schema import LlmCall
 # They store or identify the request, and do not change an answer.
 _WITHOUT_EFFECT = {
     *("metadata", "store", "user", "service_tier", "safety_identifier", "stream_options"),
-    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "client_metadata"),
 }
 _PARAMETERS = _WITHOUT_EFFECT | {
     *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
@@ -52,7 +52,7 @@ def parse_responses_request(body: object, calls: Sequence[LlmCall]) -> Responses
     """Return the request of a body of `/v1/responses`.
 
     A parameter that is null counts as absent. `metadata`, `store`, `user`, `service_tier`, `safety_identifier`,
-    `stream_options` and the parameters of the prompt cache have no effect on an answer.
+    `stream_options`, `client_metadata` and the parameters of the prompt cache have no effect on an answer.
 
     Args:
         body: the JSON object of the request.

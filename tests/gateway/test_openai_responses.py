@@ -50,6 +50,7 @@ def test_a_request_is_converted():
             "include": ["reasoning.encrypted_content", "message.output_text.logprobs"],
             "text": {"format": {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}},
             "metadata": {"user": "u"},
+            "client_metadata": {"turn_id": "t"},
             "input": [
                 {"role": "developer", "content": "Add."},
                 {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "1+2?"}]},
