@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from anthropic import Anthropic
+from hypothesis import given
+from hypothesis import strategies as st
 from openai import OpenAI
 
 from astuner.context_tracker import build_samples, certificate
-from astuner.gateway import Gateway
-from astuner.model_tuner import ModelTuner
+from astuner.errors import ModelError
+from astuner.gateway import Gateway, routes
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
+from astuner.model_tuner.answers import as_message
+from astuner.model_tuner.dialects import DIALECTS, from_json, to_json
+from astuner.model_tuner.messages import message_digest, normalise
+from astuner.schema import Completion, LlmCall, SamplingParams
 from tests.gateway.conftest import MakeTuner
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}
@@ -263,3 +275,63 @@ def test_the_episode_is_the_same_through_every_api(record: Any, agent: Any, stre
         None,
         None,
     ]
+
+
+class FailingEngine(ScriptedEngine):
+    """An engine that fails after a while."""
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        await asyncio.sleep(0.3)
+        raise ModelError("the engine has crashed")
+
+
+@pytest.mark.parametrize("agent", [ChatCompletions, Responses, Messages])
+def test_a_client_sees_an_error_within_a_stream(
+    gateway: Gateway, make_tuner: MakeTuner, agent: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(routes, "_KEEP_ALIVE_SECONDS", 0.05)  # the stream starts before the error
+    tuner = make_tuner(engine=FailingEngine)
+    with gateway.episode(tuner):
+        asker = agent(tuner, True)
+        asker.say("hi")
+        with pytest.raises((openai.APIError, anthropic.APIError), match="the engine has crashed"):
+            asker.ask([], 9)
+    assert tuner.calls == ()
+
+
+TUNER: Any = SimpleNamespace(calls=())
+TEXTS = st.text(st.characters())  # with halves of surrogate pairs
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(TEXTS, values, max_size=3),
+    max_leaves=5,
+)
+ARGUMENTS = st.dictionaries(TEXTS, VALUES, max_size=3)
+CALLS = st.lists(st.builds(ToolCall, st.uuids().map(str), TEXTS, ARGUMENTS), max_size=3)
+    st.builds(ToolCall, st.uuids().map(str), TEXTS, st.dictionaries(TEXTS, VALUES, max_size=3)), max_size=3
+)
+
+
+@given(TEXTS, CALLS.map(tuple), st.none() | TEXTS.filter(bool), st.sampled_from(["stop", "length"]))
+def test_every_answer_is_recognised_when_it_is_sent_back(content: str, calls: Any, reasoning: str | None, end: Any):
+    parsed = ParsedAnswer(content, calls, reasoning)
+    answer = ChatAnswer(parsed, LlmCall("e/0", "e", (1,), (2, 3), (-0.5, -0.5), end))
+    (expected,) = normalise([as_message(parsed)])
+    question = {"role": "user", "content": "?"}
+    chat, responses, messages = DIALECTS
+    for dialect, body in (
+        (chat, {"messages": [question]}),
+        (responses, {"input": [question], "include": ["reasoning.encrypted_content"]}),
+        (messages, {"messages": [question], "max_tokens": 9}),
+    ):
+        request: Any = {"model": "m", **body}
+        reply = from_json(to_json(dialect.body([answer], dialect.parse(request, TUNER), "m", chr)))
+        if dialect is chat:
+            request["messages"] += [reply["choices"][0]["message"], question]
+        elif dialect is responses:
+            request["input"] += [*reply["output"], question]
+        else:
+            request["messages"] += [{"role": "assistant", "content": reply["content"]}, question]
+        _, found, _ = normalise(dialect.parse(request, TUNER).messages)
+        assert message_digest(found) == message_digest(expected)
+        assert found.get("reasoning_content") == expected.get("reasoning_content")
