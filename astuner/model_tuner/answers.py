@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from astuner.llm_engine.stop_strings import StopStrings
 from astuner.model_tuner.codec import ParsedAnswer
 from astuner.schema import Completion, LlmCall, SamplingParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,19 +22,19 @@ class ChatAnswer:
     Attributes:
         parsed: the answer; if a stop string ended it, without the string and what follows.
         call: the call, with all sampled tokens.
-        text_tokens: the number of sampled tokens before the stop string or the end token.
         stop_string: the stop string that ended the answer; None if it ended in another way.
         top_logprobs: for each sampled token, the ids and logprobs of the most likely tokens at its position; empty
             unless requested.
         alternatives: the other answers of a request with `n` above 1.
+        text_tokens: the number of sampled tokens before the stop string or the end token.
     """
 
     parsed: ParsedAnswer
     call: LlmCall
-    text_tokens: int = 0
     stop_string: str | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     alternatives: tuple[ChatAnswer, ...] = ()
+    text_tokens: int = 0
 
 
 def as_message(parsed: ParsedAnswer) -> dict[str, Any]:
@@ -100,3 +103,15 @@ def cut_at_stop(
     )
     text_tokens, text_ids, string = before
     return CutCompletion(completion, text_ids, text_tokens, string)
+
+
+async def gather_answers(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of concurrent requests; if one of them fails, cancel the others and raise its error."""
+    if len(requests) == 1:
+        return [await requests[0]]
+    tasks = [asyncio.ensure_future(request) for request in requests]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

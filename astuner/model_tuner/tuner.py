@@ -8,9 +8,9 @@ import itertools
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from astuner.clock import timestamp
 from astuner.errors import (
@@ -22,7 +22,7 @@ from astuner.errors import (
 )
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.agent_model import AgentModel
-from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop
+from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop, gather_answers
 from astuner.model_tuner.call_settings import CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from astuner.model_tuner.remote import RemoteModelTuner
-
-T = TypeVar("T")
 
 
 class ModelTuner(ModelFaces):
@@ -243,7 +241,9 @@ class ModelTuner(ModelFaces):
         params = self._sampling(prompt, options, tools, trained=call_fields["trained"])
         requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
         with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):
-            completions = await _gather([self._engine.generate(prompt.token_ids, request) for request in requests])
+            completions = await gather_answers(
+                [self._engine.generate(prompt.token_ids, request) for request in requests]
+            )
         callable_tools = None if options.tool_choice == "none" else tools
         answers = [
             self._record_answer(prompt, request, completion, callable_tools, call_fields)
@@ -265,7 +265,7 @@ class ModelTuner(ModelFaces):
         cut = cut_at_stop(completion, params, self._codec.stop_token_ids, self._codec.tokenizer)
         parsed = self._codec.parse(cut.text_ids, prompt.token_ids, callable_tools)
         call = self._history.record(prompt, cut.completion, as_message(parsed), sampling=params, **call_fields)
-        return ChatAnswer(parsed, call, cut.text_tokens, cut.stop_string, cut.completion.top_logprobs)
+        return ChatAnswer(parsed, call, cut.stop_string, cut.completion.top_logprobs, text_tokens=cut.text_tokens)
 
     async def _ask_external(
         self,
@@ -291,7 +291,7 @@ class ModelTuner(ModelFaces):
             return await call_debug_model(model, messages, tools, parameters)
 
         with self._track_open(prompt, options.n, call_fields):
-            parsed = await _gather([ask() for _ in range(options.n)])
+            parsed = await gather_answers([ask() for _ in range(options.n)])
         unknown = Completion((), (), "stop")
         first, *others = [
             ChatAnswer(one, self._history.record(prompt, unknown, as_message(one), **call_fields)) for one in parsed
@@ -371,15 +371,3 @@ class ModelTuner(ModelFaces):
 # How often a workflow may catch the error of the call limit, for example once in each of its agents.
 _MAX_CALL_LIMIT_ERRORS = 3
 _MAX_SEED = 2**63 - 1
-
-
-async def _gather(requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of concurrent requests; if one of them fails, cancel the others and raise its error."""
-    if len(requests) == 1:
-        return [await requests[0]]
-    tasks = [asyncio.ensure_future(request) for request in requests]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
