@@ -100,6 +100,10 @@ def test_a_tool_call_and_an_answer(tokenizer: Any, name: str) -> None:
     assert len({call.agent_name for call in episode.calls}) == 1
     assert len(episode.samples) == 1, [call.fork for call in episode.calls]
     assert episode.calls[0].messages[-1]["tool_calls"]
+    # Instructions of the harness, of any role, reach the model.
+    system = next(message for message in episode.calls[0].messages if message["role"] in ("system", "developer"))
+    prompt = tokenizer.decode(list(episode.calls[0].prompt_ids))
+    assert str(system["content"])[:200].strip() in prompt
 
 
 @pytest.mark.usefixtures("_on_path")
