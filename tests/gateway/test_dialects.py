@@ -308,8 +308,6 @@ VALUES = st.recursive(
 )
 ARGUMENTS = st.dictionaries(TEXTS, VALUES, max_size=3)
 CALLS = st.lists(st.builds(ToolCall, st.uuids().map(str), TEXTS, ARGUMENTS), max_size=3)
-    st.builds(ToolCall, st.uuids().map(str), TEXTS, st.dictionaries(TEXTS, VALUES, max_size=3)), max_size=3
-)
 
 
 @given(TEXTS, CALLS.map(tuple), st.none() | TEXTS.filter(bool), st.sampled_from(["stop", "length"]))
