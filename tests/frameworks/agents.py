@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -136,7 +137,7 @@ async def autogen(model_tuner: ModelTuner) -> None:
         await agent.run(task=question)
 
 
-async def openai_agents(model_tuner: ModelTuner) -> None:
+async def openai_agents(model_tuner: ModelTuner, model: Any = None) -> None:
     from agents import Agent, FunctionTool, Runner, set_tracing_disabled
 
     set_tracing_disabled(True)
@@ -146,11 +147,45 @@ async def openai_agents(model_tuner: ModelTuner) -> None:
 
     function = ADD["function"]
     tool = FunctionTool("add", function["description"], function["parameters"], call, strict_json_schema=False)
-    agent = Agent("adder", instructions=SYSTEM, tools=[tool], model=model_tuner.as_openai_agents_model())
+    agent = Agent("adder", instructions=SYSTEM, tools=[tool], model=model or model_tuner.as_openai_agents_model())
     history: list[Any] = []
     for question in QUESTIONS:
         result = await Runner.run(agent, [*history, {"role": "user", "content": question}])
         history = result.to_input_list()
+
+
+async def openai_agents_responses(model_tuner: ModelTuner) -> None:
+    await agents_with_responses(model_tuner, model_tuner.as_raw_openai_sdk_client())
+
+
+async def openai_agents_gateway(model_tuner: ModelTuner) -> None:
+    async with gateway_client(model_tuner) as client:
+        await agents_with_responses(model_tuner, client)
+
+
+async def agents_with_responses(model_tuner: ModelTuner, client: Any) -> None:
+    from agents import ModelBehaviorError, OpenAIResponsesModel
+
+    # The SDK raises this for an answer that is cut, as the last one is.
+    with contextlib.suppress(ModelBehaviorError):
+        await openai_agents(model_tuner, OpenAIResponsesModel("astuner", client))
+
+
+async def openai_responses(model_tuner: ModelTuner) -> None:
+    client = model_tuner.as_raw_openai_sdk_client()
+    tool: Any = {"type": "function", **ADD["function"], "strict": False}
+    items: list[Any] = []
+    for question in QUESTIONS:
+        items.append({"role": "user", "content": question})
+        while True:
+            answer = await client.responses.create(model="astuner", instructions=SYSTEM, input=items, tools=[tool])
+            items += [item.model_dump(exclude_unset=True) for item in answer.output]
+            calls = [item for item in answer.output if item.type == "function_call"]
+            for call in calls:
+                result = add(**json.loads(call.arguments))
+                items.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
+            if not calls:
+                break
 
 
 async def pydantic_ai(model_tuner: ModelTuner) -> None:
