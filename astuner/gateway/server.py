@@ -78,6 +78,11 @@ class Gateway:
         self._pid = os.getpid()
         _gateways.add(self)
 
+    @property
+    def names_of_trained_model(self) -> tuple[str, ...]:
+        """The names by which a request can call the model in training."""
+        return self.settings.model_names
+
     @contextlib.contextmanager
     def episode(
         self, tuner: ModelTuner, cancel_workflow: Callable[[], object] = lambda: None, seconds: float | None = None

@@ -29,6 +29,11 @@ class OpenAiEndpoint(NamedTuple):
 class EndpointOpener(Protocol):
     """Serves the models of episodes over HTTP."""
 
+    @property
+    def names_of_trained_model(self) -> tuple[str, ...]:
+        """The names by which a request can call the model in training."""
+        ...
+
     def open_endpoint(
         self, tuner: ModelTuner, agent_name: str, target_tag: str, debug_model: DebugModel | None
     ) -> OpenAiEndpoint:

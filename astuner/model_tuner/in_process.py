@@ -115,7 +115,7 @@ async def _answer(model: AgentModel, dialect: Dialect, body: bytes) -> httpx.Res
 
 
 def _model_names(tuner: ModelTuner) -> tuple[str, ...]:
-    return (tuner.model_name, *tuner.forwarded_models)
+    return (*tuner.names_of_trained_model, *tuner.forwarded_models)
 
 
 def _mark_cut(tuner: ModelTuner, answers: Sequence[ChatAnswer]) -> None:

@@ -127,6 +127,11 @@ class ModelTuner(ModelFaces):
         return AgentModel(self, agent_name, target_tag, debug_model)
 
     @property
+    def names_of_trained_model(self) -> tuple[str, ...]:
+        """The names by which a request through an API can call the model in training."""
+        return (self.model_name,) if self._endpoints is None else self._endpoints.names_of_trained_model
+
+    @property
     def forwarded_models(self) -> tuple[str, ...]:
         """The tags of the targets whose calls go to another endpoint."""
         return tuple(tag for tag, model in self._targets.frozen.items() if model.base_url is not None)

@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from astuner import ModelTuner, WorkflowTask
+from astuner.gateway import Gateway, GatewaySettings
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets
 from astuner.schema import Completion, Episode, SamplingParams, Task
@@ -90,6 +91,22 @@ async def test_an_error_has_status_code_and_parameter(
         await client.chat.completions.create(**{"model": "astuner", "messages": QUESTION, **parameters})
     assert (caught.value.status_code, caught.value.code, caught.value.param) == (status, code, param)
     assert not tuner.calls
+
+
+async def test_the_names_of_the_model_are_those_of_the_gateway(tokenizer: Any):
+    gateway = Gateway(GatewaySettings(model_names=("astuner", "my-model")))
+    ids = tokenizer.encode("3<|im_end|>", add_special_tokens=False)
+    tuner = ModelTuner(
+        ScriptedEngine(lambda prompt, params: ids, 4096),
+        ChatCodec(tokenizer),
+        CallSettings(),
+        episode_id="e",
+        endpoints=gateway,
+    )
+    client = tuner.as_raw_openai_sdk_client()
+    answer = await client.chat.completions.create(model="my-model", messages=QUESTION)
+    assert answer.model == "my-model"
+    assert [model.id async for model in client.models.list()] == ["astuner", "my-model"]
 
 
 async def test_an_unknown_address_is_named(tokenizer: Any):
