@@ -24,6 +24,7 @@ from astuner.model_tuner.endpoint import OpenAiEndpoint
 from astuner.model_tuner.faces import ModelFaces
 from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
 from astuner.run_record.jsonable import decode, to_jsonable
+from astuner.schema import LlmCall
 
 if TYPE_CHECKING:
     from agentscope.model import ChatResponse
@@ -51,7 +52,10 @@ class RemoteModelTuner(ModelFaces):
     def __init__(self, base_url: str, api_key: str, model_name: str = "astuner") -> None:
         """Use the endpoint of an episode."""
         self.model_name = model_name
+        self.names_of_trained_model = (model_name,)
         self.forwarded_models: tuple[str, ...] = ()
+        # The gateway looks for the answers that a conversation repeats in the calls of the episode.
+        self.calls: tuple[LlmCall, ...] = ()
         self.rejection: Exception | None = None
         self._endpoint = OpenAiEndpoint(base_url, api_key)
         self._keys: dict[tuple[str, str], str] = {}
