@@ -7,9 +7,11 @@ import contextlib
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from loguru import logger
 
 from astuner.processes.episode_processes import current_episode_processes
+from astuner.processes.process_tree import find_process, with_descendants
 
 if TYPE_CHECKING:
     from agentscope.tool import ToolResponse
@@ -39,7 +42,8 @@ _MISSING = {
     "processes": "the code sees other processes and its disk space is not limited (needs user namespaces)",
 }
 _CHUNK_BYTES = 2**16
-_START_SECONDS = 30.0
+_MEMORY_POLL_SECONDS = 0.1
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class SandboxLimits:
 
     Attributes:
         cpu_seconds: CPU time of each process, at most the time limit of the call.
-        memory: address space of each process, in bytes.
+        memory: address space of each process, and memory of all processes together, in bytes.
         processes: number of processes and threads.
         file_size: size of a file, in bytes.
         disk: size of the working directory, in bytes.
@@ -70,6 +74,12 @@ class _Ended:
     returncode: int
     stdout: str
     stderr: str
+    missing: tuple[str, ...] | None = None
+
+    @property
+    def isolation(self) -> list[str] | None:
+        """The protections that the code ran with; None if it did not start."""
+        return None if self.missing is None else ["limits", *(name for name in _MISSING if name not in self.missing)]
 
 
 async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> ToolResponse:
@@ -89,7 +99,7 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> ToolResp
 
     ended = await _run_in_sandbox(code, timeout, SandboxLimits())
     text = f"<returncode>{ended.returncode}</returncode><stdout>{ended.stdout}</stdout><stderr>{ended.stderr}</stderr>"
-    return ToolResponse(content=[TextBlock(type="text", text=text)])
+    return ToolResponse(content=[TextBlock(type="text", text=text)], metadata={"isolation": ended.isolation})
 
 
 def sandbox_agentscope(*, enabled: bool) -> None:
@@ -180,20 +190,58 @@ async def _run_in_sandbox(code: str, timeout: float, limits: SandboxLimits) -> _
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             process.stdin.write(json.dumps(job).encode())
             process.stdin.close()
-        is_late = False
-        try:
-            await asyncio.wait_for(process.wait(), timeout)
-        except TimeoutError:
-            is_late = True
-            _end(process)
-            await process.wait()
+        error = await _wait(process, timeout, limits.memory)
         stdout, stderr = await asyncio.gather(*output)
-        ended = json.loads(report.read() or "{}")
-    _warn_of(tuple(ended.get("missing") or ()))
-    if is_late:
-        late = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."
-        return _Ended(-1, stdout, f"{stderr}\n{late}" if stderr else late)
-    return _Ended(ended.get("returncode", -9), stdout, stderr)
+        ended: dict[str, Any] = {}
+        for line in report:
+            ended |= json.loads(line)
+    missing = None if ended.get("missing") is None else tuple(ended["missing"])
+    _warn_of(missing or ())
+    if error is not None:
+        return _Ended(-1, stdout, f"{stderr}\n{error}" if stderr else error, missing)
+    return _Ended(ended.get("returncode", -9), stdout, stderr, missing)
+
+
+async def _wait(process: asyncio.subprocess.Process, timeout: float, memory: int) -> str | None:
+    """Wait for the end of the sandbox, or end it; return why it was ended, None if it ended by itself."""
+    ended = asyncio.ensure_future(process.wait())
+    ends_at = time.monotonic() + timeout
+    try:
+        while not ended.done():
+            left = ends_at - time.monotonic()
+            if left <= 0:
+                error = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."
+            elif _memory_of_processes(process.pid, memory) > memory:
+                error = f"MemoryError: The processes of the code used more than {memory} bytes together."
+            else:
+                await asyncio.wait([ended], timeout=min(left, _MEMORY_POLL_SECONDS))
+                continue
+            _end(process)
+            await ended
+            return error
+    finally:
+        ended.cancel()
+    return None
+
+
+def _memory_of_processes(pid: int, enough: int) -> int:
+    """Return the memory of a process and its descendants, in bytes; if it is at most `enough`, an upper bound."""
+    root = find_process(pid)
+    folders = [Path(f"/proc/{process.pid}") for process in with_descendants([root])] if root is not None else []
+    bound = 0
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or this is not Linux
+            _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
+            bound += (resident - shared) * _PAGE_BYTES
+    if bound <= enough:
+        return bound
+    # Forked processes share pages, which the exact number counts once.
+    exact = 0
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found = re.search(r"^Pss: +(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)
+            exact += int(found[1]) * 1024 if found else 0
+    return exact
 
 
 def _job(code: str, timeout: float, folder: str, limits: SandboxLimits, report: int) -> dict[str, object]:

@@ -41,10 +41,14 @@ async def run(code: str, timeout: float = 60) -> tuple[int, str, str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_folder_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def _nothing_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Check after each test that no folder and no process of the sandbox is left, and that processes can be started."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = {process.pid for process in psutil.process_iter()}
     yield
     assert not list(tmp_path.glob("astuner-sandbox-*"))
+    assert not asyncio.run(_left_since(before))
+    subprocess.run([sys.executable, "-c", "bytearray(100 << 20)"], check=True)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +147,59 @@ async def test_endless_code_ends_with_its_time(code: str) -> None:
     assert not await _left_since(before)
 
 
+async def test_processes_share_the_limit_of_memory() -> None:
+    code = """
+import os, time
+for _ in range(20):
+    if os.fork() == 0:
+        kept = bytearray(os.urandom(1 << 20)) * 512
+        time.sleep(600)
+time.sleep(600)
+"""
+    before = psutil.virtual_memory().available
+    returncode, _, stderr = await run(code, 120)
+    assert returncode == -1
+    assert "MemoryError: The processes of the code used more than" in stderr
+    assert psutil.virtual_memory().available > before - (2 << 30)
+
+
+async def test_memory_that_forked_processes_share_counts_once() -> None:
+    code = """
+import os, time
+kept = bytearray(os.urandom(1 << 20)) * 700
+children = []
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        time.sleep(2)
+        os._exit(0)
+    children.append(child)
+for child in children:
+    os.waitpid(child, 0)
+print(len(kept) >> 20)
+"""
+    assert await run(code) == (0, "700\n", "")
+
+
+async def test_the_response_says_which_protections_it_had() -> None:
+    full = ["limits", "files", "network", "processes"]
+    for code in ("print(1)", "while True: pass", "import os; os.kill(os.getpid(), 9)"):
+        response = await run_python(code, 2)
+        isolation = (response.metadata or {})["isolation"]
+        assert isolation[0] == "limits"
+        assert isolation == [name for name in full if name in isolation]
+
+
+def test_the_tool_is_that_of_agentscope_with_another_name() -> None:
+    schemas = []
+    for function in (run_python, execute_python_code):
+        toolkit = Toolkit()
+        toolkit.register_tool_function(function)
+        schemas.append(toolkit.get_json_schemas()[0]["function"])
+    assert schemas[0]["name"] == "run_python"
+    assert schemas[0]["parameters"] == schemas[1]["parameters"]
+
+
 async def test_background_processes_end_with_the_code() -> None:
     before = {process.pid for process in psutil.process_iter()}
     code = "import subprocess; subprocess.Popen(['setsid', 'sleep', '600']); print('done')"
@@ -158,15 +215,22 @@ async def test_a_cancelled_call_leaves_no_process() -> None:
 
 
 async def _left_since(before: set[int]) -> list[str]:
-    """Return the processes of the sandbox that run some time later."""
+    """Return the processes of this test's sandboxes that run some time later."""
     left: list[str] = []
     for _ in range(100):
         new = [process for process in psutil.process_iter() if process.pid not in before]
-        left = [text for process in new if "program.py" in (text := _command(process)) or "sandbox_launcher" in text]
+        left = [_command(process) for process in new if _folder(process).startswith(f"{tempfile.gettempdir()}/")]
         if not left:
             break
         await asyncio.sleep(0.1)
     return left
+
+
+def _folder(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except psutil.Error:
+        return ""
 
 
 def _command(process: psutil.Process) -> str:
@@ -177,11 +241,11 @@ def _command(process: psutil.Process) -> str:
 
 
 async def test_long_output_is_cut() -> None:
-    returncode, stdout, stderr = await run("for _ in range(1000): print('a' * 100_000)")
+    returncode, stdout, stderr = await run("for _ in range(10_000): print('a' * 100_000)")
     assert (returncode, stderr) == (0, "")
     assert stdout.startswith("a" * 60_000)
     assert len(stdout) < 70_000
-    assert stdout.endswith("[99935464 more bytes were cut]")
+    assert stdout.endswith("[999944464 more bytes were cut]")
 
 
 def test_without_user_namespaces_the_rest_holds(tmp_path: Path) -> None:

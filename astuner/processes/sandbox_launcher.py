@@ -1,8 +1,8 @@
 """Runs one Python program in a sandbox. Executed by path with `python -I -S`, so it imports the standard library only.
 
 Stdin is one JSON object with `code`, `folder`, `env`, `python`, `readable`, `limits` and `report`, the descriptor of a
-pipe. Stdout and stderr are the program's. The launcher writes one JSON object to the pipe, with `returncode` (-n if
-signal n ended the program) and `missing`, the protections that this system does not have.
+pipe. Stdout and stderr are the program's. The launcher writes two lines of JSON to the pipe: before the program starts,
+`missing`, the protections that this system does not have; at its end, `returncode` (-n if signal n ended the program).
 
 The sandbox has three processes: the launcher, the init process of the program's PID namespace, and the program. When
 init ends, the kernel ends all other processes of the namespace.
@@ -100,12 +100,12 @@ def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoRe
     os.close(start_write)
     with os.fdopen(start_read) as start:
         lacking = json.loads(start.read() or "null")
+    os.write(job["report"], f"{json.dumps({'missing': lacking})}\n".encode())
     status = None
     while status is None:
         pid, ended = os.wait()
         status = ended if pid == program else None
-    report = {"returncode": os.waitstatus_to_exitcode(status), "missing": lacking}
-    os.write(job["report"], json.dumps(report).encode())
+    os.write(job["report"], json.dumps({"returncode": os.waitstatus_to_exitcode(status)}).encode())
     os._exit(0)
 
 
