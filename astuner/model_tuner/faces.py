@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, Self, cast, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 from astuner.errors import WorkflowError
 from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
@@ -20,6 +21,22 @@ if TYPE_CHECKING:
     from astuner.model_tuner.tuner import ModelTuner
 
 
+@dataclass(frozen=True, slots=True)
+class ApiConnection:
+    """What a client of OpenAI's API needs to call the model of one agent.
+
+    Attributes:
+        base_url, api_key: the address and the key.
+        http_client, async_http_client: the `httpx.Client` and the `httpx.AsyncClient` to use; None for those that the
+            client creates itself. `Any`, because openai 3 declares another type.
+    """
+
+    base_url: str
+    api_key: str
+    http_client: Any = None
+    async_http_client: Any = None
+
+
 class ModelFaces(ABC):
     """The methods of `ModelTuner` that return the model for an agent framework.
 
@@ -27,6 +44,7 @@ class ModelFaces(ABC):
     the model in this process, without a socket. A parameter that cannot be honoured is an error with status 400.
     """
 
+    model_name: str
     _endpoints: EndpointOpener | None
 
     def __copy__(self) -> Self:
@@ -88,12 +106,10 @@ class ModelFaces(ABC):
         """Return a client of the official `openai` package; with `sync`, the client that blocks the thread."""
         from openai import AsyncOpenAI, OpenAI
 
-        from astuner.model_tuner.in_process import API_KEY, BASE_URL, async_http_client, http_client
-
-        model = self.for_agent(agent_name, target_tag, debug_model)
+        to = self._connection(agent_name, target_tag, debug_model)
         if sync:
-            return OpenAI(api_key=API_KEY, base_url=BASE_URL, http_client=http_client(model), timeout=None)
-        return AsyncOpenAI(api_key=API_KEY, base_url=BASE_URL, http_client=async_http_client(model), timeout=None)
+            return OpenAI(api_key=to.api_key, base_url=to.base_url, http_client=to.http_client, timeout=None)
+        return AsyncOpenAI(api_key=to.api_key, base_url=to.base_url, http_client=to.async_http_client, timeout=None)
 
     as_oai_sdk_model = as_raw_openai_sdk_client
 
@@ -103,15 +119,13 @@ class ModelFaces(ABC):
         """Return LangChain's `ChatOpenAI`, for LangChain and LangGraph (package `langchain-openai`)."""
         from langchain_openai import ChatOpenAI
 
-        from astuner.model_tuner.in_process import API_KEY, BASE_URL, async_http_client, http_client
-
-        model = self.for_agent(agent_name, target_tag, debug_model)
+        to = self._connection(agent_name, target_tag, debug_model)
         return ChatOpenAI(
-            model=model.model_name,
-            api_key=API_KEY,
-            base_url=BASE_URL,
-            http_client=http_client(model),
-            http_async_client=async_http_client(model),
+            model=self.model_name,
+            api_key=to.api_key,
+            base_url=to.base_url,
+            http_client=to.http_client,
+            http_async_client=to.async_http_client,
             openai_proxy="",  # of the environment, which cannot be combined with a client
             timeout=None,
         )
@@ -123,11 +137,9 @@ class ModelFaces(ABC):
         from autogen_core.models import ModelFamily, ModelInfo
         from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-        from astuner.model_tuner.in_process import API_KEY, BASE_URL, async_http_client
-
-        model = self.for_agent(agent_name, target_tag, debug_model)
+        to = self._connection(agent_name, target_tag, debug_model)
         return OpenAIChatCompletionClient(
-            model=model.model_name,
+            model=self.model_name,
             model_info=ModelInfo(
                 vision=False,
                 function_calling=True,
@@ -136,9 +148,9 @@ class ModelFaces(ABC):
                 family=ModelFamily.UNKNOWN,
                 multiple_system_messages=True,
             ),
-            api_key=API_KEY,
-            base_url=BASE_URL,
-            http_client=async_http_client(model),
+            api_key=to.api_key,
+            base_url=to.base_url,
+            http_client=to.async_http_client,
             timeout=None,
         )
 
@@ -149,4 +161,10 @@ class ModelFaces(ABC):
         from agents import OpenAIChatCompletionsModel
 
         client = self.as_raw_openai_sdk_client(agent_name, target_tag, debug_model)
-        return OpenAIChatCompletionsModel(self.for_agent(agent_name).model_name, client)
+        return OpenAIChatCompletionsModel(self.model_name, client)
+
+    def _connection(self, agent_name: str, target_tag: str, debug_model: DebugModel | None) -> ApiConnection:
+        """Return the connection to the model of one agent, in the same process."""
+        from astuner.model_tuner.in_process import connect
+
+        return connect(self.for_agent(agent_name, target_tag, debug_model))

@@ -20,15 +20,13 @@ from astuner.model_tuner.agent_model import AgentModel
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.api_errors import ApiError, to_api_error
 from astuner.model_tuner.dialects import DIALECTS, Dialect, from_json, to_event, to_json
+from astuner.model_tuner.faces import ApiConnection
 from astuner.model_tuner.tuner import ModelTuner
 
 T = TypeVar("T")
 
-BASE_URL = "http://in-process.invalid/v1"
-"""The address that clients show; no request is sent to it."""
-
-API_KEY = "in-process"
-"""The key of the clients, which require one."""
+# The address that clients show; no request is sent to it.
+_BASE_URL = "http://in-process.invalid/v1"
 
 
 class AsyncInProcessTransport(httpx.AsyncBaseTransport):
@@ -61,14 +59,14 @@ class InProcessTransport(httpx.BaseTransport):
         return _run(self._asynchronous.handle_async_request(request))
 
 
-def async_http_client(model: AgentModel) -> Any:
-    """Return an `httpx.AsyncClient` whose requests the model answers; `Any`, because openai 3 declares another type."""
-    return httpx.AsyncClient(transport=AsyncInProcessTransport(model), base_url=BASE_URL, timeout=None)
-
-
-def http_client(model: AgentModel) -> Any:
-    """Return an `httpx.Client` whose requests the model answers; it blocks the thread."""
-    return httpx.Client(transport=InProcessTransport(model), base_url=BASE_URL, timeout=None)
+def connect(model: AgentModel) -> ApiConnection:
+    """Return a connection to a model in this process."""
+    return ApiConnection(
+        _BASE_URL,
+        "in-process",  # clients require a key
+        httpx.Client(transport=InProcessTransport(model), base_url=_BASE_URL, timeout=None),
+        httpx.AsyncClient(transport=AsyncInProcessTransport(model), base_url=_BASE_URL, timeout=None),
+    )
 
 
 async def _respond(model: AgentModel, request: httpx.Request, body: bytes) -> httpx.Response:

@@ -21,10 +21,9 @@ from astuner.errors import (
 from astuner.model_tuner.agent_model import AgentModel
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.endpoint import OpenAiEndpoint
-from astuner.model_tuner.faces import ModelFaces
+from astuner.model_tuner.faces import ApiConnection, ModelFaces
 from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
 from astuner.run_record.jsonable import decode, to_jsonable
-from astuner.schema import LlmCall
 
 if TYPE_CHECKING:
     from agentscope.model import ChatResponse
@@ -52,11 +51,6 @@ class RemoteModelTuner(ModelFaces):
     def __init__(self, base_url: str, api_key: str, model_name: str = "astuner") -> None:
         """Use the endpoint of an episode."""
         self.model_name = model_name
-        self.names_of_trained_model = (model_name,)
-        self.forwarded_models: tuple[str, ...] = ()
-        # The gateway looks for the answers that a conversation repeats in the calls of the episode.
-        self.calls: tuple[LlmCall, ...] = ()
-        self.rejection: Exception | None = None
         self._endpoint = OpenAiEndpoint(base_url, api_key)
         self._keys: dict[tuple[str, str], str] = {}
 
@@ -141,20 +135,8 @@ class RemoteModelTuner(ModelFaces):
             _raise_error(response)
         return _decode_answer(response.json()["answer"])
 
-    def decode_token(self, token: int) -> NoReturn:
-        """Refuse to decode a token.
-
-        Raises:
-            UnsupportedParameterError: always.
-        """
-        raise UnsupportedParameterError(
-            "logprobs needs the tokenizer, which this process does not have; use the client with the base URL of "
-            "model_tuner.as_oai_baseurl_apikey()",
-            "logprobs",
-        )
-
-    def mark_cut(self, call: object) -> None:
-        """Do nothing: the gateway sees that a client leaves."""
+    def _connection(self, agent_name: str, target_tag: str, debug_model: DebugModel | None) -> ApiConnection:
+        return ApiConnection(*self.as_oai_baseurl_apikey(agent_name, target_tag, debug_model))
 
 
 def _decode_answer(row: Mapping[str, Any]) -> ChatAnswer:

@@ -146,3 +146,16 @@ def test_a_copy_of_the_model_is_the_model(gateway: Gateway, make_tuner: MakeTune
     assert copy.deepcopy({"model": tuner})["model"] is tuner
     with pytest.raises(WorkflowError, match="not running"):
         pickle.dumps(tuner)
+
+
+async def test_a_client_of_an_unpickled_model_is_served_by_the_gateway(gateway: Gateway, make_tuner: MakeTuner):
+    tuner = make_tuner(["3<|im_end|>", "4<|im_end|>"])
+    with gateway.episode(tuner):
+        remote = pickle.loads(pickle.dumps(tuner))
+        async with remote.as_raw_openai_sdk_client("child") as client:
+            answer = await client.chat.completions.create(model="astuner", messages=HI, logprobs=True)
+            assert [token.token for token in answer.choices[0].logprobs.content] == ["3"]
+            response = await client.responses.create(model="astuner", input="hi")
+            assert response.output_text == "4"
+            assert [model.id async for model in client.models.list()] == ["astuner"]
+    assert [call.agent_name for call in tuner.calls] == ["child", "child"]
