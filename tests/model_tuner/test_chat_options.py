@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,6 +58,12 @@ async def test_none_and_missing_parameters_have_the_values_of_the_run(codec: Cha
     for params in recorder.requests:
         assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.9, 0.8, 3, 50)
     assert recorder.requests[0].seed != recorder.requests[1].seed
+
+
+@pytest.mark.parametrize("kind", [InvalidRequestError, UnsupportedParameterError])
+def test_the_errors_keep_their_name_between_processes(kind: type[InvalidRequestError]):
+    error = pickle.loads(pickle.dumps(kind("what and how", "seed")))
+    assert (type(error), str(error), error.name) == (kind, "what and how", "seed")
 
 
 @pytest.mark.parametrize(

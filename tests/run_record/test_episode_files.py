@@ -16,7 +16,17 @@ from astuner.errors import RecordError
 from astuner.run_record import read_episode, read_index
 from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
 from astuner.run_record.episodes import EpisodeStore
-from astuner.schema import CallSpan, Episode, Fork, LlmCall, Sample, SamplingParams, Task, TokenCounts
+from astuner.schema import (
+    CallSpan,
+    Episode,
+    Fork,
+    LlmCall,
+    OutputConstraint,
+    Sample,
+    SamplingParams,
+    Task,
+    TokenCounts,
+)
 from tests.work import calls_of
 
 MakeEpisode = Callable[..., Episode]
@@ -43,7 +53,15 @@ MESSAGES = st.lists(OBJECT, max_size=4).map(tuple)
 FORKS = st.builds(
     Fork, position=ID, expected_ids=IDS, found_ids=IDS, call_id=TEXT, expected=TEXT, found=TEXT, message_index=ID
 )
-SAMPLING = st.builds(SamplingParams, stop_token_ids=IDS, temperature=NUMBER, seed=st.none() | ID)
+CONSTRAINTS = st.builds(OutputConstraint, st.just("response_format"), TEXT, st.none() | TEXT)
+SAMPLING = st.builds(
+    SamplingParams,
+    stop_token_ids=IDS,
+    temperature=NUMBER,
+    seed=st.none() | ID,
+    stop=st.lists(TEXT, max_size=2).map(tuple),
+    constraint=st.none() | CONSTRAINTS,
+)
 
 
 @st.composite
