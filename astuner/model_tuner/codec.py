@@ -192,6 +192,10 @@ class ChatCodec:
         """Return the text of a call's completion without the end token."""
         return self.decode(call.completion_ids if self._is_truncated(call) else call.completion_ids[:-1])
 
+    def encode(self, content: str | Sequence[int]) -> tuple[int, ...]:
+        """Return the token ids of a text that is not rendered; token ids stay as they are."""
+        return tuple(self._encode(content)) if isinstance(content, str) else tuple(content)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids)))

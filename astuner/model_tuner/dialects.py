@@ -22,6 +22,7 @@ from astuner.model_tuner.anthropic_messages import (
 )
 from astuner.model_tuner.api_errors import ApiError
 from astuner.model_tuner.openai_answers import DecodeToken, to_chat_completion, to_chunks
+from astuner.model_tuner.openai_completions import parse_completion_request, to_text_completion, to_text_events
 from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
 from astuner.model_tuner.openai_responses import (
     parse_responses_request,
@@ -118,6 +119,15 @@ DIALECTS = (
         parse=lambda body, tuner: parse_chat_request(body),
         body=to_chat_completion,
         events=_chat_events,
+        error=openai_error,
+        error_event=lambda error: (None, openai_error(error)),
+        end=b"data: [DONE]\n\n",
+    ),
+    Dialect(
+        path="/v1/completions",
+        parse=lambda body, tuner: parse_completion_request(body),
+        body=to_text_completion,
+        events=to_text_events,
         error=openai_error,
         error_event=lambda error: (None, openai_error(error)),
         end=b"data: [DONE]\n\n",

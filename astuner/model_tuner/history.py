@@ -15,6 +15,23 @@ from astuner.model_tuner.messages import digests, has_same_reasoning, with_reaso
 from astuner.schema import Completion, Fork, ForkCause, LlmCall, Message
 
 
+class RawPrompt(tuple[Message, ...]):
+    """A prompt that is not rendered with the chat template, as a conversation of one message for the record.
+
+    Attributes:
+        content: the text, or the token ids.
+    """
+
+    content: str | tuple[int, ...]
+
+    def __new__(cls, content: str | tuple[int, ...]) -> RawPrompt:
+        """Return the prompt with this text or these token ids."""
+        text = content if isinstance(content, str) else f"{len(content)} token ids"
+        self = super().__new__(cls, [{"role": "user", "content": text}])
+        self.content = content
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The prompt of a request.
@@ -93,7 +110,7 @@ class History:
                 **fields,
             )
             self.calls.append(call)
-            if prompt.token_ids and answer is not None:
+            if prompt.token_ids and answer is not None and not isinstance(prompt.messages, RawPrompt):
                 self._add_to_index(call, prompt.first_prompt_len)
         if self.on_call is not None:
             self.on_call(call)

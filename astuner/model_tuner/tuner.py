@@ -30,7 +30,7 @@ from astuner.model_tuner.constraints import AnswerForms, check_enforced
 from astuner.model_tuner.degenerate_output import find_degenerate_output
 from astuner.model_tuner.endpoint import EndpointOpener
 from astuner.model_tuner.faces import ModelFaces
-from astuner.model_tuner.history import History, OpenCall, Prompt
+from astuner.model_tuner.history import History, OpenCall, Prompt, RawPrompt
 from astuner.model_tuner.messages import normalise, shown_tools, tools_hash
 from astuner.model_tuner.targets import (
     DEFAULT_TARGET,
@@ -242,7 +242,10 @@ class ModelTuner(ModelFaces):
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
         """Return answers of the model in training."""
-        prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"])
+        if isinstance(messages, RawPrompt):
+            prompt = Prompt(self._codec.encode(messages.content), messages)
+        else:
+            prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"])
         params = self._sampling(prompt, options, tools, trained=call_fields["trained"])
         requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
         with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):
@@ -268,7 +271,11 @@ class ModelTuner(ModelFaces):
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
         cut = cut_at_stop(completion, params, self._codec.stop_token_ids, self._codec.tokenizer)
-        parsed = self._codec.parse(cut.text_ids, prompt.token_ids, callable_tools)
+        if isinstance(prompt.messages, RawPrompt):
+            text_ids = cut.text_ids if cut.stop_string is not None else cut.text_ids[: cut.text_tokens]
+            parsed = ParsedAnswer(self._codec.decode(text_ids))
+        else:
+            parsed = self._codec.parse(cut.text_ids, prompt.token_ids, callable_tools)
         call = self._history.record(prompt, cut.completion, as_message(parsed), sampling=params, **call_fields)
         return ChatAnswer(parsed, call, cut.stop_string, cut.completion.top_logprobs, text_tokens=cut.text_tokens)
 
@@ -287,6 +294,8 @@ class ModelTuner(ModelFaces):
                 "another model; leave it out",
                 "logprobs",
             )
+        if isinstance(messages, RawPrompt):
+            raise UnsupportedParameterError("only the model in training continues a prompt; use chat", "prompt")
         parameters = {name: value for name, value in options.given.items() if name != "n"}
         prompt = Prompt((), normalise(messages))
 
