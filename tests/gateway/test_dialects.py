@@ -318,7 +318,7 @@ def test_every_answer_is_recognised_when_it_is_sent_back(
     answer = ChatAnswer(parsed, LlmCall("e/0", "e", (1,), (2, 3), (-0.5, -0.5), end))
     (expected,) = normalise([as_message(parsed)])
     question = {"role": "user", "content": "?"}
-    chat, responses, messages = DIALECTS
+    chat, _, responses, messages = DIALECTS
     for dialect, body in (
         (chat, {"messages": [question]}),
         (responses, {"input": [question], "include": ["reasoning.encrypted_content"]}),
