@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from astuner.config.workflow import PLACEHOLDER, WorkflowConfig
 from astuner.errors import WorkflowError, short_repr
@@ -77,9 +78,10 @@ class EpisodeValues:
         own = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PWD": str(folder / "work"), "PATH": path}
         task = json.dumps(self._task(workflow_task))
         (folder / "task.json").write_text(task)
-        # Requests to this machine must not go to a proxy.
+        # Requests to the model must not go to a proxy.
+        hosts = dict.fromkeys(("127.0.0.1", "localhost", urlsplit(self.base_url).hostname or ""))
         for name in ("NO_PROXY", "no_proxy"):
-            own[name] = ",".join(filter(None, (inherited.get(name), "127.0.0.1,localhost")))
+            own[name] = ",".join(filter(None, (inherited.get(name), *hosts)))
         own |= {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_BASE": self.base_url,

@@ -173,6 +173,7 @@ print(1)
     assert (environment["EXTRA"], environment["MODEL"], environment["N"]) == ("t0", "x/astuner", "3")
     assert environment["OPENAI_BASE_URL"] == environment["ANTHROPIC_BASE_URL"] + "/v1"
     assert environment["HOME"] != os.environ["HOME"]
+    assert environment["NO_PROXY"].endswith("127.0.0.1,localhost")
     # What the program printed is redacted in the record.
     assert environment["HF_TOKEN"] == environment["OPENAI_API_KEY"] == environment["ANTHROPIC_API_KEY"] == "[redacted]"
     assert "a-value-that-is-secret" not in text
