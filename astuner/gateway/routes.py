@@ -71,8 +71,13 @@ def create_app(gateway: Gateway) -> FastAPI:
         claims = gateway.authenticate(_Headers(request.scope))
         if claims is None or gateway.session(claims) is None:
             return Response(to_json(openai_error(INVALID_KEY)), 401, media_type="application/json")
-        content = await request.json()
-        other = replace(claims, agent_name=content["agent_name"], target_tag=content["target_tag"], debug_model=None)
+        try:
+            content = from_json(await request.body())
+            agent_name, target_tag = str(content["agent_name"]), str(content["target_tag"])
+        except (ValueError, LookupError, TypeError):
+            error = ApiError(400, 'the body must be {"agent_name": …, "target_tag": …}')
+            return Response(to_json(openai_error(error)), 400, media_type="application/json")
+        other = replace(claims, agent_name=agent_name, target_tag=target_tag, debug_model=None)
         return Response(to_json({"api_key": gateway.sign(other)}), media_type="application/json")
 
     @app.exception_handler(StarletteHTTPException)
