@@ -17,9 +17,17 @@ from starlette.types import Receive, Scope, Send
 from astuner.errors import AstunerError, EpisodeStopped, InvalidRequestError
 from astuner.gateway.keys import KeyClaims
 from astuner.gateway.sessions import Answers, EpisodeSession, GatewayCall, RequestIdentity
-from astuner.model_tuner.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
-from astuner.model_tuner.dialects import DIALECTS, TOKEN_COUNTING, Dialect, from_json, openai_error, to_event, to_json
-from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
+from astuner.model_tuner.http_api.dialects import (
+    DIALECTS,
+    TOKEN_COUNTING,
+    Dialect,
+    from_json,
+    openai_error,
+    to_event,
+    to_json,
+)
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
 from astuner.model_tuner.remote import CHAT_PATH, KEY_PATH
 from astuner.run_record.jsonable import encode
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from astuner.errors import UnsupportedParameterError, short_repr
-from astuner.model_tuner.openai_format import (
+from astuner.model_tuner.http_api.openai_chat_request import (
     read_boolean,
     read_n,
     read_response_format,

@@ -18,9 +18,9 @@ import httpx
 from astuner.errors import EpisodeError
 from astuner.model_tuner.agent_model import AgentModel
 from astuner.model_tuner.answers import ChatAnswer
-from astuner.model_tuner.api_errors import ApiError, to_api_error
-from astuner.model_tuner.dialects import DIALECTS, Dialect, from_json, to_event, to_json
 from astuner.model_tuner.faces import ApiConnection
+from astuner.model_tuner.http_api.api_errors import ApiError, to_api_error
+from astuner.model_tuner.http_api.dialects import DIALECTS, Dialect, from_json, to_event, to_json
 from astuner.model_tuner.tuner import ModelTuner
 
 T = TypeVar("T")

@@ -14,7 +14,11 @@ from anthropic.types import Message
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
 from astuner.gateway import Gateway
 from astuner.model_tuner import ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
-from astuner.model_tuner.anthropic_messages import parse_messages_request, to_messages_events, to_messages_response
+from astuner.model_tuner.http_api.anthropic_messages import (
+    parse_messages_request,
+    to_messages_events,
+    to_messages_response,
+)
 from astuner.schema import FinishReason, LlmCall
 from tests.gateway.conftest import MakeTuner
 

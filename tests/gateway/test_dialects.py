@@ -23,7 +23,7 @@ from astuner.gateway import Gateway, routes
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
 from astuner.model_tuner.answers import as_message
-from astuner.model_tuner.dialects import DIALECTS, from_json, to_json
+from astuner.model_tuner.http_api.dialects import DIALECTS, from_json, to_json
 from astuner.model_tuner.messages import message_digest, normalise
 from astuner.schema import Completion, LlmCall, SamplingParams
 from tests.gateway.conftest import MakeTuner

@@ -12,7 +12,7 @@ from openai.types.responses import Response
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
 from astuner.gateway import Gateway
 from astuner.model_tuner import ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
-from astuner.model_tuner.openai_responses import parse_responses_request, to_response, to_response_events
+from astuner.model_tuner.http_api.openai_responses import parse_responses_request, to_response, to_response_events
 from astuner.schema import FinishReason, LlmCall
 from tests.gateway.conftest import MakeTuner
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from astuner.model_tuner.answers import ChatAnswer
-from astuner.model_tuner.anthropic_messages import (
+from astuner.model_tuner.http_api.anthropic_messages import (
     parse_count_request,
     parse_messages_request,
     to_messages_error,
     to_messages_events,
     to_messages_response,
 )
-from astuner.model_tuner.api_errors import ApiError
-from astuner.model_tuner.openai_answers import DecodeToken, to_chat_completion, to_chunks
-from astuner.model_tuner.openai_completions import parse_completion_request, to_text_completion, to_text_events
-from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
-from astuner.model_tuner.openai_responses import (
+from astuner.model_tuner.http_api.api_errors import ApiError
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, to_chat_completion, to_chunks
+from astuner.model_tuner.http_api.openai_completions import parse_completion_request, to_text_completion, to_text_events
+from astuner.model_tuner.http_api.openai_responses import (
     parse_responses_request,
     to_response,
     to_response_events,

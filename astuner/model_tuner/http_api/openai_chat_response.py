@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from astuner.model_tuner.answers import ChatAnswer, as_message
-from astuner.model_tuner.openai_format import ChatRequest
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest
 
 DecodeToken = Callable[[int], str]
 """Returns the text of one token id."""

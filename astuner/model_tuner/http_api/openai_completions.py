@@ -9,8 +9,8 @@ from typing import Any
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.history import RawPrompt
-from astuner.model_tuner.openai_answers import DecodeToken, finish_reason, pieces, to_logprobs, to_usage
-from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, finish_reason, pieces, to_logprobs, to_usage
 
 _MAX_LOGPROBS = 5
 # OpenAI's default.

@@ -8,10 +8,10 @@ from typing import Any
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer, as_message
-from astuner.model_tuner.api_errors import ApiError
-from astuner.model_tuner.openai_answers import DecodeToken, pieces, to_logprobs, to_usage
-from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
-from astuner.model_tuner.responses_input import input_messages, output_items, response_id
+from astuner.model_tuner.http_api.api_errors import ApiError
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, pieces, to_logprobs, to_usage
+from astuner.model_tuner.http_api.responses_input import input_messages, output_items, response_id
 from astuner.schema import LlmCall
 
 # They store or identify the request, and do not change an answer.

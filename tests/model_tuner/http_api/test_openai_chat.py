@@ -10,8 +10,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
 from astuner.model_tuner import ChatAnswer, ParsedAnswer, ToolCall
-from astuner.model_tuner.openai_answers import to_chat_completion, to_chunks
-from astuner.model_tuner.openai_format import parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_request import parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_response import to_chat_completion, to_chunks
 from astuner.schema import FinishReason, LlmCall
 
 MESSAGES = [{"role": "user", "content": "1+2?"}]

@@ -9,9 +9,9 @@ from typing import Any
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer
-from astuner.model_tuner.api_errors import ApiError
-from astuner.model_tuner.openai_answers import pieces
-from astuner.model_tuner.openai_format import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.api_errors import ApiError
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_response import pieces
 
 # They describe the request or its price, and do not change an answer.
 _WITHOUT_EFFECT = frozenset(("metadata", "service_tier", "cache_control"))

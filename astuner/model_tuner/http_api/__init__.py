@@ -1,0 +1,1 @@
+"""Requests and responses of the HTTP APIs of OpenAI and Anthropic."""
