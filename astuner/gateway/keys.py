@@ -39,7 +39,6 @@ class KeySigner:
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
-        self._verified: dict[str, KeyClaims] = {}
 
     def sign(self, claims: KeyClaims) -> str:
         """Return the key with these claims."""
@@ -49,27 +48,6 @@ class KeySigner:
 
     def verify(self, key: str) -> KeyClaims | None:
         """Return the claims of a key; None if this process did not sign it, or it has expired."""
-        claims = self._verified.get(key)
-        if claims is None:
-            claims = self._decode(key)
-            if claims is None:
-                return None
-            self._verified[key] = claims
-        if claims.expires < time.monotonic():
-            self.forget(key)
-            return None
-        return claims
-
-    def forget(self, key: str) -> None:
-        """Drop a key from the cache of verified keys."""
-        self._verified.pop(key, None)
-
-    def forget_session(self, session: int) -> None:
-        """Drop the keys of a session from the cache."""
-        for key in [key for key, claims in self._verified.items() if claims.session == session]:
-            del self._verified[key]
-
-    def _decode(self, key: str) -> KeyClaims | None:
         if not key.startswith(_PREFIX) or len(key) > _MAX_KEY_CHARS or not key.isascii():
             return None
         text = key[len(_PREFIX) :]
@@ -80,7 +58,8 @@ class KeySigner:
         mac, payload = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(payload)):
             return None
-        return KeyClaims(*json.loads(payload))
+        claims = KeyClaims(*json.loads(payload))
+        return claims if claims.expires >= time.monotonic() else None
 
     def _mac(self, payload: bytes) -> bytes:
         return hmac.new(self._secret, payload, hashlib.sha256).digest()

@@ -98,9 +98,10 @@ def create_app(gateway: Gateway) -> FastAPI:
     @app.get("/v1/models")
     def models(request: Request) -> Response:
         claims = gateway.authenticate(_Headers(request.scope))
-        if claims is None:
+        session = None if claims is None else gateway.session(claims)
+        if session is None:
             return Response(to_json(openai_error(INVALID_KEY)), 401, media_type="application/json")
-        names = gateway.model_names(claims)
+        names = gateway.model_names(session)
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "astuner"} for name in names]
         return Response(to_json({"object": "list", "data": data}), media_type="application/json")
 
@@ -208,12 +209,13 @@ class _DialectRoute:
             raise _RequestFailed(to_api_error(error)) from None
         return request
 
-    def _target(self, request: ChatRequest, claims: KeyClaims) -> str:
+    def _target(self, session: EpisodeSession, request: ChatRequest, claims: KeyClaims) -> str:
         """Return the tag of the target that a request names."""
-        target = self._gateway.target_of(request.model, claims)
-        if target is not None:
-            return target
-        names = ", ".join(self._gateway.model_names(claims))
+        if request.model in self._gateway.settings.model_names:
+            return claims.target_tag
+        if request.model in session.tuner.forwarded_models:
+            return str(request.model)
+        names = ", ".join(self._gateway.model_names(session))
         message = (
             f"the model {request.model!r} does not exist here. Write one of: {names}. To have another endpoint "
             "answer, name it in rollout.frozen_models; to give the model in training another name, list the name "
@@ -229,7 +231,7 @@ class _DialectRoute:
             raise _RequestFailed(_ENDED)
         if gateway.is_draining:
             raise _RequestFailed(DRAINING)
-        target = self._target(request, claims)
+        target = self._target(session, request, claims)
         try:
             session.check_alive()
             arguments = request.chat_arguments()
@@ -242,19 +244,21 @@ class _DialectRoute:
                 "gateway.max_concurrent_calls; try again"
             )
             raise _RequestFailed(ApiError(429, message, "rate_limit_error", "too_many_calls", retry_after=1))
-        debug_model = None if claims.debug_model is None else session.debug_models[claims.debug_model]
-        chat = session.tuner.chat(**arguments, agent_name=claims.agent_name, target_tag=target, debug_model=debug_model)
-        return session.start(identity, self._collect(session, chat))
+        arguments |= {"agent_name": claims.agent_name, "target_tag": target}
+        # The debug model is that of the key's target, and not of a model that the request names.
+        if claims.debug_model is not None and target == claims.target_tag:
+            arguments["debug_model"] = session.debug_models[claims.debug_model]
+        call = session.start(identity, self._collect(session, arguments))
+        call.task.add_done_callback(lambda _: gateway.return_call())  # also if it is cancelled before it has started
+        return call
 
-    async def _collect(self, session: EpisodeSession, chat: Any) -> Answers:
+    async def _collect(self, session: EpisodeSession, arguments: Mapping[str, Any]) -> Answers:
         """Return the answers of a call, and note its error."""
         try:
-            answer = await chat
+            answer = await session.tuner.chat(**arguments)
         except (Exception, EpisodeStopped) as error:
             session.note_error(error)
             raise
-        finally:
-            self._gateway.return_call()
         session.tuner.rejection = None
         return (answer, *answer.alternatives)
 
@@ -303,7 +307,7 @@ class _CountRoute(_DialectRoute):
     async def _answer(self, headers: _Headers, receive: Receive, send: Send) -> None:
         claims, session = self._admit(headers)
         request = self._parse(session, await self._read_body(headers, receive))
-        if self._target(request, claims) in session.tuner.forwarded_models:
+        if self._target(session, request, claims) in session.tuner.forwarded_models:
             message = "tokens are counted for the model in training only, and another model answers these requests"
             raise _RequestFailed(ApiError(400, message, code="unsupported_parameter", param="model"))
         try:

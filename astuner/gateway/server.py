@@ -98,7 +98,8 @@ class Gateway:
         """
         expires = time.monotonic() + seconds + _KEY_GRACE_SECONDS if seconds is not None else float("inf")
         number = secrets.randbits(53)
-        session = EpisodeSession(number, tuner, cancel_workflow, expires, threading.get_ident())
+        context = contextvars.copy_context()
+        session = EpisodeSession(number, tuner, cancel_workflow, expires, threading.get_ident(), context)
         self._sessions[number] = self._by_tuner[tuner] = session
         try:
             yield session
@@ -111,7 +112,6 @@ class Gateway:
         if session is None or os.getpid() != self._pid:
             return
         del self._sessions[session.number]
-        self._signer.forget_session(session.number)
         server = self._server
         if server is None:
             session.is_closed = True
@@ -166,17 +166,9 @@ class Gateway:
         """Return the session of a key; None if the episode has ended."""
         return self._sessions.get(claims.session)
 
-    def target_of(self, model: str | None, claims: KeyClaims) -> str | None:
-        """Return the target tag for the model that a request names; None if there is no such model."""
-        if model in self.settings.model_names:
-            return claims.target_tag
-        session = self._sessions[claims.session]
-        return model if model in session.tuner.forwarded_models else None
-
-    def model_names(self, claims: KeyClaims) -> list[str]:
-        """Return the names of the models that a key may call."""
-        session = self._sessions.get(claims.session)
-        return [*self.settings.model_names, *(session.tuner.forwarded_models if session is not None else ())]
+    def model_names(self, session: EpisodeSession) -> list[str]:
+        """Return the names of the models that the keys of an episode may call."""
+        return [*self.settings.model_names, *session.tuner.forwarded_models]
 
     def reserve_call(self) -> bool:
         """Count a call that starts; return False if there are too many."""
@@ -196,6 +188,9 @@ class Gateway:
             self._started()
 
     def _started(self) -> _RunningServer:
+        server = self._server
+        if server is not None:  # without the lock, which another thread may have held when this process was forked
+            return server
         with self._lock:
             if self._is_closed:
                 raise ServiceError("the gateway is closed, because the run has ended")

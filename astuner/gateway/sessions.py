@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
@@ -73,6 +74,7 @@ class EpisodeSession:
         cancel_workflow: cancels the workflow of the episode. Thread-safe.
         expires: when the keys of the episode expire, on the clock `time.monotonic`.
         thread: the id of the thread that the workflow runs in.
+        context: the context of the workflow, in which its calls run. It tells an engine which episode a call is from.
         debug_models: the debug models of the endpoints, by number.
         failure: the error that makes the episode fail although its agent may have handled the HTTP error.
         is_closed: whether the episode has ended.
@@ -83,6 +85,7 @@ class EpisodeSession:
     cancel_workflow: Callable[[], object]
     expires: float
     thread: int
+    context: contextvars.Context
     debug_models: list[DebugModel] = field(default_factory=list)
     failure: AstunerError | None = None
     is_closed: bool = False
@@ -111,7 +114,7 @@ class EpisodeSession:
 
     def start(self, identity: RequestIdentity, chat: Coroutine[Any, Any, Answers]) -> GatewayCall:
         """Start a call that runs `chat`."""
-        call = GatewayCall(asyncio.get_running_loop().create_task(chat), identity)
+        call = GatewayCall(asyncio.get_running_loop().create_task(chat, context=self.context.copy()), identity)
         self._open[call] = None
         return call
 

@@ -97,7 +97,7 @@ async def _answer(model: AgentModel, dialect: Dialect, body: bytes) -> httpx.Res
         message = f"the model {name!r} does not exist here. Write one of: {', '.join(_model_names(tuner))}"
         return _error_response(dialect, ApiError(404, message, code="model_not_found", param="model"))
     if name in tuner.forwarded_models:
-        model = replace(model, target_tag=name)
+        model = replace(model, target_tag=name, debug_model=None)
     try:
         answer = await model.chat(**request.chat_arguments())
     except EpisodeError as error:

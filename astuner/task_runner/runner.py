@@ -193,7 +193,8 @@ class TaskRunner:
 
         def cancel() -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(task.cancel)
+                # After the workflow, the judge runs in the same task.
+                loop.call_soon_threadsafe(lambda: session.is_closed or task.cancel())
 
         limit = None if is_debugged() else self.episode_timeout
         with self.gateway.episode(tuner, cancel, limit) as session:

@@ -17,7 +17,12 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from astuner.gateway import Gateway, GatewaySettings
+from astuner.gateway.keys import KeyClaims
+from astuner.gateway.routes import _DialectRoute
+from astuner.gateway.sessions import RequestIdentity
 from astuner.model_tuner import ModelTuner, OpenAiEndpoint
+from astuner.model_tuner.http_api.dialects import DIALECTS
+from astuner.model_tuner.http_api.openai_chat_request import parse_chat_request
 from tests.gateway.conftest import MakeTuner, SlowEngine
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -246,3 +251,18 @@ def test_the_gateway_finishes_calls_when_it_closes(make_tuner: MakeTuner):
             late.chat.completions.create(model="astuner", messages=HI)
     assert len(tuner.calls) == 1
     assert not any(thread.name == "gateway" for thread in threading.enumerate())
+
+
+async def test_a_call_that_is_cut_before_it_starts_makes_room_for_another(make_tuner: MakeTuner):
+    gateway = Gateway(GatewaySettings(max_concurrent_calls=1))
+    tuner = make_tuner(endpoints=gateway)
+    request = parse_chat_request({"model": "astuner", "messages": HI})
+    with gateway.episode(tuner) as session:
+        claims = KeyClaims(session.number, "", "default", None, session.expires)
+        identity = RequestIdentity(b"", "", None)
+        call = _DialectRoute(gateway, DIALECTS[0])._start(session, claims, identity, request)
+        assert not gateway.reserve_call()
+        await session.end()
+        assert call.task.cancelled()
+        assert gateway.reserve_call()
+    assert tuner.calls == ()

@@ -7,18 +7,20 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import orjson
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import ModelError
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, ModelTuner, Targets
 from astuner.schema import Completion, Episode, SamplingParams, Task, WorkflowOutput, WorkflowTask
-from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_rollout import BatchRequest, TaskRollout, current_episode
 from astuner.task_runner import TaskRunner
 from astuner.workflow import Workflow
 
@@ -75,6 +77,24 @@ class GivesUp(Asks):
                 client.chat.completions.create(model="astuner", messages=HI)
 
 
+class CatchesAndReturnsNoReward(Asks):
+    """Blocks its thread, so that it returns before it can be cancelled."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        base_url, api_key = model_tuner.as_oai_baseurl_apikey()
+        with OpenAI(base_url=base_url, api_key=api_key) as client:
+            for _ in range(8):
+                with contextlib.suppress(openai.BadRequestError):
+                    client.chat.completions.create(model="astuner", messages=HI)
+        return WorkflowOutput()
+
+
+class SlowJudge(BaseJudge):
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        await asyncio.sleep(0.1)
+        return 0.25, False
+
+
 class LeavesACallBehind(Asks):
     async def talk(self, client: OpenAI) -> None:
         await super().talk(client)
@@ -119,7 +139,8 @@ def run(
     ids = tokenizer.encode(answer, add_special_tokens=False)
     scripted = engine(lambda prompt, params: ids, max_model_len=4096)
     call_settings = CallSettings(max_tokens=2000, **(settings or {}))
-    runner = TaskRunner(workflow, None, scripted, ChatCodec(tokenizer, "qwen3"), **{"episode_timeout": 30.0, **changes})
+    options = {"judge": None, "episode_timeout": 30.0, **changes}
+    runner = TaskRunner(workflow, engine=scripted, codec=ChatCodec(tokenizer, "qwen3"), **options)
     rollout = TaskRollout(runner, workers=2)
     try:
         (episode,) = rollout.run(BatchRequest([Task("t", "hi")], 1, "train", 0, 0, call_settings))
@@ -166,6 +187,34 @@ def test_a_workflow_may_return_what_it_has_at_the_call_limit(tokenizer: Any):
     assert len(episode.calls) == 3
     failed = run(tokenizer, GivesUp, settings={"max_calls": 3}, on_max_steps="fail")
     assert (failed.status, failed.error_kind) == ("failed", "max_steps")
+
+
+def test_the_judge_of_a_workflow_that_should_have_been_ended_is_not_cancelled(tokenizer: Any):
+    judge = SlowJudge(TaskJudgeConfig())
+    episode = run(tokenizer, CatchesAndReturnsNoReward, settings={"max_calls": 2}, judge=judge)
+    assert (episode.status, episode.reward, episode.error_kind) == ("ok", 0.25, "max_steps"), episode.error
+    assert len(episode.calls) == 2
+
+
+class NotesTheEpisode(ScriptedEngine):
+    seen: ClassVar[set[str | None]] = set()
+
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        self.seen.add(current_episode())
+        return await super().generate(prompt_ids, params)
+
+
+class AsksBothWays(Asks):
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat(HI)
+        return await super().execute(workflow_task, model_tuner)
+
+
+def test_an_engine_sees_which_episode_a_call_is_from(tokenizer: Any):
+    NotesTheEpisode.seen.clear()
+    run(tokenizer, AsksBothWays, engine=NotesTheEpisode)
+    assert len(NotesTheEpisode.seen) == 1
+    assert None not in NotesTheEpisode.seen
 
 
 def test_degenerate_output_ends_the_episode_with_its_reward(tokenizer: Any):
@@ -247,3 +296,27 @@ def test_calls_of_another_model_are_forwarded_if_it_is_configured(tokenizer: Any
     assert (forwarded.target_tag, forwarded.trained, forwarded.completion_ids) == ("helper", False, ())
     assert forwarded.messages[-1]["content"] == "I am helper-7b at temperature 1.0"
     assert sum(episode.samples[0].train_counts) == len(own.completion_ids)
+
+
+class AsksAHelperFromACritic(Workflow):
+    """Names the forwarded model with clients of an agent that has a debug model."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        async def debug_model(*_args: Any, **_options: Any) -> None:
+            raise AssertionError("the debug model of the critic was called")
+
+        agent = ("critic", "critic", debug_model)
+        base_url, api_key = model_tuner.as_oai_baseurl_apikey(*agent)
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            for one in (client, model_tuner.as_raw_openai_sdk_client(*agent)):
+                await one.chat.completions.create(model="helper", messages=HI)
+        await model_tuner.chat(HI)
+        return WorkflowOutput(reward=1.0)
+
+
+def test_a_forwarded_model_is_not_the_debug_model_of_the_agent(tokenizer: Any, endpoint: str):
+    targets = Targets(("default",), {"helper": FrozenModel("helper-7b", endpoint, "none")})
+    episode = run(tokenizer, AsksAHelperFromACritic, targets=targets)
+    assert episode.status == "ok", episode.error
+    answers = [call.messages[-1]["content"] for call in episode.calls[:2]]
+    assert answers == ["I am helper-7b at temperature None"] * 2

@@ -65,6 +65,11 @@ def test_a_key_ends_with_its_episode(gateway: Gateway, make_tuner: MakeTuner):
             ask(*endpoint)
         with pytest.raises(openai.AuthenticationError, match="ended"):
             ask(*endpoint)
+        with (
+            OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client,
+            pytest.raises(openai.AuthenticationError, match="ended"),
+        ):
+            client.models.list()
         assert ask(*other) == "hi"
     assert [call.episode_id for call in first.calls] == ["first"]
     assert [call.episode_id for call in second.calls] == ["second"]
