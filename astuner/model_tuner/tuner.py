@@ -144,8 +144,8 @@ class ModelTuner(ModelFaces):
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> int:
         """Return the number of tokens of the prompt of a request. For the errors, see `chat`."""
-        offered = None if self._settings.disable_tools else tools
-        return len(self._history.prompt(normalise(messages), offered, tools_hash(offered)).token_ids)
+        shown = None if self._settings.disable_tools else shown_tools(tools)
+        return len(self._history.prompt(normalise(messages), shown, tools_hash(shown)).token_ids)
 
     def _remote(self) -> RemoteModelTuner:
         from astuner.model_tuner.remote import RemoteModelTuner
@@ -227,12 +227,14 @@ class ModelTuner(ModelFaces):
             "start_time": timestamp(),
         }
         try:
-            if samples:
-                return await self._sample(messages, tools, options, call_fields)
-            return await self._ask_external(model, messages, tools, options, call_fields)
+            if not samples:
+                return await self._ask_external(model, messages, tools, options, call_fields)
+            answers = await self._sample(messages, tools, options, call_fields)
         except UnsupportedParameterError:
-            self._calls_started -= options.n  # nothing was sampled
+            with self._lock:
+                self._calls_started -= options.n  # nothing was sampled
             raise
+        return self._checked(answers)
 
     async def _sample(
         self,
@@ -240,7 +242,7 @@ class ModelTuner(ModelFaces):
         tools: Sequence[Mapping[str, Any]] | None,
         options: ChatOptions,
         call_fields: Mapping[str, Any],
-    ) -> ChatAnswer:
+    ) -> list[ChatAnswer]:
         """Return answers of the model in training."""
         if isinstance(messages, RawPrompt):
             prompt = Prompt(self._codec.encode(messages.content), messages)
@@ -253,13 +255,22 @@ class ModelTuner(ModelFaces):
                 [self._engine.generate(prompt.token_ids, request) for request in requests]
             )
         callable_tools = None if options.tool_choice == "none" else tools
-        answers = [
+        return [
             self._record_answer(prompt, request, completion, callable_tools, call_fields)
             for request, completion in zip(requests, completions, strict=True)
         ]
+
+    def _checked(self, answers: Sequence[ChatAnswer]) -> ChatAnswer:
+        """Return the first answer with the others as alternatives, unless one is degenerate or has the wrong form."""
         for answer in answers:
             self._check_degenerate(answer)
-            check_enforced(answer)
+        try:
+            for answer in answers:
+                check_enforced(answer)
+        except UnsupportedParameterError:
+            for answer in answers:  # the agent gets an error instead
+                self.mark_cut(answer.call)
+            raise
         return replace(answers[0], alternatives=tuple(answers[1:]))
 
     def _record_answer(

@@ -278,7 +278,8 @@ def test_errors_have_anthropics_format(gateway: Gateway, make_tuner: MakeTuner):
 def test_the_tokens_of_a_prompt_are_counted_without_a_call(gateway: Gateway, make_tuner: MakeTuner):
     tuner = make_tuner(["hello<|im_end|>"])
     with gateway.episode(tuner), client(tuner) as anthropic_client:
-        options: Any = {"model": "astuner", "system": "Be brief.", "messages": HI, "tools": [TOOL]}
+        tool = {**TOOL, "strict": True}
+        options: Any = {"model": "astuner", "system": "Be brief.", "messages": HI, "tools": [tool]}
         count = anthropic_client.messages.count_tokens(**options).input_tokens
         assert tuner.calls == ()
         assert anthropic_client.messages.create(**options, max_tokens=9).usage.input_tokens == count

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,11 +13,11 @@ from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 
 from astuner.context_tracker import build_samples, certificate
-from astuner.errors import UnsupportedParameterError
+from astuner.errors import CallLimitError, UnsupportedParameterError
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ChatOptions, ModelTuner
-from astuner.schema import SamplingParams
+from astuner.schema import Completion, SamplingParams
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -83,6 +84,23 @@ async def test_an_answer_is_a_json_object(tuner: ModelTuner):
         assert isinstance(json.loads(answer.parsed.content), dict)
     text = await tuner.chat(HI, response_format={"type": "text"})
     assert text.call.sampling.constraint is None
+
+
+class IgnoresConstraints(ScriptedEngine):
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+        return await super().generate(prompt_ids, replace(params, constraint=None))
+
+
+@pytest.mark.parametrize("demand", [{"response_format": STRICT}, {"tools": TOOLS, "tool_choice": "required"}])
+async def test_answers_that_are_refused_count_but_are_not_trained(tokenizer: Any, demand: dict[str, Any]):
+    ids = tokenizer.encode("No.<|im_end|>", add_special_tokens=False)
+    engine = IgnoresConstraints(lambda prompt, params: ids, 4096)
+    tuner = ModelTuner(engine, ChatCodec(tokenizer, "qwen3"), CallSettings(max_calls=2), episode_id="e")
+    with pytest.raises(UnsupportedParameterError, match="did not enforce"):
+        await tuner.chat(HI, n=2, **demand)
+    assert [(call.cut, call.trained, len(call.completion_ids)) for call in tuner.calls] == [(True, False, len(ids))] * 2
+    with pytest.raises(CallLimitError):
+        await tuner.chat(HI)
 
 
 async def test_a_required_tool_call_is_made(tuner: ModelTuner):
