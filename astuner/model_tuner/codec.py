@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import ModelError, WorkflowError, first_line
+from astuner.errors import InvalidRequestError, ModelError, WorkflowError, first_line
 from astuner.model_tuner.renderer_choice import RENDERER_FILE, TemplateText, choose_renderer
 from astuner.model_tuner.template_answers import TemplateAnswers, without_empty_thinking
 from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
@@ -193,8 +193,16 @@ class ChatCodec:
         return self.decode(call.completion_ids if self._is_truncated(call) else call.completion_ids[:-1])
 
     def encode(self, content: str | Sequence[int]) -> tuple[int, ...]:
-        """Return the token ids of a text that is not rendered; token ids stay as they are."""
-        return tuple(self._encode(content)) if isinstance(content, str) else tuple(content)
+        """Return the token ids of a text that is not rendered; token ids stay as they are.
+
+        Raises:
+            InvalidRequestError: an id is not in the vocabulary.
+        """
+        if isinstance(content, str):
+            return tuple(self._encode(content))
+        if (largest := max(content)) >= (size := len(self.tokenizer)):
+            raise InvalidRequestError(f"prompt has the token id {largest}; the vocabulary ends at {size - 1}", "prompt")
+        return tuple(content)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included."""

@@ -113,8 +113,12 @@ def _normalise_message(message: Message, index: int) -> dict[str, Any]:
             f"message {index} has the role {short_repr(message['role'])}; expected one of {', '.join(_ROLES)}{hint}"
         )
     result: dict[str, Any] = {"role": message["role"], "content": _text(message.get("content"), index)}
-    if message.get("tool_calls"):
-        result["tool_calls"] = [_normalise_tool_call(call, index) for call in message["tool_calls"]]
+    if tool_calls := message.get("tool_calls"):
+        if not isinstance(tool_calls, Sequence) or isinstance(tool_calls, str | bytes):
+            raise WorkflowError(f"message {index}: tool_calls must be a list, got {short_repr(tool_calls)}")
+        result["tool_calls"] = [_normalise_tool_call(call, index) for call in tool_calls]
+    if message.get("function_call"):
+        raise WorkflowError(f"message {index} has a function_call, which OpenAI has replaced; write it to tool_calls")
     for key in ("tool_call_id", "name"):
         if isinstance(message.get(key), str):
             result[key] = message[key]

@@ -54,6 +54,7 @@ def test_a_chat_does_not_continue_a_prompt(gateway: Gateway, make_tuner: MakeTun
         ("prompt", {"prompt": ["a", "b"]}),
         ("prompt", {"prompt": []}),
         ("prompt", {"prompt": [1, -1]}),
+        ("prompt", {"prompt": [1, 10**9]}),
         ("logprobs", {"logprobs": 6}),
         ("echo", {"echo": True}),
         ("suffix", {"suffix": "end"}),

@@ -128,6 +128,8 @@ async def test_dashscope_parts_and_object_arguments_are_accepted(codec: ChatCode
         (["hi"], "mapping with a role"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "image_url"),
         ([{"role": "user", "content": 3}], "text or a list of parts"),
+        ([{"role": "assistant", "content": "", "tool_calls": 3}], "tool_calls must be a list"),
+        ([{"role": "assistant", "content": "", "function_call": {"name": "add"}}], "write it to tool_calls"),
     ],
 )
 async def test_invalid_messages_are_errors(codec: ChatCodec, messages: list[Any], says: str):

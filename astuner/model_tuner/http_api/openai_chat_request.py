@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -258,9 +257,7 @@ def read_n(given: Mapping[str, Any]) -> int:
 def _number(given: Mapping[str, Any], name: str, low: float, high: float) -> float:
     value = given[name]
     if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not (math.isfinite(value) and low <= value <= high)
+        isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high  # also of NaN
     ):
         raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}, got {short_repr(value)}", name)
     return float(value)

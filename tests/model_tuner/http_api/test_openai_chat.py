@@ -142,6 +142,7 @@ def test_a_request_keeps_what_it_is_given():
         ("messages", {}),
         ("model", {"model": 3}),
         ("temperature", {"temperature": 2.1}),
+        ("temperature", {"temperature": 10**400}),
         ("temperature", {"temperature": "hot"}),
         ("temperature", {"temperature": True}),
         ("temperature", {"temperature": float("nan")}),
