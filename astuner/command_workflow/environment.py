@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 from astuner.config.workflow import PLACEHOLDER, WorkflowConfig
 from astuner.errors import WorkflowError, short_repr
+from astuner.model_tuner import OpenAiEndpoint
 from astuner.redaction import secrets_in
+from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Task, WorkflowTask
 
 # The kernel accepts at most 128 KiB per variable and per argument.
@@ -28,13 +30,13 @@ class EpisodeValues:
     Attributes:
         task: the task of the episode.
         config: the section.
-        base_url, api_key, model: the address, the key and the name of the model.
+        endpoint: the address and the key of the model.
+        model: the name of the model.
     """
 
     task: Task
     config: WorkflowConfig
-    base_url: str
-    api_key: str
+    endpoint: OpenAiEndpoint
     model: str
 
     @property
@@ -54,7 +56,7 @@ class EpisodeValues:
     def _value(self, name: str) -> str:
         if not name.startswith("metadata."):
             values = {"main_query": self.task.main_query, "task_id": self.task.task_id}
-            values |= {"base_url": self.base_url, "api_key": self.api_key, "model": self.model}
+            values |= {**self.endpoint._asdict(), "model": self.model}
             return values[name]
         key = name.removeprefix("metadata.")
         if key not in self.metadata:
@@ -63,7 +65,7 @@ class EpisodeValues:
                 f"metadata {key!r}; it has: {', '.join(map(str, self.metadata)) or 'none'}"
             )
         value = self.metadata[key]
-        return value if isinstance(value, str) else json.dumps(value)
+        return value if isinstance(value, str) else _to_json(value)
 
     def environment(self, folder: Path, workflow_task: WorkflowTask) -> dict[str, str]:
         """Return the environment of the program: that of the run without its secrets, and what it needs."""
@@ -76,19 +78,19 @@ class EpisodeValues:
         # The interpreter of the run is the last one that is found, where the environment was not activated.
         path = os.pathsep.join(filter(None, (inherited.get("PATH"), str(Path(sys.executable).parent))))
         own = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PWD": str(folder / "work"), "PATH": path}
-        task = json.dumps(self._task(workflow_task))
+        task = _to_json(self._task(workflow_task))
         (folder / "task.json").write_text(task)
         # Requests to the model must not go to a proxy.
-        hosts = dict.fromkeys(("127.0.0.1", "localhost", urlsplit(self.base_url).hostname or ""))
+        hosts = dict.fromkeys(("127.0.0.1", "localhost", urlsplit(self.endpoint.base_url).hostname or ""))
         for name in ("NO_PROXY", "no_proxy"):
             own[name] = ",".join(filter(None, (inherited.get(name), *hosts)))
         own |= {
-            "OPENAI_BASE_URL": self.base_url,
-            "OPENAI_API_BASE": self.base_url,
-            "OPENAI_API_KEY": self.api_key,
+            "OPENAI_BASE_URL": self.endpoint.base_url,
+            "OPENAI_API_BASE": self.endpoint.base_url,
+            "OPENAI_API_KEY": self.endpoint.api_key,
             "OPENAI_MODEL": self.model,
-            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/v1"),
-            "ANTHROPIC_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.endpoint.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.endpoint.api_key,
             "ANTHROPIC_MODEL": self.model,
             "TASK_FILE": str(folder / "task.json"),
         }
@@ -109,3 +111,8 @@ class EpisodeValues:
             "seed": workflow_task.seed,
             "is_validation": workflow_task.is_validation,
         }
+
+
+def _to_json(value: object) -> str:
+    """Return a value as JSON; a field of a data set may be a date, for example, which becomes a text."""
+    return json.dumps(to_jsonable(value, lambda text: text))

@@ -51,7 +51,7 @@ class CommandWorkflow(Workflow):
         """
         config = self.program.config
         endpoint = model_tuner.as_oai_baseurl_apikey(AUTO_AGENT)
-        values = EpisodeValues(workflow_task.task, config, endpoint.base_url, endpoint.api_key, model_tuner.model_name)
+        values = EpisodeValues(workflow_task.task, config, endpoint, model_tuner.model_name)
         with _private_folder() as folder:
             work = folder / "work"
             self.episode_metadata["working_folder"] = str(work)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import os
 import re
 import tempfile
@@ -246,6 +248,19 @@ call(); print(len(task["metadata"]["text"]))
     assert run_code(tokenizer, tmp_path, code, tasks=tasks).reward == 200_000
     episode = run_code(tokenizer, tmp_path, code, tasks=tasks, command=["python", "agent.py", "{main_query}"])
     assert "cannot be started: embedded null byte" in (episode.error or "")
+
+
+def test_metadata_that_json_lacks_is_passed_as_text(tokenizer: Any, tmp_path: Path) -> None:
+    code = """
+task = json.loads(os.environ["TASK_JSON"])
+assert task["metadata"] == {"day": "2026-11-22", "ratio": "NaN", "nested": {"days": ["2026-11-22"]}}
+assert json.loads(os.environ["NESTED"]) == task["metadata"]["nested"]
+call(); print(1)
+"""
+    day = datetime.date(2026, 11, 22)
+    tasks = [Task("t0", "q", metadata={"day": day, "ratio": math.nan, "nested": {"days": [day]}})]
+    episode = run_code(tokenizer, tmp_path, code, tasks=tasks, env={"NESTED": "{metadata.nested}"})
+    assert episode.status == "ok", episode.error
 
 
 def test_hidden_metadata_is_not_passed(tokenizer: Any, tmp_path: Path) -> None:
