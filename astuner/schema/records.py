@@ -303,8 +303,8 @@ class Episode:
         episode_id: unique within the run.
         task: the task.
         repeat_index: 0-based index within its group.
-        status: `ok` (has a reward), `failed` (raised, timed out, or has no reward), `dropped` (has a reward but no
-            trainable tokens).
+        status: `ok` (has a reward), `failed` (raised, timed out, has no reward, or has samples that are not exact),
+            `dropped` (has a reward but no trainable tokens).
         reward: None if there is no reward; a missing reward never counts as 0. If agents or calls have rewards, this is
             their mean.
         agent_rewards: the rewards by agent, if the workflow returned them.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, cast
 
 from astuner.clock import timestamp
-from astuner.context_tracker import MergeMode, build_samples, limit_samples
+from astuner.context_tracker import MergeMode
 from astuner.debugging.breakpoints import DebuggerQuit, is_debugged
 from astuner.debugging.deadlines import deadline
 from astuner.debugging.tracebacks import error_stack, format_error
@@ -38,6 +38,7 @@ from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score, score_inline
+from astuner.task_runner.samples import with_samples
 from astuner.workflow import Workflow, wrong_output
 
 Reward = float | Mapping[str, float] | Sequence[float]
@@ -137,7 +138,8 @@ class TaskRunner:
                 error_traceback=format_error(error),
                 metadata=_plain_metadata(_episode_metadata(started_workflow)),
             )
-        return self._with_samples(replace(episode, end_time=timestamp()), workflow_task.seed)
+        episode = replace(episode, end_time=timestamp())
+        return with_samples(episode, max_samples=self.max_samples, merge=self.merge, seed=workflow_task.seed)
 
     async def _rewarded_output(
         self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
@@ -252,25 +254,6 @@ class TaskRunner:
         if timeout.expired() or (limit is not None and time.monotonic() - started > limit):
             raise EpisodeTimeout(late())
         return output
-
-    def _with_samples(self, episode: Episode, seed: int) -> Episode:
-        if episode.status != "ok":
-            return episode
-        samples, dropped = limit_samples(build_samples(episode.calls), self.max_samples, seed)
-        if self.merge != "leaf":
-            # Use the calls of the same samples, so that the merge mode does not change what is trained.
-            call_ids = {span.call_id for sample in samples for span in sample.spans}
-            samples = build_samples([call for call in episode.calls if call.call_id in call_ids], self.merge)
-        if samples:
-            return replace(episode, samples=tuple(samples), dropped_samples=dropped)
-        error = "the workflow made no LLM call that returned a token, so there is nothing to train on"
-        if episode.calls and not any(call.trained for call in episode.calls):
-            targets = ", ".join(sorted({call.target_tag for call in episode.calls}))
-            error = (
-                "no LLM call of the episode has a target in rollout.trainable_targets, so there is nothing to train "
-                f"on; the targets of its calls are: {targets}"
-            )
-        return replace(episode, status="dropped", error_kind="no_tokens", error=error)
 
 
 async def _drop_cancellation() -> None:

@@ -9,8 +9,10 @@ import pytest
 from openai import OpenAI
 
 from astuner.context_tracker import build_samples, certificate
+from astuner.errors import InvalidRequestError
 from astuner.gateway import Gateway
 from astuner.model_tuner import ChatCodec, FrozenModel, Targets
+from astuner.model_tuner.http_api.openai_completions import parse_completion_request
 from tests.gateway.conftest import MakeTuner
 
 
@@ -32,6 +34,11 @@ def test_a_prompt_is_sent_as_it_is(gateway: Gateway, make_tuner: MakeTuner, code
     assert as_text.usage is not None
     assert as_text.usage.prompt_tokens == len(ids)
     assert certificate(tuner.calls, build_samples(tuner.calls)) == 1.0
+
+
+def test_a_prompt_must_consist_of_characters():
+    with pytest.raises(InvalidRequestError, match="surrogate"):
+        parse_completion_request({"prompt": "\ud83d"})
 
 
 def test_a_chat_does_not_continue_a_prompt(gateway: Gateway, make_tuner: MakeTuner):

@@ -7,16 +7,19 @@ import contextlib
 import json
 import math
 import pickle
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
+from astuner.context_tracker import MergeMode, build_samples
 from astuner.errors import CallLimitError, EpisodeStopped
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-from astuner.schema import Episode, Task
+from astuner.schema import Episode, LlmCall, Sample, Task
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_runner import TaskRunner
 
@@ -329,3 +332,22 @@ def test_log_metric_or_reward_that_is_no_float_fails_the_episode(tokenizer: Any,
     judged = run(tokenizer, Talk, judge=Judges(TaskJudgeConfig()))
     assert (judged.status, judged.error_kind) == ("failed", "judge")
     assert "expected (reward, is_success): a finite number and a bool" in (judged.error or "")
+
+
+@pytest.mark.parametrize("merge", ["leaf", "tree", "none"])
+@pytest.mark.parametrize("field", ["token_ids", "logprobs", "train_counts"])
+def test_an_episode_fails_whose_samples_differ_from_its_calls(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, merge: Any, field: str
+):
+    def build_wrongly(calls: Sequence[LlmCall], mode: MergeMode = "leaf") -> list[Sample]:
+        (sample,) = build_samples(calls, mode)
+        values = getattr(sample, field)
+        return [replace(sample, **{field: (*values[:-1], values[-1] + 1)})]
+
+    assert run(tokenizer, Rewarded, merge=merge).status == "ok"
+    monkeypatch.setattr("astuner.task_runner.samples.build_samples", build_wrongly)
+    episode = run(tokenizer, Rewarded, merge=merge)
+    assert (episode.status, episode.error_kind, episode.reward) == ("failed", "inexact", None)
+    assert "0% of the calls" in str(episode.error)
+    assert len(episode.calls) == 1
+    assert episode.samples == ()

@@ -73,6 +73,8 @@ def _prompt(prompt: object) -> RawPrompt:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str) and prompt:
+        if not prompt.isascii() and any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise InvalidRequestError("prompt contains half of a surrogate pair, which is not a character", "prompt")
         return RawPrompt(prompt)
     if not isinstance(prompt, list) or not prompt:
         raise InvalidRequestError(f"prompt must be a text or a list of token ids, got {short_repr(prompt)}", "prompt")
