@@ -27,6 +27,8 @@ class ChatAnswer:
             unless requested.
         alternatives: the other answers of a request with `n` above 1.
         text_tokens: the number of sampled tokens before the stop string or the end token.
+        usage: the numbers of prompt and completion tokens that the endpoint of a frozen target reports; empty if it
+            reports none, and for the model in training.
     """
 
     parsed: ParsedAnswer
@@ -35,6 +37,13 @@ class ChatAnswer:
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     alternatives: tuple[ChatAnswer, ...] = ()
     text_tokens: int = 0
+    usage: tuple[int, ...] = ()
+
+    @property
+    def token_counts(self) -> tuple[int, int]:
+        """The numbers of prompt and completion tokens."""
+        prompt, completion = self.usage or (len(self.call.prompt_ids), len(self.call.completion_ids))
+        return prompt, completion
 
 
 def as_message(parsed: ParsedAnswer) -> dict[str, Any]:

@@ -7,15 +7,25 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 from astuner.errors import WorkflowError
 from astuner.model_tuner.agent_names import AUTO_AGENT, agent_by_hash, agent_by_text
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.messages import normalise
+from astuner.schema import FinishReason
 
 DEFAULT_TARGET = "default"
 _DEFAULT_TAG_HINT = " (the default tag; to set another, use for_agent(name, target_tag=…))"
+
+
+class ExternalAnswer(NamedTuple):
+    """The answer of another model than that in training; `finish_reason` and `usage` are as in `ChatAnswer`."""
+
+    parsed: ParsedAnswer
+    finish_reason: FinishReason = "stop"
+    usage: tuple[int, ...] = ()
+
 
 DebugModel = Callable[..., Any]
 """An AgentScope chat model: an async callable that maps messages, tools and tool_choice to a `ChatResponse`."""
@@ -100,7 +110,7 @@ async def call_endpoint(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     parameters: Mapping[str, Any],
-) -> ParsedAnswer:
+) -> ExternalAnswer:
     """Return the answer of an OpenAI-compatible endpoint.
 
     Args:
@@ -129,7 +139,8 @@ async def call_endpoint(
         # A client is bound to the event loop that it was created on, and each episode has its own loop.
         async with AsyncOpenAI(base_url=model.base_url, api_key=model.api_key) as client:
             answer = await client.chat.completions.create(model=model.model, messages=sent, **arguments)
-            message = answer.choices[0].message
+            message, reason = answer.choices[0].message, answer.choices[0].finish_reason
+            usage = (answer.usage.prompt_tokens, answer.usage.completion_tokens) if answer.usage else ()
             attempts = [(call.id, call.function) for call in message.tool_calls or () if call.type == "function"]
     # A server of another kind can answer anything.
     except (OpenAIError, AttributeError, LookupError, TypeError) as error:
@@ -148,7 +159,8 @@ async def call_endpoint(
         else:
             malformed.append(function.arguments)
     content = "\n".join(text for text in (message.content, *malformed) if text)
-    return ParsedAnswer(content, tuple(calls), None, tuple(malformed))
+    answered = ParsedAnswer(content, tuple(calls), None, tuple(malformed))
+    return ExternalAnswer(answered, "length" if reason == "length" else "stop", usage)
 
 
 async def call_debug_model(
@@ -156,7 +168,7 @@ async def call_debug_model(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     parameters: Mapping[str, Any],
-) -> ParsedAnswer:
+) -> ExternalAnswer:
     """Return the answer of an AgentScope chat model, which receives the parameters of the request.
 
     Raises:
@@ -175,8 +187,9 @@ async def call_debug_model(
         raise WorkflowError(
             f"debug_model answered {response!r}; expected AgentScope's ChatResponse, or an async iterator of them"
         ) from error
-    return ParsedAnswer(
+    answered = ParsedAnswer(
         content="".join(block["text"] for block in blocks["text"]),
         tool_calls=tuple(ToolCall(block["id"], block["name"], block["input"]) for block in blocks["tool_use"]),
         reasoning="".join(block["thinking"] for block in blocks["thinking"]) or None,
     )
+    return ExternalAnswer(answered)

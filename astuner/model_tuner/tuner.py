@@ -35,6 +35,7 @@ from astuner.model_tuner.messages import normalise, shown_tools, tools_hash
 from astuner.model_tuner.targets import (
     DEFAULT_TARGET,
     DebugModel,
+    ExternalAnswer,
     FrozenModel,
     Targets,
     call_debug_model,
@@ -310,18 +311,18 @@ class ModelTuner(ModelFaces):
         parameters = {name: value for name, value in options.given.items() if name != "n"}
         prompt = Prompt((), normalise(messages))
 
-        async def ask() -> ParsedAnswer:
+        async def ask() -> ExternalAnswer:
             if isinstance(model, FrozenModel):
                 return await call_endpoint(model, call_fields["target_tag"], prompt.messages, tools, parameters)
             return await call_debug_model(model, messages, tools, parameters)
 
         with self._track_open(prompt, options.n, call_fields):
-            parsed = await gather_answers([ask() for _ in range(options.n)])
-        unknown = Completion((), (), "stop")
-        first, *others = [
-            ChatAnswer(one, self._history.record(prompt, unknown, as_message(one), **call_fields)) for one in parsed
-        ]
-        return replace(first, alternatives=tuple(others))
+            received = await gather_answers([ask() for _ in range(options.n)])
+        answers = []
+        for parsed, reason, usage in received:
+            call = self._history.record(prompt, Completion((), (), reason), as_message(parsed), **call_fields)
+            answers.append(ChatAnswer(parsed, call, usage=usage))
+        return replace(answers[0], alternatives=tuple(answers[1:]))
 
     @contextlib.contextmanager
     def _track_open(self, prompt: Prompt, count: int, call_fields: Mapping[str, Any]) -> Iterator[None]:

@@ -247,13 +247,17 @@ def test_a_call_that_the_workflow_leaves_behind_is_cut(tokenizer: Any):
 class _Endpoint(BaseHTTPRequestHandler):
     """An OpenAI-compatible endpoint that answers with the name of the model that it was asked for."""
 
+    bodies: ClassVar[list[dict[str, Any]]] = []
+
     def do_POST(self) -> None:
         body = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
         message = {"role": "assistant", "content": f"I am {body['model']} at temperature {body.get('temperature')}"}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice = {"index": 0, "message": message, "finish_reason": "length"}
+        usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
         content = orjson.dumps(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+            {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
         )
+        self.bodies.append(body)
         self.send_response(200)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
@@ -281,17 +285,23 @@ class AsksTwoModels(Workflow):
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
             assert [model.id async for model in client.models.list()] == ["astuner", "helper"]
             for model in ("astuner", "helper"):
-                await client.chat.completions.create(model=model, messages=HI, temperature=1.0)
+                answer = await client.chat.completions.create(model=model, messages=HI, temperature=1.0)
+            assert answer.choices[0].finish_reason == "length"
+            assert answer.usage is not None
+            assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (11, 7)
             with contextlib.suppress(openai.NotFoundError):
                 await client.chat.completions.create(model="gpt-4o", messages=HI)
         return WorkflowOutput(reward=1.0)
 
 
 def test_calls_of_another_model_are_forwarded_if_it_is_configured(tokenizer: Any, endpoint: str):
+    _Endpoint.bodies.clear()
     targets = Targets(("default",), {"helper": FrozenModel("helper-7b", endpoint, "none")})
     episode = run(tokenizer, AsksTwoModels, targets=targets)
     assert episode.status == "ok", episode.error
     own, forwarded = episode.calls
+    # OpenAI's API refuses some parameters without tools or logprobs, so only those of the client are forwarded.
+    assert _Endpoint.bodies == [{"model": "helper-7b", "messages": HI, "temperature": 1.0}]
     assert (own.target_tag, own.trained) == ("default", True)
     assert (forwarded.target_tag, forwarded.trained, forwarded.completion_ids) == ("helper", False, ())
     assert forwarded.messages[-1]["content"] == "I am helper-7b at temperature 1.0"

@@ -391,9 +391,10 @@ def _stop_reason(answer: ChatAnswer) -> str:
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:
+    prompt, completion = answer.token_counts
     return {
-        "input_tokens": len(answer.call.prompt_ids),
-        "output_tokens": len(answer.call.completion_ids),
+        "input_tokens": prompt,
+        "output_tokens": completion,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
     }

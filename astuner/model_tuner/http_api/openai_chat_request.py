@@ -47,15 +47,18 @@ class ChatRequest:
     include_usage: bool = False
 
     def chat_arguments(self) -> dict[str, Any]:
-        """Return the arguments of `ModelTuner.chat`."""
+        """Return the arguments of `ModelTuner.chat`; those that ask for nothing are None.
+
+        The endpoint of a frozen target receives the others. OpenAI's refuses some of them without tools or logprobs.
+        """
         return {
             "messages": self.messages,
             "tools": self.tools,
             "tool_choice": self.tool_choice,
             "n": self.n,
-            "logprobs": self.logprobs,
-            "top_logprobs": self.top_logprobs,
-            "parallel_tool_calls": self.parallel_tool_calls,
+            "logprobs": self.logprobs or None,
+            "top_logprobs": self.top_logprobs or None,
+            "parallel_tool_calls": None if self.parallel_tool_calls else False,
             "response_format": self.response_format,
             **self.sampling,
         }

@@ -80,8 +80,8 @@ def finish_reason(answer: ChatAnswer) -> str:
 
 def to_usage(answers: Sequence[ChatAnswer]) -> dict[str, int]:
     """Return the token counts of the answers to one request."""
-    prompt = len(answers[0].call.prompt_ids)
-    completion = sum(len(answer.call.completion_ids) for answer in answers)
+    prompt = answers[0].token_counts[0]
+    completion = sum(answer.token_counts[1] for answer in answers)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
