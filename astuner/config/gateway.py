@@ -26,4 +26,4 @@ class GatewayConfig(Section):
     max_body_bytes: PositiveInt = 32 * 2**20
     """Maximum size of a request; a larger one is answered with status 413."""
     drain_seconds: Seconds = 5.0
-    """How long calls in progress may go on when the run ends."""
+    """How long the end of a run waits for calls in progress."""

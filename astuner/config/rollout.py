@@ -312,7 +312,7 @@ class RolloutConfig(Section):
         trainers="the episodes sample through the same model interface on all backbones",
         resume="same",
     )
-    """Which temperature, top_p, top_k, penalties and seed a call has that brings its own: those, or the run's."""
+    """honour uses the temperature, top_p, top_k, penalties and seed that a call sends; override uses the run's instead."""
     val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters", resume="same")
     """Sampling in validation."""
 

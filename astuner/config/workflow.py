@@ -13,7 +13,7 @@ from astuner.config.section import PositiveInt, Section, key
 from astuner.config.services import EnvValue
 
 PLACEHOLDER = re.compile(r"\{(main_query|task_id|base_url|api_key|model|metadata\.[\w-]+)\}")
-"""What is replaced in `command`, `files` and `env` with a value of the episode."""
+"""A placeholder in `command`, `files` and `env`, which is replaced with a value of the episode."""
 _NAMES = ("main_query", "task_id", "base_url", "api_key", "model", "metadata")
 _EXAMPLE = "expected a list with one item per word, such as [python, my_agent.py]"
 
@@ -72,10 +72,10 @@ class WorkflowConfig(Section):
     env: dict[VariableName, Template] = key({})
     """Environment variables of the program, in addition to those that astuner sets."""
     pass_env: list[VariableName] = key([])
-    """Environment variables of the run that the program receives although they hold a secret or a home folder."""
+    """Environment variables of the run that the program receives in addition, such as a token or HOME."""
     visible_metadata: list[str] | None = None
     """Keys of the task's metadata that the program receives; null passes all."""
     agents: dict[str, AgentText] = key({})
-    """Names of the program's agents, each with a text that the agent's system prompt contains."""
+    """Names of the program's agents, each with a text in the agent's system prompt or last user message."""
     max_output_bytes: PositiveInt = key(65536, resume="any")
-    """How much of stdout and of stderr is recorded, in bytes; the middle is left out."""
+    """Maximum size of the recorded stdout and of the recorded stderr, in bytes; the middle is left out."""
