@@ -203,7 +203,7 @@ async def _run_in_sandbox(code: str, timeout: float, limits: SandboxLimits) -> _
 
 
 async def _wait(process: asyncio.subprocess.Process, timeout: float, memory: int) -> str | None:
-    """Wait for the end of the sandbox, or end it; return why it was ended, None if it ended by itself."""
+    """Wait for the end of the sandbox, or end it; return why it was ended, or None if it exited."""
     ended = asyncio.ensure_future(process.wait())
     ends_at = time.monotonic() + timeout
     try:

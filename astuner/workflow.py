@@ -72,7 +72,7 @@ class FunctionWorkflow(Workflow):
 
 
 def wrong_output(function: str, expected: str, output: object) -> WorkflowError:
-    """Return the error for a workflow that returned something else than `expected`."""
+    """Return the error for a workflow that returned something other than `expected`."""
     if not inspect.isawaitable(output):
         return WorkflowError(f"{function} must return {expected}, got {type(output).__name__}: {short_repr(output)}")
     if inspect.iscoroutine(output):

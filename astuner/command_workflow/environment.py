@@ -1,4 +1,4 @@
-"""What a program receives: the task, the address of the model, and the variables of the run that hold no secret."""
+"""The inputs of a program: the task, the address of the model, and the variables of the run that hold no secret."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FOREIGN_PREFIXES = ("OPENAI_", "ANTHROPIC_", "AZURE_OPENAI_", "XDG_", "ASTUNER_
 
 @dataclass(frozen=True, slots=True)
 class EpisodeValues:
-    """What an episode puts in place of the placeholders, and in the environment of the program.
+    """The values of an episode for the placeholders and for the environment of the program.
 
     Attributes:
         task: the task of the episode.
-        config: the section.
+        config: section `workflow` of the configuration.
         endpoint: the address and the key of the model.
         model: the name of the model.
     """
@@ -68,14 +68,14 @@ class EpisodeValues:
         return value if isinstance(value, str) else _to_json(value)
 
     def environment(self, folder: Path, workflow_task: WorkflowTask) -> dict[str, str]:
-        """Return the environment of the program: that of the run without its secrets, and what it needs."""
+        """Return the environment of the program: that of the run without secrets, and the episode's variables."""
         inherited = {
             name: value
             for name, value in os.environ.items()
             if name in self.config.pass_env
             or not (name in _OWN_VARIABLES or name.startswith(_FOREIGN_PREFIXES) or secrets_in({name: value}))
         }
-        # The interpreter of the run is the last one that is found, where the environment was not activated.
+        # The folder of the run's interpreter comes last, so `python` is found even if no environment is activated.
         path = os.pathsep.join(filter(None, (inherited.get("PATH"), str(Path(sys.executable).parent))))
         own = {"HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "PWD": str(folder / "work"), "PATH": path}
         task = _to_json(self._task(workflow_task))

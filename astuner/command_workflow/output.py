@@ -1,4 +1,4 @@
-"""The output of a program: read as long as the program runs, cut, and without secrets."""
+"""The output of a program. It is read while the program runs, shortened, and redacted."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class ProgramOutput:
     """One output stream of a program, of which the beginning and the end are kept.
 
     Attributes:
-        limit: how much of it `text` returns, in bytes.
-        size: how much was read, in bytes.
+        limit: the maximum size of the part that `text` returns, in bytes.
+        size: the size of the part that was read, in bytes.
     """
 
     limit: int
@@ -48,7 +48,7 @@ class ProgramOutput:
             os.close(read)
 
     def _read(self, pipe: int) -> bool:
-        """Read a part of what is in the pipe; return whether there was something."""
+        """Read a chunk from the pipe; return whether it had any data."""
         try:
             data = os.read(pipe, _CHUNK_BYTES)
         except BlockingIOError:

@@ -16,10 +16,10 @@ from astuner.errors import ConfigError, WorkflowError, short_repr
 
 @dataclass(frozen=True, slots=True)
 class AgentProgram:
-    """The program of section `workflow`, checked.
+    """The program of section `workflow`, after its checks.
 
     Attributes:
-        config: the section.
+        config: section `workflow` of the configuration.
         command: the command line, with the executable file and the project's files as absolute paths; it may contain
             placeholders.
         search: absolute folders that are searched for files of the project.
@@ -41,7 +41,10 @@ class AgentProgram:
         words = list(config.command or ())
         for name in config.pass_env:
             if name not in os.environ:
-                raise ConfigError(f"workflow.pass_env names the environment variable {name}, which is not set")
+                raise ConfigError(
+                    f"workflow.pass_env names the environment variable {name}, which is not set; set it, or remove the "
+                    "name"
+                )
         for file in config.files:
             if not PLACEHOLDER.search(file) and _source(file, search) is None:
                 raise ConfigError(_missing_file(file, search))
@@ -94,7 +97,9 @@ def copy_files(files: Sequence[str], folder: Path, search: Sequence[Path]) -> No
 
 def _missing_file(file: str, search: Sequence[Path]) -> str:
     folders = " or ".join(dict.fromkeys(map(str, search)))
-    return f"workflow.files names {file!r}, but there is no such file or folder in {folders}"
+    return (
+        f"workflow.files names {file!r}, but there is no such file or folder in {folders}; correct or remove the path"
+    )
 
 
 def _project_file(word: str, search: Sequence[Path], copied: Sequence[Path]) -> str:

@@ -1,6 +1,7 @@
 """Runs a program as the agent of an episode.
 
-The program calls the model at `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`. It needs no Python, and no import of astuner.
+The program calls the model at `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`. It need not be
+written in Python, and does not import astuner.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ async def _run(
             return exited.result() if exited.done() else -signal.SIGTERM
         finally:
             exited.cancel()
-            # What ignores this, or has left the group, ends with the episode.
+            # Processes that ignore the signal or have left the group end with the episode.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
 

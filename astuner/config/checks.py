@@ -186,7 +186,7 @@ def _batches(run: AstunerConfig) -> Iterator[Problem]:
     if episodes > _MAX_EPISODES:
         yield _problem(
             f"a step has astuner.data.train_batch_size ({run.data.train_batch_size:,}) × astuner.rollout.num_repeat "
-            f"({rollout.num_repeat:,}) = {episodes:,} episodes; expected at most {_MAX_EPISODES:,}, as a step's "
+            f"({rollout.num_repeat:,}) = {episodes:,} episodes; expected at most {_MAX_EPISODES:,}, because a step's "
             "episodes are in memory together; lower one of them",
             "astuner.data.train_batch_size",
             "astuner.rollout.num_repeat",

@@ -312,7 +312,7 @@ class RolloutConfig(Section):
         trainers="the episodes sample through the same model interface on all backbones",
         resume="same",
     )
-    """honour uses the temperature, top_p, top_k, penalties and seed that a call sends; override uses the run's instead."""
+    """honour uses the temperature, top_p, top_k, penalties and seed of a request; override uses those of the run."""
     val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters", resume="same")
     """Sampling in validation."""
 

@@ -27,7 +27,8 @@ MergeMode = Literal["leaf", "tree", "none"]
 _MAX_TRIES = 64
 
 _Credit = tuple[str, float] | None
-_Treatment = tuple[_Credit, float]
+_TrainingKey = tuple[_Credit, float]
+"""The credit and the temperature of a call."""
 
 
 @dataclass(eq=False)
@@ -136,8 +137,8 @@ def _credit(call: LlmCall) -> _Credit:
     return None if call.reward is None else (call.agent_name, call.reward)
 
 
-def _treatment(call: LlmCall) -> _Treatment:
-    """Return what determines the advantage of a call's tokens and, with the weights, their log-probabilities."""
+def _training_key(call: LlmCall) -> _TrainingKey:
+    """Return the credit and the temperature of a call. Calls that differ in them cannot share trained tokens."""
     return _credit(call), call.sampling.temperature
 
 
@@ -153,15 +154,15 @@ def _new_row(encoded: bytes, call: LlmCall) -> _Row:
 
 
 def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
-    """Return one row per leaf, and more if a token was sampled several times in ways that `_treatment` separates."""
+    """Return one row per leaf, and more if calls of one token differ in its logprob or in their training key."""
     rows: list[_Row] = []
     # Calls are visited in reverse order, so the rows that a sequence is a prefix of are the most recent ones.
     for (encoded, _), alike in groupby(reversed(ordered), key=lambda pair: (pair[0], len(pair[1].prompt_ids))):
         with_prefix = takewhile(partial(_has_prefix, encoded), reversed(rows))
-        row_of: dict[tuple[tuple[float, ...], _Treatment], _Row] = {}
+        row_of: dict[tuple[tuple[float, ...], _TrainingKey], _Row] = {}
         rejecting: list[_Row] = []
         for _, call in alike:
-            key = call.logprobs, _treatment(call)
+            key = call.logprobs, _training_key(call)
             row = row_of.get(key) or _first_accepting(call, rejecting, with_prefix)
             if row is None:
                 row = _new_row(encoded, call)
@@ -180,7 +181,7 @@ def _has_prefix(encoded: bytes, row: _Row) -> bool:
 def _first_accepting(call: LlmCall, rejecting: list[_Row], others: Iterator[_Row]) -> _Row | None:
     """Return a row that accepts a call: one that rejected another call of the same tokens, or the first of `others`.
 
-    A row that has accepted a call cannot accept the same tokens with other logprobs or another treatment.
+    A row that has accepted a call cannot accept the same tokens with other logprobs or another training key.
     """
     for row in rejecting:
         if row.accepts(call):
@@ -210,15 +211,15 @@ def _to_sample(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sa
 
 
 def _to_tree_sample(rows: Sequence[_Row]) -> Sample:
-    """Return all rows as one tree: their trie, with a copy of a node for each further logprob or treatment."""
+    """Return all rows as one tree: their trie, with a copy of a node for each further logprob or training key."""
     packing = pack_encoded([row.encoded for row in rows])
     ids, parents, positions = (array.tolist() for array in (packing.token_ids, packing.parents, packing.positions))
     counts, logprobs = [0] * len(ids), [0.0] * len(ids)
-    sampled_nodes: dict[tuple[int, float, _Treatment], int] = {}
+    sampled_nodes: dict[tuple[int, float, _TrainingKey], int] = {}
 
-    def count(node: int, logprob: float, treatment: _Treatment) -> int:
-        """Count a sampled token, and return the node with its logprob and treatment, which is created if needed."""
-        key = node, logprob, treatment
+    def count(node: int, logprob: float, training_key: _TrainingKey) -> int:
+        """Count a sampled token, and return the node with its logprob and training key, which is created if needed."""
+        key = node, logprob, training_key
         if key not in sampled_nodes:
             if counts[node]:
                 for values in (ids, parents, positions):
@@ -237,7 +238,7 @@ def _to_tree_sample(rows: Sequence[_Row]) -> Sample:
         for call in sorted(row.calls, key=_identity):
             start, end = _span(call)
             sampled = zip(places[start:end].tolist(), call.logprobs, strict=True)
-            nodes = tuple(count(node, logprob, _treatment(call)) for node, logprob in sampled)
+            nodes = tuple(count(node, logprob, _training_key(call)) for node, logprob in sampled)
             spans.append(CallSpan(call.call_id, start, end, nodes))
     return Sample(
         token_ids=tuple(ids),

@@ -202,7 +202,7 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
         console.print(escape("\n".join(last)), soft_wrap=True, highlight=False)
     if episode.process_effects:
         effects = "; ".join(episode.process_effects)
-        console.print(escape(f"changed settings of the process, which were put back: {effects}"), style="yellow")
+        console.print(escape(f"changed settings of the process, which were restored: {effects}"), style="yellow")
     if episode.ended_processes:
         left = "; ".join(episode.ended_processes)
         console.print(escape(f"left processes running, which astuner ended: {left}"), style="yellow")

@@ -18,7 +18,7 @@ _MAX_KEY_CHARS = 16384
 
 @dataclass(frozen=True, slots=True)
 class KeyClaims:
-    """What a key states.
+    """The contents of a key.
 
     Attributes:
         session: the number of the episode's session in this process.

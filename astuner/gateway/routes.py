@@ -34,7 +34,7 @@ from astuner.run_record.jsonable import encode
 if TYPE_CHECKING:
     from astuner.gateway.server import Gateway
 
-# Seconds after which a stream without an answer starts, and between the comments that keep it alive.
+# Seconds until a stream starts without an answer, and between the comments that keep it alive.
 _KEEP_ALIVE_SECONDS = 10.0
 # A body that is too large is read and discarded up to this multiple of the limit. Beyond it, the connection is closed.
 _DISCARDED_BODIES = 8
@@ -123,7 +123,10 @@ class _Headers(dict[bytes, bytes]):
 
 
 class _DialectRoute:
-    """Handles the requests of one API. A plain ASGI application, because Starlette's requests cost more time."""
+    """Handles the requests of one API.
+
+    It is a plain ASGI application, because Starlette's requests cost more time.
+    """
 
     def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
         self._gateway, self._dialect = gateway, dialect
@@ -167,7 +170,8 @@ class _DialectRoute:
         limit = self._gateway.settings.max_body_bytes
         too_large = ApiError(
             413,
-            f"the body has more than {limit:,} bytes, the limit of gateway.max_body_bytes; send less, or raise it",
+            f"the body has more than {limit:,} bytes, the limit of gateway.max_body_bytes; send a smaller one, "
+            "or raise the limit",
             code="request_too_large",
         )
         declared = headers.get(b"content-length", b"0")
@@ -217,9 +221,8 @@ class _DialectRoute:
             return str(request.model)
         names = ", ".join(self._gateway.model_names(session))
         message = (
-            f"the model {request.model!r} does not exist here. Write one of: {names}. To have another endpoint "
-            "answer, name it in rollout.frozen_models; to give the model in training another name, list the name "
-            "in gateway.model_names"
+            f"unknown model {request.model!r}; expected one of: {names}. To add another endpoint, name it in "
+            "rollout.frozen_models. To add a name of the model in training, list it in gateway.model_names"
         )
         raise _RequestFailed(ApiError(404, message, code="model_not_found", param="model"))
 
@@ -238,7 +241,7 @@ class _DialectRoute:
         except AstunerError as error:
             raise _RequestFailed(to_api_error(error)) from None
         if not gateway.reserve_call():
-            session.turn_away(identity)
+            session.note_retryable_error(identity)
             message = (
                 f"the gateway has {gateway.settings.max_concurrent_calls} calls in progress, the limit of "
                 "gateway.max_concurrent_calls; try again"
@@ -249,7 +252,7 @@ class _DialectRoute:
         if claims.debug_model is not None and target == claims.target_tag:
             arguments["debug_model"] = session.debug_models[claims.debug_model]
         call = session.start(identity, self._collect(session, arguments))
-        call.task.add_done_callback(lambda _: gateway.return_call())  # also if it is cancelled before it has started
+        call.task.add_done_callback(lambda _: gateway.release_call())  # even if it is cancelled before it starts
         return call
 
     async def _collect(self, session: EpisodeSession, arguments: Mapping[str, Any]) -> Answers:

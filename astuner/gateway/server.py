@@ -47,7 +47,7 @@ class GatewaySettings:
         model_names: the names of the model in training.
         max_concurrent_calls: the maximum number of calls in progress.
         max_body_bytes: the maximum size of a request.
-        drain_seconds: how long calls may go on at the end of a run.
+        drain_seconds: how long the end of a run waits for calls in progress.
     """
 
     host: str = "127.0.0.1"
@@ -61,8 +61,8 @@ class GatewaySettings:
 class Gateway:
     """Serves the models of this process's episodes to OpenAI-compatible clients.
 
-    The server starts when the first endpoint is opened, in a daemon thread with an event loop of its own. The episodes
-    may run in any threads.
+    The server starts when the first endpoint is opened, in a daemon thread with its own event loop. The episodes may
+    run in any threads.
     """
 
     def __init__(self, settings: GatewaySettings | None = None) -> None:
@@ -87,7 +87,7 @@ class Gateway:
     def episode(
         self, tuner: ModelTuner, cancel_workflow: Callable[[], object] = lambda: None, seconds: float | None = None
     ) -> Iterator[EpisodeSession]:
-        """Let the endpoints of an episode answer during the block.
+        """Serve the endpoints of an episode during the block.
 
         At the end of the block, the calls that no client has received are cut, and the keys become invalid.
 
@@ -143,7 +143,7 @@ class Gateway:
         return OpenAiEndpoint(self._started().base_url, self._signer.sign(claims))
 
     def close(self) -> None:
-        """Refuse new calls, wait for calls in progress at most `drain_seconds`, and stop the server."""
+        """Reject new calls, wait at most `drain_seconds` for calls in progress, and stop the server."""
         with self._lock:
             self.is_draining = self._is_closed = True
             server, self._server = self._server, None
@@ -152,7 +152,7 @@ class Gateway:
         for tuner in list(self._by_tuner):
             self.end_episode(tuner)
 
-    # What follows is used by the routes, on the event loop of the server.
+    # The routes call the following methods, on the event loop of the server.
 
     def authenticate(self, headers: _Headers) -> KeyClaims | None:
         """Return the claims of the key of a request; None if the key is not valid."""
@@ -177,7 +177,7 @@ class Gateway:
         self._calls += 1
         return True
 
-    def return_call(self) -> None:
+    def release_call(self) -> None:
         """Count a call that has ended."""
         self._calls -= 1
 

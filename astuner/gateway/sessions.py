@@ -27,12 +27,12 @@ Answers = tuple[ChatAnswer, ...]
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """What tells the retry of a request from a new request.
+    """The identity of a request, by which its retries are recognised.
 
     Attributes:
         digest: of the endpoint, the path and the body.
         request_id: the idempotency key or the request id of the client; "" if it has none.
-        retry_count: how often the client has tried before; None if it does not say.
+        retry_count: the number of earlier attempts; None if the client does not send it.
     """
 
     digest: bytes
@@ -54,7 +54,7 @@ class GatewayCall:
         identity: the identity of the first HTTP request.
         waiting: the number of HTTP requests that wait for the answers or receive them.
         is_delivered: whether a client has received the answers or an error.
-        delivered_at: when, on the clock `time.monotonic`.
+        delivered_at: the time of the delivery, on the clock `time.monotonic`.
     """
 
     task: asyncio.Task[Answers]
@@ -76,7 +76,7 @@ class EpisodeSession:
         thread: the id of the thread that the workflow runs in.
         context: the context of the workflow, in which its calls run. It tells an engine which episode a call is from.
         debug_models: the debug models of the endpoints, by number.
-        failure: the error that makes the episode fail although its agent may have handled the HTTP error.
+        failure: the error that fails the episode, even if its agent has handled the HTTP error; None if there is none.
         is_closed: whether the episode has ended.
     """
 
@@ -91,15 +91,15 @@ class EpisodeSession:
     is_closed: bool = False
     _open: dict[GatewayCall, None] = field(default_factory=dict)
     _delivered: deque[GatewayCall] = field(default_factory=deque)
-    # How often a request with this digest was answered with an error that the client may retry after.
-    _turned_away: Counter[bytes] = field(default_factory=Counter)
+    # By digest, the number of errors after which the client may retry the request.
+    _retryable_errors: Counter[bytes] = field(default_factory=Counter)
     _calls_after_failure: int = 0
 
     def find_retried(self, identity: RequestIdentity) -> GatewayCall | None:
         """Return the call that a request repeats; None if the request is new."""
         is_retry = identity.retry_count is not None and identity.retry_count > 0
-        if is_retry and self._turned_away[identity.digest]:
-            self._turned_away[identity.digest] -= 1
+        if is_retry and self._retryable_errors[identity.digest]:
+            self._retryable_errors[identity.digest] -= 1
             return None
         now = time.monotonic()
         while self._delivered and self._delivered[0].delivered_at < now - _DELIVERED_SECONDS:
@@ -109,7 +109,7 @@ class EpisodeSession:
             return next((call for call in same if call.identity.request_id == identity.request_id), None)
         if not is_retry:
             return None
-        # Calls whose client has gone come first: an agent may send the same request several times at once.
+        # Calls whose client has gone come first: an agent may send equal requests concurrently.
         return min(same, key=lambda call: (call.waiting > 0, call.is_delivered), default=None)
 
     def start(self, identity: RequestIdentity, chat: Coroutine[Any, Any, Answers]) -> GatewayCall:
@@ -143,9 +143,9 @@ class EpisodeSession:
         else:
             self._cut(call)
 
-    def turn_away(self, identity: RequestIdentity) -> None:
-        """Note that a request gets an error after which its client may try again."""
-        self._turned_away[identity.digest] += 1
+    def note_retryable_error(self, identity: RequestIdentity) -> None:
+        """Note that a request gets an error after which its client may retry it."""
+        self._retryable_errors[identity.digest] += 1
 
     def _cut(self, call: GatewayCall) -> None:
         if call.waiting or call.is_delivered or call not in self._open:
@@ -171,7 +171,7 @@ class EpisodeSession:
         raise self.failure
 
     def note_error(self, error: BaseException) -> None:
-        """Note the error of a call, and make the episode fail if the agent cannot go on after it."""
+        """Note the error of a call, and make the episode fail if its agent may not continue after it."""
         if isinstance(error, EpisodeError):
             self.tuner.rejection = error
         if isinstance(error, EpisodeStopped):
@@ -181,7 +181,7 @@ class EpisodeSession:
             self.failure = error if known else WorkflowError(f"a model call failed: {error!r}")  # type: ignore[assignment]
 
     def cause_of(self, error: WorkflowError) -> AstunerError | None:
-        """Return the error of a model call that an HTTP error in the workflow has passed on; None if there is none.
+        """Return the error of the model call that caused an error of the workflow; None if there is none.
 
         Thread-safe.
 
@@ -207,4 +207,4 @@ class EpisodeSession:
         if running:
             await asyncio.wait(running, timeout=_UNDELIVERED_SECONDS)
         self._delivered.clear()
-        self._turned_away.clear()
+        self._retryable_errors.clear()

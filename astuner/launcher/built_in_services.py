@@ -23,7 +23,7 @@ _VIEW_PORT = 8765
 class ViewerPortLock:
     """A lock of a file that keeps other runs from a port, from its choice until the service listens.
 
-    Released with the object.
+    The lock is released when the object is deleted.
     """
 
     def __init__(self, path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import httpx
 
 from astuner.errors import ContextLengthError, ModelError, first_line
-from astuner.llm_engine.protocol import refuse_unsupported
+from astuner.llm_engine.protocol import reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 _CONNECT_SECONDS = 10.0
@@ -133,7 +133,7 @@ class CompletionsEngine:
             )
         constraints = ("response_format",) if params.constraint and params.constraint.json_schema else ()
         supported = ("presence_penalty", "frequency_penalty", "top_logprobs", *constraints)
-        refuse_unsupported(params, "a model server", supported=supported)
+        reject_unsupported(params, "a model server", supported=supported)
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": list(prompt_ids),

@@ -44,7 +44,7 @@ class LlmEngine(Protocol):
         ...
 
 
-def refuse_unsupported(params: SamplingParams, engine: str, *, supported: Collection[str] = ()) -> None:
+def reject_unsupported(params: SamplingParams, engine: str, *, supported: Collection[str] = ()) -> None:
     """Check that an engine can honour the parameters that not every engine has.
 
     Args:
@@ -54,14 +54,14 @@ def refuse_unsupported(params: SamplingParams, engine: str, *, supported: Collec
             that it has; the last two are the parameters of a `constraint`.
 
     Raises:
-        UnsupportedParameterError: it cannot.
+        UnsupportedParameterError: a parameter is not supported.
     """
     requested = {name: getattr(params, name) for name in ("presence_penalty", "frequency_penalty", "top_logprobs")}
     if params.constraint is not None:
         requested[params.constraint.parameter] = params.constraint.json_schema or "required"
     for name, value in requested.items():
         if value and name not in supported:
-            also = f"; of such parameters, it has {', '.join(sorted(supported))}" if supported else ""
+            also = f"; it supports {', '.join(sorted(supported))}" if supported else ""
             raise UnsupportedParameterError(
                 f"{engine} does not support {name} (the request has {value!r}){also}. Leave {name} out, or use an "
                 "engine that supports it (see the table of sampling parameters in docs/en/workflow.md)",

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from astuner.errors import ContextLengthError, ModelError
-from astuner.llm_engine.protocol import refuse_unsupported
+from astuner.llm_engine.protocol import reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 DEFAULT_LOGPROB = -0.5
@@ -56,7 +56,7 @@ class ScriptedEngine:
                 f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room "
                 "for an answer; shorten the prompt or raise max_model_len"
             )
-        refuse_unsupported(params, "the scripted engine")
+        reject_unsupported(params, "the scripted engine")
         version = self.policy_version
         token_ids, finish_reason = _truncate(tuple(self._answer(prompt_ids, params)), params, room)
         if not token_ids:

@@ -31,14 +31,16 @@ class StopStrings:
         return any(string in text for string in self._strings)
 
     def first_end(self, sampled: Sequence[int]) -> int | None:
-        """Return the number of tokens up to and including the first that completes a string; None without any."""
+        """Return the number of tokens up to and including the first that completes a string; None if there is none."""
         text = self._decode(sampled)
         if not any(string in text for string in self._strings):
             return None
         return next((count for count in range(1, len(sampled) + 1) if self.ends(sampled[:count])), None)
 
     def before(self, sampled: Sequence[int]) -> tuple[int, tuple[int, ...], str] | None:
-        """Return the number of tokens before the first string, ids of the text before it, and it; None without any.
+        """Return the number of tokens before the first string, ids of the text before it, and the string.
+
+        None if no string occurs.
 
         The ids are those that were sampled. Only if a token holds the end of the text and the beginning of the string,
         the rest of the text is tokenised.

@@ -14,13 +14,16 @@ _NUMBER = re.compile(r"\d+")
 
 
 def agent_by_text(messages: Sequence[Mapping[str, Any]], texts: Mapping[str, str]) -> str | None:
-    """Return the agent whose text the system prompt or else the last user message contains; None if there is none.
+    """Return the agent whose text is in the last user message or, if there is none, in the system prompt.
 
-    A program often asks for its own summaries with a user message and the system prompt of its main agent.
+    A program often asks for a summary with a user message after the system prompt of its main agent.
 
     Args:
         messages: the normalised conversation.
         texts: a text for each agent.
+
+    Returns:
+        The name of the agent; None if no text is in the messages.
     """
     asked = [message for message in messages if message.get("role") == "user"][-1:]
     for part in (asked, _system_messages(messages)):

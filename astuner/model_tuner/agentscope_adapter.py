@@ -30,8 +30,8 @@ async def answer_agentscope(
 ) -> ChatResponse:
     """Answer like an AgentScope chat model.
 
-    AgentScope's agents set `tool_choice` and `structured_model` on their own and work without their effect. As in
-    AgentScope's models, one that cannot be enforced is therefore left out, with a warning.
+    AgentScope's agents set `tool_choice` and `structured_model` themselves, and also work if they have no effect. Like
+    AgentScope's models, this function therefore leaves out one that cannot be enforced, and logs a warning.
 
     Args:
         tuner: the model.

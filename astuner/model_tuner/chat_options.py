@@ -33,7 +33,7 @@ class ChatOptions:
         parallel_tool_calls: whether an answer may have several tool calls.
         json_schema: the schema of the answer, as JSON, from `response_format`; None for text.
         given: the parameters as they were given, by name.
-        unknown: the names in `given` that are not in this list.
+        unknown: the names in `given` that are not parameters of the model in training.
     """
 
     temperature: float | None = None
@@ -82,11 +82,11 @@ class ChatOptions:
             unknown=tuple(sorted(given.keys() - _PARAMETERS)),
         )
 
-    def refuse_unknown(self) -> None:
+    def reject_unknown(self) -> None:
         """Raise an error if there are unknown parameters.
 
         Raises:
-            UnsupportedParameterError: there are.
+            UnsupportedParameterError: there are unknown parameters.
         """
         if self.unknown:
             name = self.unknown[0]

@@ -85,8 +85,8 @@ class ChatCodec:
     def with_known_roles(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
         """Return normalised messages with roles that the chat template renders.
 
-        Some templates leave out messages with the roles `developer` and `function`, without an error. They become
-        messages of the system and of a tool.
+        Some templates leave out messages with the roles `developer` and `function`, without an error. They get
+        the roles `system` and `tool`.
         """
         roles = {role: other for role, other in _SIMILAR_ROLES.items() if any(m["role"] == role for m in messages)}
         lost = {role: other for role, other in roles.items() if not self._renders(role)}
@@ -363,7 +363,7 @@ class ChatCodec:
         return tuple(dict.fromkeys((*ends, *stop_ids)))
 
 
-# The roles that some templates leave out, and those that all templates with tools and system messages have.
+# The roles that some templates leave out, and the roles that replace them.
 _SIMILAR_ROLES = {"developer": "system", "function": "tool"}
 
 

@@ -18,7 +18,7 @@ _PROBE = "probe"
 
 
 class AnswerForms:
-    """The forms of an answer that can be demanded of a model, given the format that its renderer parses.
+    """Builds the constraints of answers, in the format that the renderer of a model parses.
 
     Args:
         codec: the model's codec.
@@ -120,7 +120,7 @@ class AnswerForms:
         return rules
 
     def _opens_thinking(self, prompt_ids: Sequence[int]) -> bool:
-        """Return whether the prompt has opened thinking, which the answer has to close."""
+        """Return whether the prompt has opened thinking, which the answer must close."""
         answer = self._codec.parse(self._encode(f"x\n{_END_OF_THINKING}\n\ny"), prompt_ids, None)
         return (answer.reasoning or "").strip() == "x" and answer.content.strip() == "y"
 
@@ -137,7 +137,7 @@ class AnswerForms:
         return ids[0] if len(ids) == 1 else None
 
     def _literal(self, text: str) -> str:
-        """Return a text in a grammar: its token if it has one, since parsers look for the token."""
+        """Return a text in a grammar: its token if it has one, because parsers look for the token."""
         token = self._token_id(text)
         return json.dumps(text) if token is None else f"<[{token}]>"
 
@@ -155,7 +155,7 @@ def check_enforced(answer: ChatAnswer) -> None:
     """Check that a complete answer has the form that was demanded, because some servers ignore constraints.
 
     Raises:
-        UnsupportedParameterError: it has not.
+        UnsupportedParameterError: it does not have this form.
     """
     constraint, parsed = answer.call.sampling.constraint, answer.parsed
     is_cut = answer.call.finish_reason == "length" or answer.stop_string is not None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ApiConnection:
-    """What a client of OpenAI's API needs to call the model of one agent.
+    """The arguments with which a client of OpenAI's API calls the model of one agent.
 
     Attributes:
         base_url, api_key: the address and the key.
@@ -126,7 +126,7 @@ class ModelFaces(ABC):
             base_url=to.base_url,
             http_client=to.http_client,
             http_async_client=to.async_http_client,
-            openai_proxy="",  # of the environment, which cannot be combined with a client
+            openai_proxy="",  # a proxy of the environment cannot be combined with a client
             timeout=None,
         )
 

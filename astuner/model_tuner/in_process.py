@@ -94,7 +94,7 @@ async def _answer(model: AgentModel, dialect: Dialect, body: bytes) -> httpx.Res
     request = dialect.parse(from_json(body), tuner)
     name = str(request.model)
     if name not in _model_names(tuner):
-        message = f"the model {name!r} does not exist here. Write one of: {', '.join(_model_names(tuner))}"
+        message = f"unknown model {name!r}; expected one of: {', '.join(_model_names(tuner))}"
         return _error_response(dialect, ApiError(404, message, code="model_not_found", param="model"))
     if name in tuner.forwarded_models:
         model = replace(model, target_tag=name, debug_model=None)

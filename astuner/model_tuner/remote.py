@@ -34,13 +34,13 @@ CHAT_PATH = "/astuner/chat"
 KEY_PATH = "/astuner/key"
 """The path, after the base URL, that returns the key of another agent of the same episode."""
 
-# Seconds to wait before a request is repeated that the gateway had no room for.
+# Seconds to wait before a retry if the gateway has too many calls in progress.
 _RETRY_SECONDS = 1.0
 _CONNECT_SECONDS = 30.0
 
 
 class RemoteModelTuner(ModelFaces):
-    """A `ModelTuner` in another process than the episode's: every call goes through the gateway of the episode.
+    """A `ModelTuner` outside of the process of its episode. Every call goes through the gateway of the episode.
 
     `ModelTuner` is unpickled as this class. The record and the limits are those of the episode.
     """
@@ -65,7 +65,7 @@ class RemoteModelTuner(ModelFaces):
         Raises:
             WorkflowError: `debug_model` is set, which only the process of the episode can call.
         """
-        _refuse_debug_model(debug_model)
+        _reject_debug_model(debug_model)
         return AgentModel(self, agent_name, target_tag)  # type: ignore[arg-type]
 
     def as_oai_baseurl_apikey(
@@ -76,7 +76,7 @@ class RemoteModelTuner(ModelFaces):
         Raises:
             WorkflowError: the episode has ended, or `debug_model` is set.
         """
-        _refuse_debug_model(debug_model)
+        _reject_debug_model(debug_model)
         if (agent_name, target_tag) not in self._keys:
             body = {"agent_name": agent_name, "target_tag": target_tag}
             with httpx.Client(trust_env=False, timeout=_CONNECT_SECONDS) as client:
@@ -130,7 +130,9 @@ class RemoteModelTuner(ModelFaces):
                         break
                     await asyncio.sleep(_RETRY_SECONDS)
         except httpx.HTTPError as error:
-            raise ModelError(f"the model at {endpoint.base_url} cannot be reached: {error!r}") from error
+            raise ModelError(
+                f"the model at {endpoint.base_url} cannot be reached: {error!r}; check that the run has not ended"
+            ) from error
         if response.is_error:
             _raise_error(response)
         return _decode_answer(response.json()["answer"])
@@ -153,7 +155,7 @@ def _authorization(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"}
 
 
-def _refuse_debug_model(debug_model: DebugModel | None) -> None:
+def _reject_debug_model(debug_model: DebugModel | None) -> None:
     if debug_model is not None:
         raise WorkflowError(
             "a debug_model can only be called in the process of the episode; name the model in rollout.frozen_models"

@@ -53,7 +53,7 @@ class Targets:
     Attributes:
         trainable: the tags of the trained targets; None for all.
         frozen: the models that answer for the other targets, by tag.
-        agents: the names of agents that `AUTO_AGENT` tells apart, each with a text of its system prompt.
+        agents: the names of the agents that `AUTO_AGENT` distinguishes, each with a text in its messages.
     """
 
     trainable: tuple[str, ...] | None = None
@@ -63,8 +63,8 @@ class Targets:
     def agent_of(self, messages: Sequence[Mapping[str, Any]], agent_name: str, target_tag: str) -> tuple[str, str]:
         """Return the name and the target of the agent that made a call.
 
-        With the name `AUTO_AGENT`, the messages tell which agent it is. An agent of `agents` is then a target of its
-        own, unless the call names another target.
+        With the name `AUTO_AGENT`, the agent is identified by its messages. The name of an agent in `agents` is then
+        also its target, unless the call names another target.
 
         Raises:
             WorkflowError: the messages are invalid.

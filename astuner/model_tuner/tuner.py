@@ -53,8 +53,8 @@ if TYPE_CHECKING:
 class ModelTuner(ModelFaces):
     """The model in training, for one episode; pass it to an agent as its model.
 
-    AgentScope agents accept it directly (`ReActAgent(model=model_tuner, …)`); other frameworks call `chat`. Every call
-    is recorded token-exactly in `calls`.
+    AgentScope agents accept it directly (`ReActAgent(model=model_tuner, …)`). Methods such as `as_langchain_chat_model`
+    return it for other frameworks, and other code calls `chat`. Every call is recorded token-exactly in `calls`.
     """
 
     # AgentScope reads these two from a chat model.
@@ -87,7 +87,7 @@ class ModelTuner(ModelFaces):
         self.model_name = "astuner"
         self.degenerate_output: str | None = None
         self.call_limit_error: CallLimitError | None = None
-        # The error of the last request through an API; None if it succeeded. The workflow gets an error of its client.
+        # The error of the last request through an API; None if it succeeded. The workflow sees an error of its client.
         self.rejection: EpisodeError | None = None
         self.replaced_parameters: Counter[str] = Counter()
         self._engine = engine
@@ -98,7 +98,7 @@ class ModelTuner(ModelFaces):
         self._targets = targets or Targets()
         self._endpoints = endpoints
         self._history = History(codec, episode_id, on_call)
-        self._lock = threading.Lock()  # of `_calls_started`: a gateway calls the model in a thread of its own
+        self._lock = threading.Lock()  # of `_calls_started`: a gateway calls the model in its own thread
         self._calls_started = 0
         self._call_numbers = itertools.count(1)
         self._rejected_calls = 0
@@ -192,7 +192,7 @@ class ModelTuner(ModelFaces):
             parameters: parameters of OpenAI's API: `temperature`, `top_p`, `max_tokens` (a tighter limit than the
                 configured one), `stop`, `seed`, `presence_penalty`, `frequency_penalty`, `n`, `logprobs`,
                 `top_logprobs`, `tool_choice`, `parallel_tool_calls` and `response_format`; and `top_k`. A parameter
-                that is None or missing has the run's value. With `n`, each answer is a call of its own.
+                that is None or missing has the run's value. With `n`, each answer is a separate call.
                 With `rollout.client_sampling: override`, the run's temperature, top_p, top_k, penalties and seeds
                 replace those of the request. A frozen target's model receives all parameters.
 
@@ -218,7 +218,7 @@ class ModelTuner(ModelFaces):
         model = FrozenModel() if trained else self._targets.frozen_model(target_tag, debug_model)
         samples = isinstance(model, FrozenModel) and model.base_url is None
         if samples:
-            options.refuse_unknown()
+            options.reject_unknown()
         await self._start_calls(options.n)
         call_fields: dict[str, Any] = {
             "agent_name": agent_name,
@@ -350,7 +350,7 @@ class ModelTuner(ModelFaces):
         if self.call_limit_error is None:
             self.call_limit_error = CallLimitError(
                 f"the episode started LLM call {started + count}, but rollout.multi_turn.max_steps is "
-                f"{self._settings.max_calls}; raise it, or limit the agent's own loop"
+                f"{self._settings.max_calls}; raise max_steps, or limit the agent's own loop"
             )
         self._rejected_calls += 1
         if self._rejected_calls <= _MAX_CALL_LIMIT_ERRORS:

@@ -314,7 +314,7 @@ class _Tracker:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with its contents, also those of folders that are read-only; what cannot be removed is left."""
+    """Remove a folder with its contents, including read-only folders. Files that cannot be removed are left."""
 
     def make_writable(function: Callable[..., object], path: str, _: object) -> None:
         with contextlib.suppress(OSError):

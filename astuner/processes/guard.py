@@ -36,7 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Run the command that is read from stdin until it ends or has to be stopped; return the exit code."""
+    """Run the command that is read from stdin until it ends or must be stopped; return the exit code."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, frame: signals.append(number))

@@ -107,7 +107,7 @@ def end_processes(find: Callable[[], set[psutil.Process]], grace: float) -> set[
     """End processes: send SIGTERM, and SIGKILL to those that still run after `grace` seconds.
 
     Args:
-        find: returns the running processes to end; called until it returns none, since a process may start others.
+        find: returns the running processes to end; called until it returns none, because a process may start others.
         grace: seconds.
 
     Returns:

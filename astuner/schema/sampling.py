@@ -35,7 +35,7 @@ class SamplingParams:
         stop_token_ids: generation ends after any of these tokens, which is part of the completion.
         seed: makes the sampling of this request reproducible, regardless of the other requests of its batch.
         stop: generation ends after the token that completes any of these strings. All tokens are part of the
-            completion. Engines without a tokenizer ignore it: whoever calls them drops the tokens after the string.
+            completion. Engines without a tokenizer ignore it, so the caller drops the tokens after the string.
         presence_penalty: subtracted from the logits of the tokens that the completion already has.
         frequency_penalty: subtracted from these logits once per occurrence.
         top_logprobs: the number of most likely tokens to return for each token.

@@ -35,7 +35,7 @@ from typing import Any
 
 from astuner.debugging.breakpoints import is_debugged
 
-# The record and the log are written with these.
+# The record and the log use these.
 _URGENT: tuple[ModuleType | type, ...] = (
     builtins, io, json, json.encoder, json.decoder, os, os.path, pathlib.Path, time, random,
 )  # fmt: skip
@@ -74,7 +74,7 @@ def _attributes(owner: ModuleType | type, names: Sequence[str] = (), *, is_urgen
 
 
 def _modules() -> ProcessSetting:
-    """Return the setting of the imported modules: those of now that are removed, replaced or None later."""
+    """Return the setting of the imported modules: those that are later removed, replaced or None."""
     earlier = {name: module for name, module in sys.modules.items() if module is not None}
 
     def changed() -> dict[str, object]:
@@ -276,7 +276,7 @@ def thread_settings() -> dict[str, ProcessSetting]:
         settings["torch's number of threads"] = ProcessSetting(torch.get_num_threads, torch.set_num_threads)
         settings["torch's default device"] = ProcessSetting(
             lambda: str(torch.get_default_device()),
-            # A default device, also the default "cpu", slows every operation.
+            # A default device, even the default "cpu", slows every operation.
             lambda device: torch.set_default_device(None if device == "cpu" else device),
         )
     return settings

@@ -58,7 +58,7 @@ class ProcessState:
         self._settings = process_settings(in_main_thread)
         for name in _STREAMS:
             self._settings[f"sys.{name}"] = ProcessSetting(
-                partial(self._stream_type, name), partial(self._put_stream_back, name)
+                partial(self._stream_type, name), partial(self._restore_stream, name)
             )
         for fd, copy in enumerate(self._copies):
             if copy is not None:
@@ -156,7 +156,7 @@ class ProcessState:
         stream = getattr(sys, name, None)
         return "stream of the run" if stream is self._streams[name] else type(stream).__name__
 
-    def _put_stream_back(self, name: str, _: object) -> None:
+    def _restore_stream(self, name: str, _: object) -> None:
         setattr(sys, name, self._streams[name])
 
     def _restore_streams(self) -> list[str]:

@@ -144,7 +144,7 @@ class TaskRunner:
     async def _rewarded_output(
         self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
     ) -> WorkflowOutput:
-        """Return the workflow's output with `reward` and `is_success` set; put the workflow into the list."""
+        """Return the output with `reward` and `is_success` set, and append the workflow to `started_workflow`."""
         try:
             output = await self._execute_at_gateway(workflow_task, tuner, started_workflow)
         except AgentMadness:

@@ -58,7 +58,7 @@ class RunIndex:
         with self._lock:
             db = self._connection = self._connection or open_database(self.folder, self._cache)
             try:
-                # Read first, as its lines move to the index.
+                # Read first, because its lines move to the index.
                 pending = read_new_lines(self.folder / _PENDING, ReadPosition())[:2]
                 self._update(db, _EPISODES, _EpisodeRows)
                 self._update_pending(db, *pending)

@@ -73,7 +73,7 @@ def create_app(indexes: IndexCache, hosts: Collection[str]) -> FastAPI:
         indexes: Indexes of the runs to show.
         hosts: Accepted values of the `Host` header.
     """
-    # FastAPI's documentation pages are disabled, as they load scripts from other sites.
+    # FastAPI's documentation pages are disabled, because they load scripts from other sites.
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(RequestGuard, hosts=hosts)
 

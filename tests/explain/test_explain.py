@@ -136,7 +136,7 @@ def test_a_failed_episode_shows_its_traceback_and_what_it_left(explained: Any, a
     assert "line 59" in text
     assert "line 10 " not in text
     assert "ValueError: [no] tool" in text
-    assert "changed settings of the process, which were put back: working directory: /[gone]" in text
+    assert "changed settings of the process, which were restored: working directory: /[gone]" in text
     assert "left processes running, which astuner ended: sleep 60 (7)" in text
     assert explained("train-1-tool-0")["error_traceback"] is None
 

@@ -127,7 +127,7 @@ def test_a_failed_episode_shows_its_traceback_and_what_it_left(page: Page, runs:
     page.element("details.traceback summary").click()
     assert "in execute" in page.element("details.traceback pre").text
     changed, left = page.texts(".card.note")
-    assert changed == "It changed settings of the process, which were put back: recursion limit: 60"
+    assert changed == "It changed settings of the process, which were restored: recursion limit: 60"
     assert left == "It left processes running, which astuner ended: sleep 600 (71)"
 
 

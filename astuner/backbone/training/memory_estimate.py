@@ -37,7 +37,8 @@ _EPISODE, _EPISODE_TOKEN = 20_000, 66
 _FORK_SERVER, _EPISODE_PROCESS = 250 * 2**20, 25 * 2**20
 # Tokens of the shorter of two forward passes whose activations are counted.
 _COUNTED_TOKENS = 32
-# Numbers of the width of a hidden state that a layer keeps, for models that cannot be counted. Others keep 13 to 33.
+# Hidden states that a layer keeps per token for the backward pass, for models whose activations cannot be counted.
+# Other models keep 13 to 33.
 _KEPT_PER_LAYER = 28
 _PROMPTS = 16
 

@@ -84,7 +84,7 @@ class RunInputs:
         """
         if self.workflow is None:
             raise ConfigError(
-                "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Class`, or set "
+                "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Name`, or set "
                 "workflow.command to the command line of a program"
             )
         runner = TaskRunner(
@@ -235,8 +235,8 @@ def runs_inline(config: AstunerConfig) -> bool:
     return config.backbone == "debug" and (has_breakpoints() or is_one)
 
 
-# verl and trinity divide all logits of a batch by one temperature. The logprobs of their vLLM servers are those after
-# the penalties and, unless the run itself has top_p or top_k, after these.
+# verl and trinity divide all logits of a batch by one temperature. Their vLLM servers return logprobs after
+# penalties and, if the run has neither top_p nor top_k, after those of a request.
 _FIXED_SAMPLING = {"verl": SAMPLING_PARAMETERS, "trinity": SAMPLING_PARAMETERS}
 
 
@@ -264,7 +264,7 @@ def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
 
 
 def context_notice(config: AstunerConfig, run_inputs: RunInputs) -> str | None:
-    """Return that the sequences of a run are limited by the model; a model server has a limit of its own."""
+    """Return that the sequences of a run are limited by the model; a model server has its own limit."""
     if config.backbone == "debug" and config.debug.base_url:
         return None
     return shortened_context(run_inputs.model_path, config.rollout.max_model_len)
@@ -283,7 +283,7 @@ def greedy_validation_notice(config: AstunerConfig) -> str | None:
 
 
 def validation_repeats(config: AstunerConfig) -> int:
-    """Return the number of validation episodes per task: one if sampling is greedy, as all would be the same."""
+    """Return the number of validation episodes per task: one if sampling is greedy, because all would be the same."""
     if not samples_in_validation(config):
         return 1
     return max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)

@@ -201,7 +201,7 @@ def serve(job: AgentJob, codec: ChatCodec, max_model_len: int, connection: int, 
         max_model_len: of the engine.
         connection: descriptor of the socket.
         crash_file: descriptor of a file for the stacks of all threads. They are written if a signal such as SIGSEGV
-            ends the process, and on SIGUSR1, also while C code blocks the interpreter.
+            ends the process, and on SIGUSR1, even while C code blocks the interpreter.
     """
     _prepare_process(crash_file)
     main_process = _MainProcess(Connection(connection))
@@ -231,10 +231,10 @@ def _prepare_process(crash_file: int) -> None:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()
-    sys.breakpointhook = _refuse_breakpoint
+    sys.breakpointhook = _reject_breakpoint
 
 
-def _refuse_breakpoint(*_args: object, **_options: object) -> NoReturn:
+def _reject_breakpoint(*_args: object, **_options: object) -> NoReturn:
     raise RuntimeError(
         "breakpoint() needs the terminal, which a worker process of rollout.isolation: process does not have; set "
         "rollout.isolation: thread, or write astuner.bp('TAG') and run with --db=TAG"

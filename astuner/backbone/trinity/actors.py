@@ -55,7 +55,7 @@ class TrinityActors:
         if self.trainer:
             # The trainer goes first: otherwise a resumed explorer would start from the base model.
             self._push_weights(timeout)
-            if self.config.synchronizer.sync_style != SyncStyle.FULLY_ASYNC:  # which pulls weights on its own
+            if self.config.synchronizer.sync_style != SyncStyle.FULLY_ASYNC:  # which pulls weights itself
                 self.pull_weights(timeout)
 
     def sync_weights(self, timeout: float | None) -> None:

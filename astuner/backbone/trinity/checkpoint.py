@@ -152,7 +152,7 @@ class TrinityCheckpoints:
             raise unreadable(newest, first_line(error)) from error
 
     def remove_old(self) -> None:
-        """Remove the checkpoints that a killed run kept beyond their number."""
+        """Remove the checkpoints beyond the newest `keep`, which a killed run may have left."""
         self._folder.remove_old()
 
     def stored_weights(self) -> list[str]:

@@ -11,7 +11,7 @@ from tinker import types
 
 from astuner.errors import ContextLengthError, ModelError, first_line
 from astuner.llm_engine.completions import CompletionsEngine
-from astuner.llm_engine.protocol import LlmEngine, refuse_unsupported
+from astuner.llm_engine.protocol import LlmEngine, reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 
@@ -136,7 +136,7 @@ class RolloutEngine:
         """
         assert self._inner is not None
         # The logprobs of Trinity's vLLM are those after penalties and constraints, which the trainer cannot recompute.
-        refuse_unsupported(params, "Trinity's rollout model")
+        reject_unsupported(params, "Trinity's rollout model")
         return await self._inner.generate(prompt_ids, params)
 
     def close(self) -> None:

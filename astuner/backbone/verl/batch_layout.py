@@ -116,7 +116,7 @@ def loss_fields(
 
 
 def padding_loss_fields(mini_batch: int, *, reference: bool) -> RowFields:
-    """Return the fields of `loss_fields` for a padding row; with `reference`, also `ref_log_prob`."""
+    """Return the fields of `loss_fields` for a padding row; with `reference`, including `ref_log_prob`."""
     fields = {
         "advantages": torch.zeros(1),
         "old_log_probs": torch.zeros(1),

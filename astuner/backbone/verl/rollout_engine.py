@@ -11,7 +11,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.errors import AstunerError, ContextLengthError, ModelError, first_line
-from astuner.llm_engine.protocol import refuse_unsupported
+from astuner.llm_engine.protocol import reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 from astuner.task_rollout import current_episode
 
@@ -50,7 +50,7 @@ class VerlEngine:
                 "an answer; shorten the prompt or raise max_model_len"
             )
         # The logprobs of verl's vLLM are those after penalties and constraints, which the trainer cannot recompute.
-        refuse_unsupported(params, "verl's rollout engine")
+        reject_unsupported(params, "verl's rollout engine")
         sampling: dict[str, Any] = {
             "temperature": params.temperature,
             "top_p": params.top_p,

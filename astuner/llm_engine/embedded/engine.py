@@ -29,7 +29,7 @@ from astuner.llm_engine.embedded.grammars import GrammarCompiler
 from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_prefix_cache_tokens
 from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
-from astuner.llm_engine.protocol import refuse_unsupported
+from astuner.llm_engine.protocol import reject_unsupported
 from astuner.llm_engine.stop_strings import StopStrings
 from astuner.schema import Completion, SamplingParams
 
@@ -55,7 +55,7 @@ class EmbeddedEngine:
     forward pass. If the model is also trained, pass a copy, unless `update_weights` only ever receives the state dict
     of this same model.
 
-    Memory: the KV cache of running requests grows with their lengths (within a factor of four, since lengths and
+    Memory: the KV cache of running requests grows with their lengths (within a factor of four, because lengths and
     numbers of lanes are rounded up), to at most half of the memory that is free when the engine is created. Beyond
     that, the most recent requests are preempted and recomputed later. The prefix cache is additional.
 
@@ -141,7 +141,7 @@ class EmbeddedEngine:
         """
         with_tokenizer = ("response_format", "tool_choice") if self._tokenizer is not None else ()
         supported = ("presence_penalty", "frequency_penalty", "top_logprobs", *with_tokenizer)
-        refuse_unsupported(params, "the embedded engine without a tokenizer", supported=supported)
+        reject_unsupported(params, "the embedded engine without a tokenizer", supported=supported)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
         request = self._request(prompt_ids, params, partial(_deliver, loop, answer))

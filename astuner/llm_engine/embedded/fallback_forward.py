@@ -37,7 +37,7 @@ def fallback_forward(model: PreTrainedModel) -> Forward:
             return cached
         reason = f"its logits with a KV cache differ by {difference:.2g} of their standard deviation"
     logger.warning(
-        "{} does not support a plain KV cache ({}); sampling is slow, since every token recomputes the whole sequence",
+        "{} does not support a plain KV cache ({}); sampling is slow, because every token recomputes its sequence",
         type(model).__name__,
         reason,
     )

@@ -285,7 +285,7 @@ class Scheduler:
 def _not_matching(request: Request, failure: str) -> ModelError:
     assert request.params.constraint is not None
     return ModelError(
-        f"the {request.params.constraint.parameter} of a request cannot be followed after "
+        f"the {request.params.constraint.parameter} of a request cannot be enforced after "
         f"{len(request.logprobs) - 1} tokens: {failure}; use a simpler JSON schema"
     )
 

@@ -13,20 +13,20 @@ from astuner.model_tuner.http_api.api_errors import ApiError
 from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
 from astuner.model_tuner.http_api.openai_chat_response import pieces
 
-# They describe the request or its price, and do not change an answer.
+# These parameters describe the request or its price, and do not change an answer.
 _WITHOUT_EFFECT = frozenset(("metadata", "service_tier", "cache_control"))
 _PARAMETERS = _WITHOUT_EFFECT | {
     *("model", "messages", "system", "max_tokens", "stop_sequences", "temperature", "top_p", "top_k", "stream"),
     *("tools", "tool_choice", "thinking", "output_config"),
 }
 _TOOL_FIELDS = frozenset(("type", "name", "description", "input_schema", "strict"))
-# Fields of a tool, with the values that ask for nothing.
+# Fields of a tool, with the values that have no effect.
 _NEUTRAL_TOOL_FIELDS: Mapping[str, tuple[Any, ...]] = {
     "defer_loading": (False,),
     "allowed_callers": (["direct"],),
     "input_examples": ([],),
 }
-# They tell how the answer is sent or cached.
+# These fields of a tool say how the answer is sent or cached.
 _TOOL_FIELDS_WITHOUT_EFFECT = frozenset(("cache_control", "eager_input_streaming"))
 _PARAMETER_NAMES = {
     "stop": "stop_sequences",
@@ -107,7 +107,7 @@ def to_messages_events(answers: Sequence[ChatAnswer], model: str) -> Iterator[tu
 
 
 def to_messages_error(error: ApiError) -> dict[str, Any]:
-    """Return the body of an error. Its text contains the name of the parameter, which has no field of its own."""
+    """Return the body of an error. Its text names the parameter, because this API has no field for the name."""
     name = _PARAMETER_NAMES.get(error.param or "", error.param or "")
     message = error.message if name in error.message else f"{name}: {error.message}"
     if error.code == "context_length_exceeded":
@@ -142,8 +142,8 @@ def _parse(given: Mapping[str, Any]) -> ChatRequest:
         conversation += _messages_of(message, f"messages[{index}]")
     if conversation[-1]["role"] == "assistant":
         raise UnsupportedParameterError(
-            "messages ends with a message of the assistant; the model in training does not continue the text of "
-            "another, so end with a message of the user",
+            "messages ends with a message of the assistant, which the model in training cannot continue; end with a "
+            "message of the user",
             "messages",
         )
     choice, parallel = _tool_choice(given.get("tool_choice"))
@@ -302,7 +302,7 @@ def _user_messages(blocks: Sequence[Any], where: str) -> list[dict[str, Any]]:
         if kind == "tool_result":
             if parts:
                 raise InvalidRequestError(
-                    f"{place} is a tool_result behind a text; results of tools must come first", "messages"
+                    f"{place} is a tool_result after a text; put the results of tools first", "messages"
                 )
             # `is_error` has no counterpart in chat templates; the text of the result says what happened.
             content = block.get("content")
@@ -359,7 +359,7 @@ def _blocks(answer: ChatAnswer) -> list[dict[str, Any]]:
     parsed = answer.parsed
     blocks: list[dict[str, Any]] = []
     if parsed.reasoning:
-        # Clients drop thinking without a signature; a signature of the text needs no secret, as nothing is hidden.
+        # Clients drop thinking without a signature. A hash is enough, because the thinking is not hidden.
         signature = hashlib.blake2b(parsed.reasoning.encode("utf-8", "replace"), digest_size=16).hexdigest()
         blocks.append({"type": "thinking", "thinking": parsed.reasoning, "signature": signature})
     if parsed.content or not parsed.tool_calls:

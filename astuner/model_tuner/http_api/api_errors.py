@@ -29,7 +29,7 @@ class ApiError:
         kind: OpenAI's `type` of the error.
         code: OpenAI's `code` of the error; None if it has none.
         param: the name of the parameter that is at fault; None if there is none.
-        retry_after: seconds after which a client may try again; None if a retry would fail, too.
+        retry_after: seconds after which a client may try again; None if a retry would fail.
     """
 
     status: int
@@ -52,7 +52,7 @@ INVALID_KEY = ApiError(
     "model_tuner.as_oai_baseurl_apikey() returns in the running episode",
     code="invalid_api_key",
 )
-DRAINING = ApiError(503, "the gateway is shutting down", "server_error", "shutting_down")
+DRAINING = ApiError(503, "the gateway is shutting down, because the run ends", "server_error", "shutting_down")
 
 
 _CODES: tuple[tuple[type[BaseException], str | None], ...] = (
@@ -63,7 +63,7 @@ _CODES: tuple[tuple[type[BaseException], str | None], ...] = (
     (AgentMadness, "degenerate_output"),
     (EpisodeError, None),
 )
-"""The codes of the errors for which the request or the episode is the cause."""
+"""The codes of the errors that the request or the episode causes."""
 
 
 def to_api_error(error: BaseException) -> ApiError:

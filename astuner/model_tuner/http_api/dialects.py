@@ -1,6 +1,6 @@
 """The HTTP APIs of the model: how each writes requests, answers, streams and errors.
 
-A further API is one more `Dialect` in `DIALECTS`.
+To add an API, add a `Dialect` to `DIALECTS`.
 """
 
 from __future__ import annotations

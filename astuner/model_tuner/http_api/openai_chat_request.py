@@ -161,7 +161,7 @@ _NUMBERS = (
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
 )
-# They identify or store the request, and do not change an answer.
+# These parameters identify or store the request, and do not change an answer.
 _WITHOUT_EFFECT = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 )
@@ -170,7 +170,7 @@ _PARAMETERS = _WITHOUT_EFFECT | {
     *("messages", "model", "tools", "tool_choice", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed"),
     *("n", "logprobs", "top_logprobs", "parallel_tool_calls", "response_format", "stream", "stream_options"),
 }
-# Parameters of OpenAI and vLLM, with the value that asks for nothing.
+# Parameters of OpenAI and vLLM, with the values that have no effect.
 _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "repetition_penalty": (1, 1.0),

@@ -1,4 +1,4 @@
-"""OpenAI's text completions: requests with a raw prompt, and their answers."""
+"""OpenAI's Completions API: requests with a prompt that is not rendered, answers and streams."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def _prompt(prompt: object) -> RawPrompt:
     if all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in prompt):
         return RawPrompt(tuple(prompt))
     if all(isinstance(part, str | list) for part in prompt):
-        raise UnsupportedParameterError(
-            f"prompt has {len(prompt)} prompts, and a request can have only one; send one request for each", "prompt"
-        )
+        raise UnsupportedParameterError(f"prompt has {len(prompt)} prompts; expected one prompt per request", "prompt")
     raise InvalidRequestError(f"prompt must be a text or a list of token ids, got {short_repr(prompt)}", "prompt")
 
 

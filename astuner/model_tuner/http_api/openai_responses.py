@@ -14,7 +14,7 @@ from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, piece
 from astuner.model_tuner.http_api.responses_input import input_messages, output_items, response_id
 from astuner.schema import LlmCall
 
-# They store or identify the request, and do not change an answer.
+# These parameters store or identify the request, and do not change an answer.
 _WITHOUT_EFFECT = {
     *("metadata", "store", "user", "service_tier", "safety_identifier", "stream_options"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "client_metadata"),
@@ -23,7 +23,7 @@ _PARAMETERS = _WITHOUT_EFFECT | {
     *("model", "input", "instructions", "previous_response_id", "tools", "tool_choice", "parallel_tool_calls"),
     *("temperature", "top_p", "max_output_tokens", "top_logprobs", "text", "stream", "include", "reasoning"),
 }
-# Other parameters of the API, with the values that ask for nothing.
+# Other parameters of the API, with the values that have no effect.
 _NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled",)}
 _REASONING_CONTENT, _TEXT_LOGPROBS = "reasoning.encrypted_content", "message.output_text.logprobs"
 _TOOL_FIELDS = ("name", "description", "parameters", "strict")
@@ -70,7 +70,7 @@ def parse_responses_request(body: object, calls: Sequence[LlmCall]) -> Responses
             raise UnsupportedParameterError(
                 f"the model in training cannot honour {short_repr(name)}={short_repr(value)}; leave it out", str(name)
             )
-    _refuse_options("reasoning", given.get("reasoning"), {"summary": ("auto",), "generate_summary": ("auto",)})
+    _reject_options("reasoning", given.get("reasoning"), {"summary": ("auto",), "generate_summary": ("auto",)})
     include = _includes(given.get("include", []))
     translated = {
         "messages": input_messages(given, calls),
@@ -142,7 +142,7 @@ def to_responses_error(error: ApiError) -> ApiError:
     return replace(error, param=name, message=message)
 
 
-def _refuse_options(name: str, options: object, neutral: Mapping[str, Sequence[Any]]) -> None:
+def _reject_options(name: str, options: object, neutral: Mapping[str, Sequence[Any]]) -> None:
     """Check a parameter with options, none of which can be honoured except for the neutral values."""
     if options is None:
         return
@@ -170,7 +170,7 @@ def _includes(include: object) -> Sequence[Any]:
 
 
 def _tools(tools: object) -> object:
-    """Return the tools in the format of chat completions. Tools that are not functions are refused later."""
+    """Return the tools in the format of chat completions. `parse_chat_request` rejects tools that are not functions."""
     if not isinstance(tools, list):
         return tools
     result = []
@@ -180,7 +180,7 @@ def _tools(tools: object) -> object:
             continue
         where = f"tools[{index}]"
         unknown = {name: value for name, value in tool.items() if name not in ("type", *_TOOL_FIELDS)}
-        _refuse_options(where, unknown, {"defer_loading": (False,), "allowed_callers": (["direct"],)})
+        _reject_options(where, unknown, {"defer_loading": (False,), "allowed_callers": (["direct"],)})
         function = {name: tool[name] for name in _TOOL_FIELDS if tool.get(name) is not None}
         result.append({"type": "function", "function": function})
     return result
@@ -203,7 +203,7 @@ def _response_format(text: object) -> object:
         return None
     form = text.get("format") if isinstance(text, Mapping) else None
     others = {name: value for name, value in text.items() if name != "format"} if isinstance(text, Mapping) else text
-    _refuse_options("text", others, {})
+    _reject_options("text", others, {})
     if isinstance(form, Mapping) and form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": {name: form[name] for name in form if name != "type"}}
     return form

@@ -15,14 +15,14 @@ _ITEM_ID = re.compile(r"(?:(?:rs|msg)_(.*)|fc_(.*)/[0-9]+)", re.DOTALL)
 _WITH_INSTRUCTIONS = "/i"
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _ROLES = ("user", "assistant", "system", "developer")
-# What follows is not secret. Clients treat it as opaque, and send it back.
+# The text after this prefix is not encrypted. Clients do not read it, and send it back.
 _REASONING_PREFIX = "astuner:"
 
 
 def response_id(call_id: str, *, has_instructions: bool) -> str:
     """Return the id of a response.
 
-    It tells whether the conversation starts with instructions, which a response that follows does not take over.
+    The id contains whether the conversation starts with instructions, because a later response does not inherit them.
     """
     return f"resp_{call_id}" + (_WITH_INSTRUCTIONS if has_instructions else "")
 

@@ -85,7 +85,7 @@ function problems({ episode, withheld, note }) {
   const listed = (title, lines) => (lines?.length ? h("div", { class: "card note" }, `${title}: `, textBox(lines.join("\n"))) : null);
   return h("div", {}, episode.error ? h("div", { class: "card error" }, textBox(episode.error)) : null,
     episode.error_traceback ? h("details", { class: "traceback" }, h("summary", {}, "traceback"), h("pre", {}, textBox(episode.error_traceback))) : null,
-    listed("It changed settings of the process, which were put back", episode.process_effects),
+    listed("It changed settings of the process, which were restored", episode.process_effects),
     listed("It left processes running, which astuner ended", episode.ended_processes),
     withheld ? h("p", { class: "card note" }, `Not in the record: ${brief(withheld, 200)}`) : null,
     note ? h("p", { class: "card note" }, `This episode is ${note}.`) : null);
