@@ -78,7 +78,7 @@ async def test_code_runs(code: str, expected: tuple[int, str, str]) -> None:
     assert expected[2] in stderr
 
 
-async def test_code_that_is_no_text_fails_as_code() -> None:
+async def test_code_that_is_not_text_fails_as_code() -> None:
     returncode, _, stderr = await run("print('\ud800')")
     assert returncode == 1
     assert stderr

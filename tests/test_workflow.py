@@ -148,7 +148,7 @@ def test_a_wrapper_that_runs_the_function_itself_is_named(tokenizer: Any):
         ("Agent", "derives from builtins.object; expected one that derives from astuner.workflow.Workflow"),
     ],
 )
-def test_what_is_no_workflow_says_so(name: str, says: str):
+def test_an_object_that_is_not_a_workflow_is_rejected(name: str, says: str):
     with pytest.raises(PluginError) as caught:
         load_workflow(f"{__file__}->{name}", search=[Path(__file__).parents[1]])
     assert says in str(caught.value)
@@ -165,7 +165,7 @@ def test_what_is_no_workflow_says_so(name: str, says: str):
         (None, "or a function `async def run(task, model_tuner)`"),
     ],
 )
-def test_a_job_rejects_what_the_yaml_cannot_name(workflow: Any, says: str):
+def test_a_job_rejects_objects_that_the_yaml_cannot_name(workflow: Any, says: str):
     with pytest.raises(ConfigError) as caught:
         AstunerJob().set_workflow(workflow)
     assert says in str(caught.value)

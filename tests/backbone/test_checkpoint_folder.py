@@ -57,7 +57,7 @@ def test_copies_are_neither_read_nor_counted_nor_removed(checkpoints: Checkpoint
     assert {path.name for path in checkpoints.folder.iterdir()} == {"step_000006", "step_000008", name}
 
 
-def test_links_are_no_checkpoints(checkpoints: CheckpointFolder, tmp_path: Path) -> None:
+def test_links_are_not_checkpoints(checkpoints: CheckpointFolder, tmp_path: Path) -> None:
     shutil.copytree(checkpoints.folder / "step_000002", tmp_path / "step_000006")
     for target in (tmp_path / "step_000006", checkpoints.folder / "step_000002", tmp_path / "nowhere"):
         link = checkpoints.folder / "step_000006"

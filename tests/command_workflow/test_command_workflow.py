@@ -1,4 +1,4 @@
-"""Programs as agents: their episodes, their surroundings, and what is left of them."""
+"""Programs as agents: their episodes, their environment and files, and the processes that they leave."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_episodes_that_fail(tokenizer: Any, tmp_path: Path, code: str, kind: str
     assert len(episode.calls) == int("call()" in code)
 
 
-def test_output_is_recorded_when_the_time_is_up(tokenizer: Any, tmp_path: Path) -> None:
+def test_output_is_recorded_after_a_timeout(tokenizer: Any, tmp_path: Path) -> None:
     code = "call(); print('before', flush=True); import time; time.sleep(600)"
     episode = run_code(tokenizer, tmp_path, code, timeout=5)
     assert episode.error_kind == "timeout"
@@ -231,7 +231,7 @@ print(1)
         ({"command": ["python", "agent.py", "{main_query}" * 30000]}, "cannot be started: .*Argument list too long"),
     ],
 )
-def test_what_the_task_lacks_is_an_error(tokenizer: Any, tmp_path: Path, section: Any, message: str) -> None:
+def test_missing_metadata_of_the_task_is_an_error(tokenizer: Any, tmp_path: Path, section: Any, message: str) -> None:
     episode = run_code(tokenizer, tmp_path, "call(); print(1)", **section)
     assert re.search(message, episode.error or ""), episode.error
     assert not episode.calls

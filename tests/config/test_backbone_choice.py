@@ -88,7 +88,7 @@ def test_the_record_has_the_chosen_backbone_and_a_dumped_job_keeps_auto(tmp_path
 
 
 @pytest.mark.parametrize("words", [["n_gpus_per_node=8"], ["nnodes=2"], ["n_gpus_per_node=2", "nnodes=2"]])
-def test_local_refuses_several_gpus(words: list[str], write: Write, minimal: str, install_gpus: InstallGpus):
+def test_local_rejects_several_gpus(words: list[str], write: Write, minimal: str, install_gpus: InstallGpus):
     install_gpus(8)
     overrides = [f"astuner.trainer_common.{word}" for word in words]
     with pytest.raises(ConfigError, match=r"command line: .*--backbone=local trains on one device; remove both keys"):
@@ -120,7 +120,7 @@ def test_trinity_needs_the_gpus_that_it_is_asked_for(gpus: int, asked: int, fix:
         check_gpus(run)
 
 
-def test_a_job_for_gpus_that_are_not_there_says_so_before_anything_is_installed():
+def test_a_job_for_missing_gpus_fails_before_anything_is_installed():
     job = AstunerJob(n_gpu=8, algorithm="grpo", model="some/model").set_workflow("agent->Agent")
     with pytest.raises(ConfigError, match=r"is 8, and this machine has no GPU; use --backbone=local"):
         job.tune()

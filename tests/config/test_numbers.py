@@ -1,4 +1,4 @@
-"""Every numeric key: each value is accepted, or refused by the key's name with what is expected."""
+"""Every numeric key: each value is accepted, or rejected by the key's name with what is expected."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WILD = [
 
 
 def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> Mapping[KeyPath, str]:
-    """Set every numeric key to `value`; return the problem with each refused key, by its line."""
+    """Set every numeric key to `value`; return the problem with each rejected key, by its line."""
     monkeypatch.chdir(tmp_path)
     tree: dict[str, Any] = {}
     for key in KEYS:
@@ -55,29 +55,29 @@ def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> Map
 
 
 @pytest.mark.parametrize("value", HUGE)
-def test_numbers_that_no_library_takes_are_refused_with_the_bound(
+def test_numbers_that_no_library_takes_are_rejected_with_the_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    refused = problems(tmp_path, monkeypatch, value)
-    assert not set(KEYS) - set(refused)
+    rejected = problems(tmp_path, monkeypatch, value)
+    assert not set(KEYS) - set(rejected)
     bounds = ("at least", "at most", "greater than", "less than", "finite", "a whole number")
-    for key, message in refused.items():
+    for key, message in rejected.items():
         assert dotted(key) in message
         assert any(bound in message for bound in bounds), message
 
 
 @pytest.mark.parametrize("value", WILD)
-def test_a_refused_value_is_named_with_what_is_expected(
+def test_a_rejected_value_is_named_with_the_expected_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
-    refused = problems(tmp_path, monkeypatch, value)
-    assert refused or value in ("0.5",)
-    for key, message in refused.items():
+    rejected = problems(tmp_path, monkeypatch, value)
+    assert rejected or value in ("0.5",)
+    for key, message in rejected.items():
         assert dotted(key).removeprefix("astuner.") in message
         assert any(word in message for word in ("expected", "lower", "at least", "write", "emove")), message
 
 
-def test_a_number_that_python_does_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_python_does_not_read_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run.yaml").write_text("astuner:\n  rollout:\n    num_repeat: " + "9" * 5000 + "\n")
     with pytest.raises(ConfigError, match=r"run.yaml:3: astuner.rollout.num_repeat is a number of 5,000 digits"):

@@ -28,7 +28,7 @@ def tree(**values: Any) -> dict[str, Any]:
     return content
 
 
-def refused(earlier: dict[str, Any], now: dict[str, Any], locations: Locations = HERE) -> list[str]:
+def rejected(earlier: dict[str, Any], now: dict[str, Any], locations: Locations = HERE) -> list[str]:
     return [str(change) for change in changed_keys(earlier, now, locations) if not change.allowed]
 
 
@@ -69,7 +69,7 @@ def test_equal_configurations_have_no_changes() -> None:
 )
 def test_the_same_run(values: dict[str, Any]) -> None:
     earlier = tree(trainer_common__total_training_steps=4)
-    assert refused(earlier, tree(**{"trainer_common__total_training_steps": 4, **values})) == []
+    assert rejected(earlier, tree(**{"trainer_common__total_training_steps": 4, **values})) == []
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_the_same_run(values: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_another_run_names_each_key(values: dict[str, Any], text: str) -> None:
     earlier = tree(trainer_common__total_training_steps=4)
-    assert refused(earlier, tree(**{"trainer_common__total_training_steps": 4, **values})) == [text]
+    assert rejected(earlier, tree(**{"trainer_common__total_training_steps": 4, **values})) == [text]
 
 
 def test_keys_of_trainers_are_compared_one_by_one() -> None:
     earlier, now = tree(), tree()
     earlier["verl"], now["verl"] = {"trainer": {"a": 1, "b": 2}}, {"trainer": {"a": 1, "b": 3}}
-    assert refused(earlier, now) == ["verl.trainer.b: 2 → 3"]
+    assert rejected(earlier, now) == ["verl.trainer.b: 2 → 3"]
 
 
 def test_keys_that_an_older_version_did_not_have_count_as_default() -> None:
@@ -105,7 +105,7 @@ def test_keys_that_an_older_version_did_not_have_count_as_default() -> None:
     del earlier["astuner"]["update"], earlier["astuner"]["rollout"]["top_k"]
     earlier["astuner"]["removed"] = {"key": 1}
     assert changed_keys(earlier, tree(), HERE) == []
-    assert refused(earlier, tree(rollout__top_k=5)) == ["astuner.rollout.top_k: -1 → 5"]
+    assert rejected(earlier, tree(rollout__top_k=5)) == ["astuner.rollout.top_k: -1 → 5"]
 
 
 def test_redacted_values_are_not_compared() -> None:

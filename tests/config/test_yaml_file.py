@@ -106,6 +106,6 @@ def test_folder_and_binary_file_are_reported(tmp_path: Path) -> None:
         read_yaml(tmp_path / "model.yaml")
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("a: 1\n", encoding="utf-8-sig")
     assert read_yaml(tmp_path / "run.yaml").tree == {"a": 1}

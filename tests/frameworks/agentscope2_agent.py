@@ -1,4 +1,4 @@
-"""The scripted episode's agent in AgentScope 2, which has an environment of its own and reaches the model over HTTP."""
+"""The scripted episode's agent in AgentScope 2, which has a separate environment and reaches the model over HTTP."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The same episode through every face gives the same training data.
+"""The same episode gives the same training data through every interface of the model.
 
-A further face is one more entry of `FACES`: an agent of `agents.py`, with the marker of its framework.
+To test another interface, add an entry to `INTERINTERFACES`: an agent of `agents.py`, with the marker of its framework.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.frameworks.episode import Agent, add, run_episode, training_data
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 MARK = pytest.mark
-FACES = [
+INTERFACES = [
     (agents.openai_sdk, ()),
     (agents.openai_sdk_sync, ()),
     (agents.openai_sdk_streamed, ()),
@@ -37,8 +37,8 @@ FACES = [
 ]
 
 
-@pytest.mark.parametrize("agent", [pytest.param(agent, marks=marks, id=agent.__name__) for agent, marks in FACES])
-def test_a_face_gives_the_training_data_of_chat(agent: Agent, tokenizer: Any):
+@pytest.mark.parametrize("agent", [pytest.param(agent, marks=marks, id=agent.__name__) for agent, marks in INTERFACES])
+def test_every_interface_gives_the_training_data_of_chat(agent: Agent, tokenizer: Any):
     expected, episode = run_episode(agents.chat, tokenizer), run_episode(agent, tokenizer)
     assert training_data(episode) == training_data(expected)
     assert certificate(episode.calls, episode.samples) == 1.0

@@ -135,7 +135,7 @@ def test_limits_have_the_codes_of_a_real_server(gateway: Gateway, make_tuner: Ma
     assert tuner.call_limit_error is not None
 
 
-def test_models_are_listed_and_others_refused(gateway: Gateway, make_tuner: MakeTuner):
+def test_models_are_listed_and_other_names_rejected(gateway: Gateway, make_tuner: MakeTuner):
     tuner = make_tuner()
     with gateway.episode(tuner), client(tuner) as openai_client:
         assert [model.id for model in openai_client.models.list()] == ["astuner"]

@@ -160,7 +160,7 @@ def test_the_same_request_twice_is_two_calls(gateway: Gateway, make_tuner: MakeT
     assert [answer.choices[0].message.content for answer in answers] == ["a", "b"]
 
 
-def test_too_many_calls_are_turned_away_and_retried(make_tuner: MakeTuner):
+def test_calls_above_the_limit_are_rejected_and_retried(make_tuner: MakeTuner):
     gateway = Gateway(GatewaySettings(max_concurrent_calls=1))
     tuner = make_tuner(["a<|im_end|>", "b<|im_end|>"], engine=SlowEngine, endpoints=gateway)
     engine = engine_of(tuner)
@@ -194,7 +194,7 @@ def test_too_many_calls_are_turned_away_and_retried(make_tuner: MakeTuner):
     assert len(tuner.calls) == 2
 
 
-def test_a_body_that_is_too_large_is_refused(make_tuner: MakeTuner):
+def test_a_body_that_is_too_large_is_rejected(make_tuner: MakeTuner):
     gateway = Gateway(GatewaySettings(max_body_bytes=2000))
     tuner = make_tuner(endpoints=gateway)
     try:
@@ -214,7 +214,7 @@ def test_a_body_that_is_too_large_is_refused(make_tuner: MakeTuner):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"messages": [}', b"\xff\xfe", b'{"messages": NaN}'])
-def test_a_body_that_is_not_a_request_is_refused(gateway: Gateway, make_tuner: MakeTuner, body: bytes):
+def test_a_body_that_is_not_a_request_is_rejected(gateway: Gateway, make_tuner: MakeTuner, body: bytes):
     tuner = make_tuner()
     with gateway.episode(tuner):
         base_url, api_key = tuner.as_oai_baseurl_apikey()

@@ -1,4 +1,4 @@
-"""API keys: which are accepted, and that others record nothing."""
+"""API keys: which are accepted. Requests with other keys record nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def changed(key: str, position: int) -> str:
     return key[:prefix] + base64.urlsafe_b64encode(bytes(signed)).rstrip(b"=").decode()
 
 
-def test_forged_keys_are_refused_and_record_nothing(gateway: Gateway, make_tuner: MakeTuner):
+def test_forged_keys_are_rejected_and_record_nothing(gateway: Gateway, make_tuner: MakeTuner):
     tuner = make_tuner()
     with gateway.episode(tuner):
         base_url, key = tuner.as_oai_baseurl_apikey(agent_name="a")
@@ -77,7 +77,7 @@ def test_a_key_ends_with_its_episode(gateway: Gateway, make_tuner: MakeTuner):
         first.as_oai_baseurl_apikey()
 
 
-def test_a_key_of_another_gateway_is_refused(gateway: Gateway, make_tuner: MakeTuner):
+def test_a_key_of_another_gateway_is_rejected(gateway: Gateway, make_tuner: MakeTuner):
     other = Gateway()
     mine, theirs = make_tuner(), make_tuner(endpoints=other)
     try:
@@ -116,7 +116,7 @@ def test_a_key_is_redacted(gateway: Gateway, make_tuner: MakeTuner):
     assert key[20:] not in redact(f"the client was created with {key} and failed")
 
 
-def test_a_tuner_without_a_gateway_says_so(codec: ChatCodec, make_tuner: MakeTuner, gateway: Gateway):
+def test_a_tuner_without_a_gateway_has_no_address(codec: ChatCodec, make_tuner: MakeTuner, gateway: Gateway):
     engine = make_tuner().engine  # type: ignore[attr-defined]
     with pytest.raises(WorkflowError, match="gateway"):
         ModelTuner(engine, codec, CallSettings(), episode_id="e").as_oai_baseurl_apikey()

@@ -132,7 +132,7 @@ UNSUPPORTED = {
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_what_cannot_be_honoured_is_refused_by_name(name: str):
+def test_an_unsupported_parameter_is_rejected_by_name(name: str):
     with pytest.raises(UnsupportedParameterError) as caught:
         parse_responses_request({"model": "astuner", "input": "hi", **UNSUPPORTED[name]}, ())
     assert caught.value.name == name

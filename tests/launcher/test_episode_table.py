@@ -44,7 +44,7 @@ def test_at_80_columns_only_the_task_is_cut() -> None:
     assert wide.strip().startswith(EPISODE.task.main_query[:40])
 
 
-def test_a_text_with_brackets_is_no_markup() -> None:
+def test_a_text_with_brackets_is_not_markup() -> None:
     bracketed = replace(EPISODE, task=Task("t", "[bold]sum[/] of [1, 2]"))
     assert any("[bold]sum[/] of [1, 2]" in line for line in shown(bracketed, width=120))
 

@@ -155,7 +155,7 @@ def _write(name: str, text: str) -> Callable[[Path], None]:
         (_write("tokenizer.json", "{}"), ("the tokenizer cannot be loaded",)),
     ],
 )  # fmt: skip
-def test_folders_that_are_no_whole_model(
+def test_folders_without_a_complete_model(
     train: Command, folder: Path, spoil: Callable[[Path], None], parts: tuple[str, ...]
 ):
     spoil(folder / "model")
@@ -169,7 +169,7 @@ def test_an_evaluation_records_the_model_that_it_evaluates(astuner: Command, fol
     assert 'path: "./other"' in (folder / "launcher_record/run-eval/config.yaml").read_text()
 
 
-def test_places_that_are_no_model(train: Command, astuner: Command, folder: Path):
+def test_places_without_a_model(train: Command, astuner: Command, folder: Path):
     train("model.path=./modle").says("model.path is './modle', which does not exist", "did you mean 'model'?")
     train("model.path=train.jsonl").says("train.jsonl', which is a file")
     train("model.path=some/model").says("model.path 'some/model'", "Use a folder")

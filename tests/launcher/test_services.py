@@ -175,7 +175,7 @@ def ray(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("model.path=./modle", "did you mean 'model'?"),
     ],
 )
-def test_what_is_refused_is_refused_before_ray_starts(
+def test_requests_are_rejected_before_ray_starts(
     astuner: Command, command: tuple[str, ...], mistake: str, message: str
 ):
     ended = astuner(*command, "--with-ray", "--conf", "run.yaml", f"astuner.{mistake}")

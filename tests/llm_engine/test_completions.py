@@ -127,7 +127,7 @@ def test_a_server_that_never_answers_times_out():
         engine.close()
 
 
-def test_a_required_tool_call_is_refused(embedded: EmbeddedEngine):
+def test_a_required_tool_call_is_rejected(embedded: EmbeddedEngine):
     constrained = SamplingParams(constraint=OutputConstraint("tool_choice", 'start: "call"'))
     with serving(embedded) as url:
         engine = connect(url)

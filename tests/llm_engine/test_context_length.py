@@ -97,7 +97,7 @@ def test_context_length_of_configurations() -> None:
     assert context_length(mistral.config) == 32
 
 
-def test_a_run_that_could_pass_the_length_is_refused(tmp_path: Path, tokenizer: Any) -> None:
+def test_a_run_that_could_exceed_the_length_is_rejected(tmp_path: Path, tokenizer: Any) -> None:
     folder = tmp_path / "phi"
     phi3().save_pretrained(folder)
     check_context_length(str(folder), SWITCH)

@@ -1,4 +1,4 @@
-"""The parameters of a chat request: what is honoured, recorded, replaced and refused."""
+"""The parameters of a chat request: which are honoured, recorded, replaced and rejected."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ def test_the_errors_keep_their_name_between_processes(kind: type[InvalidRequestE
         ("logit_bias", {"5": 1}, "not a parameter of the model in training"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(codec: ChatCodec, name: str, value: Any, says: str):
+async def test_an_unsupported_parameter_is_rejected_by_name(codec: ChatCodec, name: str, value: Any, says: str):
     recorder = Recorder(codec, max_calls=1)
     with pytest.raises(InvalidRequestError, match=says) as caught:
         await recorder.tuner.chat(HI, tools=TOOLS, **{name: value})
     assert caught.value.name == name
     assert name in str(caught.value)
     assert recorder.tuner.calls == ()
-    await recorder.tuner.chat(HI)  # the refused request does not count as a call
+    await recorder.tuner.chat(HI)  # the rejected request does not count as a call
 
 
 def test_a_required_tool_needs_tools():

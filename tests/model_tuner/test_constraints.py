@@ -187,7 +187,9 @@ async def test_opened_thinking_comes_before_the_json(engine: EmbeddedEngine, tok
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs"),
     ],
 )
-async def test_an_engine_that_cannot_refuses_by_name(codec: ChatCodec, parameters: dict[str, Any], name: str):
+async def test_an_engine_without_constraints_rejects_the_parameter_by_name(
+    codec: ChatCodec, parameters: dict[str, Any], name: str
+):
     with pytest.raises(UnsupportedParameterError, match=name) as caught:
         await scripted(codec, "ok").chat(HI, **parameters)
     assert caught.value.name == name

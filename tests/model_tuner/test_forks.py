@@ -322,6 +322,6 @@ async def test_a_template_that_keeps_thinking_does_not_fork_although_the_prompt_
     assert agent.suffix(second, third) == "<｜User｜>Again?<｜Assistant｜><think>\n"
 
 
-def test_an_unknown_retention_is_refused(tokenizer: Any):
+def test_an_unknown_retention_is_rejected(tokenizer: Any):
     with pytest.raises(ConfigError, match=r"thinking_retention 'some'.*tool_cycle or all"):
         Agent(with_retention(R1, "some"), tokenizer)

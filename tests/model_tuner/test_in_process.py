@@ -188,7 +188,7 @@ def test_an_episode_fails_for_the_reason_of_its_call(tokenizer: Any, messages: A
     assert (episode.status, episode.error_kind) == ("failed", kind), episode.error
 
 
-def test_agents_that_are_not_trained_have_mask_0(tokenizer: Any):
+def test_tokens_of_untrained_agents_have_mask_0(tokenizer: Any):
     targets = Targets(("solver",), {"critic": FrozenModel()})
     tuner = make(tokenizer, "3<|im_end|>", "no<|im_end|>", targets=targets)
 

@@ -136,7 +136,7 @@ async def test_a_tool_turn_extends_the_tokens(known: Format, tokenizer: Any):
     assert agent.suffix(first, second).startswith("<tool>Sunny")
 
 
-def test_thinking_about_a_call_is_no_call(tokenizer: Any):
+def test_thinking_about_a_call_is_not_a_call(tokenizer: Any):
     codec = ChatCodec(HERMES.tokenizer(tokenizer))
     parsed = parse(codec, "<think>\n" + HERMES.two + "\n</think>\n\n" + HERMES.one)
     assert calls(parsed) == ONE
@@ -174,6 +174,6 @@ def test_the_parser_can_be_named_and_is_saved(tokenizer: Any, tmp_path: Path):
     assert calls(parse(ChatCodec(plain), HERMES.one)) == ONE
 
 
-def test_an_unknown_parser_is_refused(tokenizer: Any):
+def test_an_unknown_parser_is_rejected(tokenizer: Any):
     with pytest.raises(ConfigError, match=r"tool_parser 'mistrl' .*did you mean 'mistral'.*qwen3.*hermes"):
         ChatCodec(tokenizer, {"name": "default", "tool_parser": "mistrl"})

@@ -91,7 +91,7 @@ def test_metrics_come_back_in_order(tmp_path: Path) -> None:
     assert rows[0].time <= rows[1].time <= rows[2].time
 
 
-def test_values_that_are_no_numbers_become_null_with_one_warning(tmp_path: Path, messages: list[str]) -> None:
+def test_values_that_are_not_numbers_become_null_with_one_warning(tmp_path: Path, messages: list[str]) -> None:
     file = MetricsFile(tmp_path)
     assert file.log(1, {"a": math.nan, "b": math.inf, "c": 1.0}) == {"c": 1.0}
     file.log(2, {"a": -math.inf})

@@ -64,7 +64,7 @@ def test_a_single_point_is_drawn(tmp_path: Path) -> None:
     assert pixels_of(reward, TRAIN) > 10
 
 
-def test_value_between_two_gaps_is_drawn_and_only_gaps_are_no_plot(tmp_path: Path) -> None:
+def test_value_between_two_gaps_is_drawn_and_only_gaps_are_not_a_plot(tmp_path: Path) -> None:
     rows: list[tuple[int, Mapping[str, float]]] = [
         (1, {"reward/mean": math.nan, "loss/kl": math.nan}),
         (2, {"reward/mean": 0.5, "loss/kl": math.inf}),

@@ -316,7 +316,7 @@ def test_metadata_of_hostile_objects_is_recorded_as_text(tokenizer: Any, metadat
     [10**400, Evil(), EvilText("1"), 10**5000, [1.0]],
     ids=["large", "object", "text", "too large to print", "list"],
 )
-def test_log_metric_or_reward_that_is_no_float_fails_the_episode(tokenizer: Any, value: Any):
+def test_log_metric_or_reward_that_is_not_a_float_fails_the_episode(tokenizer: Any, value: Any):
     class Logs(Talk):
         async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
             await super().execute(workflow_task, model_tuner)

@@ -206,7 +206,7 @@ def test_full_disk_fails_only_that_request(served: Served, client: Any, monkeypa
     training.save_state("one").result()
 
 
-def test_copies_links_and_incomplete_folders_are_no_checkpoints(base_model: BaseLanguageModel, tmp_path: Path):
+def test_copies_links_and_incomplete_folders_are_not_checkpoints(base_model: BaseLanguageModel, tmp_path: Path):
     with serving(base_model, tmp_path) as served:
         training = served.client().create_lora_training_client(served.model, rank=2)
         path = training.save_state("state", ttl_seconds=3600).result().path

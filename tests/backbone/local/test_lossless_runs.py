@@ -250,7 +250,7 @@ def test_half_written_rows_at_the_end_of_all_files(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[]"])
-def test_a_damaged_configuration_is_no_configuration(
+def test_a_damaged_configuration_is_not_a_configuration(
     serial: tuple[Runs, Path], killed: Path, tmp_path: Path, content: bytes
 ):
     runs, _ = serial

@@ -124,7 +124,7 @@ def test_values_that_a_tinker_service_does_not_support_are_rejected(
     ],
     ids=["asynchrony", "target modules"],
 )
-def test_what_the_configuration_decides_is_refused_before_ray_starts(
+def test_faults_of_the_configuration_are_rejected_before_ray_starts(
     model_folder: Path, tmp_path: Path, settings: dict[str, Any], message: str
 ):
     for words in ([], ["--with-ray"]):

@@ -164,7 +164,7 @@ async def test_a_constrained_completion_without_end_tokens_ends_with_its_text(
         ("}{", "cannot be enforced"),
     ],
 )
-async def test_a_constraint_that_cannot_be_compiled_is_refused(
+async def test_a_constraint_that_cannot_be_compiled_is_rejected(
     engine: EmbeddedEngine, prompt: list[int], grammar: str, says: str
 ):
     params = SamplingParams(constraint=OutputConstraint("response_format", grammar))
@@ -173,7 +173,7 @@ async def test_a_constraint_that_cannot_be_compiled_is_refused(
     assert caught.value.name == "response_format"
 
 
-async def test_without_a_tokenizer_a_constraint_is_refused_and_stop_strings_are_left_to_the_caller(model: Any):
+async def test_without_a_tokenizer_constraints_are_rejected_and_stop_strings_ignored(model: Any):
     engine = EmbeddedEngine(model, max_model_len=100)
     try:
         with pytest.raises(UnsupportedParameterError, match="without a tokenizer"):

@@ -100,7 +100,7 @@ def test_several_answers_are_choices_of_one_completion():
     assert completion["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
 
 
-def test_a_request_keeps_what_it_is_given():
+def test_a_request_keeps_its_parameters():
     request = parse_chat_request(
         {
             "model": "astuner",
