@@ -260,7 +260,7 @@ def read_n(given: Mapping[str, Any]) -> int:
 def _number(given: Mapping[str, Any], name: str, low: float, high: float) -> float:
     value = given[name]
     if (
-        isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high  # also of NaN
+        isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high  # true for NaN
     ):
         raise InvalidRequestError(f"{name} must be a number from {low:g} to {high:g}, got {short_repr(value)}", name)
     return float(value)
