@@ -9,7 +9,7 @@ import hmac
 import json
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 _PREFIX = "sk-astuner-"
 _MAC_BYTES = 32
@@ -25,6 +25,8 @@ class KeyClaims:
         agent_name, target_tag: as in `ModelTuner.for_agent`.
         debug_model: the number of the endpoint's debug model in its session; None if it has none.
         expires: the time at which the key expires, on the clock `time.monotonic`.
+        issues_keys: whether the gateway issues keys for other agents of the episode to its holder, which is a
+            `ModelTuner` in another process.
     """
 
     session: int
@@ -32,6 +34,7 @@ class KeyClaims:
     target_tag: str
     debug_model: int | None
     expires: float
+    issues_keys: bool = False
 
 
 class KeySigner:
@@ -42,8 +45,7 @@ class KeySigner:
 
     def sign(self, claims: KeyClaims) -> str:
         """Return the key with these claims."""
-        fields = [claims.session, claims.agent_name, claims.target_tag, claims.debug_model, claims.expires]
-        payload = json.dumps(fields).encode()
+        payload = json.dumps(astuple(claims)).encode()
         return _PREFIX + base64.urlsafe_b64encode(self._mac(payload) + payload).rstrip(b"=").decode()
 
     def verify(self, key: str) -> KeyClaims | None:

@@ -79,13 +79,16 @@ def create_app(gateway: Gateway) -> FastAPI:
         claims = gateway.authenticate(_Headers(request.scope))
         if claims is None or gateway.session(claims) is None:
             return Response(to_json(openai_error(INVALID_KEY)), 401, media_type="application/json")
+        if not claims.issues_keys:
+            error = ApiError(403, "this API key is for one agent of the episode", "permission_error", "wrong_key")
+            return Response(to_json(openai_error(error)), 403, media_type="application/json")
         try:
             content = from_json(await request.body())
             agent_name, target_tag = str(content["agent_name"]), str(content["target_tag"])
         except (ValueError, LookupError, TypeError):
             error = ApiError(400, 'the body must be {"agent_name": …, "target_tag": …}')
             return Response(to_json(openai_error(error)), 400, media_type="application/json")
-        other = replace(claims, agent_name=agent_name, target_tag=target_tag, debug_model=None)
+        other = replace(claims, agent_name=agent_name, target_tag=target_tag, debug_model=None, issues_keys=False)
         return Response(to_json({"api_key": gateway.sign(other)}), media_type="application/json")
 
     @app.exception_handler(StarletteHTTPException)

@@ -119,11 +119,17 @@ class Gateway:
         server.run(session.end())
 
     def open_endpoint(
-        self, tuner: ModelTuner, agent_name: str, target_tag: str, debug_model: DebugModel | None
+        self,
+        tuner: ModelTuner,
+        agent_name: str,
+        target_tag: str,
+        debug_model: DebugModel | None,
+        *,
+        issues_keys: bool = False,
     ) -> OpenAiEndpoint:
         """Return the endpoint of one agent of an episode; start the server if it does not run. Thread-safe.
 
-        In a forked process, the endpoint is that of the parent.
+        In a forked process, the endpoint is that of the parent. For `issues_keys`, see `KeyClaims`.
 
         Raises:
             WorkflowError: the episode has ended or has not started.
@@ -139,7 +145,7 @@ class Gateway:
         if debug_model is not None:
             number = len(session.debug_models)
             session.debug_models.append(debug_model)
-        claims = KeyClaims(session.number, agent_name, target_tag, number, session.expires)
+        claims = KeyClaims(session.number, agent_name, target_tag, number, session.expires, issues_keys)
         return OpenAiEndpoint(self._started().base_url, self._signer.sign(claims))
 
     def close(self) -> None:

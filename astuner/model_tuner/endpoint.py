@@ -35,9 +35,17 @@ class EndpointOpener(Protocol):
         ...
 
     def open_endpoint(
-        self, tuner: ModelTuner, agent_name: str, target_tag: str, debug_model: DebugModel | None
+        self,
+        tuner: ModelTuner,
+        agent_name: str,
+        target_tag: str,
+        debug_model: DebugModel | None,
+        *,
+        issues_keys: bool = False,
     ) -> OpenAiEndpoint:
         """Return the endpoint of one agent of an episode. Thread-safe.
+
+        With the key, its holder can get keys for the other agents of the episode if `issues_keys` is True.
 
         Raises:
             WorkflowError: the episode has ended or has not started.

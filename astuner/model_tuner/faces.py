@@ -68,9 +68,15 @@ class ModelFaces(ABC):
             WorkflowError: the episode is not running.
             ServiceError: the server cannot be started.
         """
+        return self._open_endpoint(agent_name, target_tag, debug_model)
+
+    def _open_endpoint(
+        self, agent_name: str, target_tag: str, debug_model: DebugModel | None, *, issues_keys: bool = False
+    ) -> OpenAiEndpoint:
         if self._endpoints is None:
             raise WorkflowError("this model_tuner has no gateway; create it with endpoints=Gateway()")
-        return self._endpoints.open_endpoint(cast("ModelTuner", self), agent_name, target_tag, debug_model)
+        tuner = cast("ModelTuner", self)
+        return self._endpoints.open_endpoint(tuner, agent_name, target_tag, debug_model, issues_keys=issues_keys)
 
     def as_agentscope_model(
         self, agent_name: str = "", target_tag: str = DEFAULT_TARGET, debug_model: DebugModel | None = None

@@ -151,7 +151,7 @@ class ModelTuner(ModelFaces):
     def _remote(self) -> RemoteModelTuner:
         from astuner.model_tuner.remote import RemoteModelTuner
 
-        return RemoteModelTuner(*self.as_oai_baseurl_apikey(), self.model_name)
+        return RemoteModelTuner(*self._open_endpoint("", DEFAULT_TARGET, None, issues_keys=True), self.model_name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._remote().__reduce__()

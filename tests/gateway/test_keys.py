@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import pickle
 import time
 
 import httpx
@@ -14,6 +15,7 @@ from astuner.errors import ServiceError, WorkflowError
 from astuner.gateway import Gateway
 from astuner.gateway.keys import KeyClaims, KeySigner
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.remote import KEY_PATH
 from astuner.redaction import redact
 from tests.gateway.conftest import MakeTuner
 
@@ -54,6 +56,22 @@ def test_forged_keys_are_rejected_and_record_nothing(gateway: Gateway, make_tune
             ask(base_url, forged[0])
         assert tuner.calls == ()
         assert ask(base_url, key) == "hi"
+
+
+def test_the_key_of_one_agent_gets_no_key_of_another(gateway: Gateway, make_tuner: MakeTuner):
+    tuner = make_tuner()
+    with gateway.episode(tuner):
+        base_url, key = tuner.as_oai_baseurl_apikey(agent_name="critic")
+        response = httpx.post(
+            base_url + KEY_PATH,
+            headers={"Authorization": f"Bearer {key}"},
+            json={"agent_name": "solver", "target_tag": "default"},
+        )
+        assert response.status_code == 403
+        assert response.json()["error"]["message"] == "this API key is for one agent of the episode"
+        remote = pickle.loads(pickle.dumps(tuner))
+        assert ask(*remote.as_oai_baseurl_apikey(agent_name="solver")) == "hi"
+    assert [call.agent_name for call in tuner.calls] == ["solver"]
 
 
 def test_a_key_ends_with_its_episode(gateway: Gateway, make_tuner: MakeTuner):
