@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from uuid import uuid4
@@ -27,13 +29,20 @@ class Run:
         marked = {"SHARED_FOLDER": str(folder / "shared"), "ASTUNER_TEST_MARK": self.mark}
         self.log = folder / f"{self.mark}.log"
         with self.log.open("w") as log:
-            self.process = AstunerProcess(
-                *("--conf", str(yaml), "--exp-dir", str(folder / "records"), *words),
-                output=log,
-                env=os.environ | marked | environment,
-                cwd=folder,
-                start_new_session=True,
-            )
+            command = ("--conf", str(yaml), "--exp-dir", str(folder / "records"), *words)
+            env = os.environ | marked | environment
+            self.process: subprocess.Popen[bytes] | AstunerProcess
+            if job.config.astuner.backbone in ("trinity", "verl"):  # some variables act at an interpreter's start only
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "astuner", *command],
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    cwd=folder,
+                    start_new_session=True,
+                )
+            else:
+                self.process = AstunerProcess(*command, output=log, env=env, cwd=folder, start_new_session=True)
 
     def ended(self) -> tuple[int, str]:
         """Wait for the end; return the exit code and what was printed."""
