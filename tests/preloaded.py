@@ -8,15 +8,17 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
 
+_NAME = "preloaded_astuner"
+"""The name of this module in the process that becomes `astuner`."""
 _PRELOADED = [
     *("astuner.cli", "astuner.backbone.local.backbone", "astuner.run_record.plots"),
     *("agentscope", "torch", "transformers"),
@@ -39,14 +41,16 @@ class AstunerProcess:
         Args:
             arguments: those of the command.
             cwd: working folder.
-            output: the open file of its stdout and stderr.
+            output: the file of its stdout and stderr, which it appends to.
             env: its environment; this process's if None.
             start_new_session: whether it leads a new session.
         """
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOADED)
-        settings = (str(cwd), dict(os.environ if env is None else env), _InheritedFile(output.fileno()))
-        self._process = context.Process(target=_run, args=(arguments, *settings, start_new_session))
+        environment = dict(os.environ if env is None else env)
+        request = (arguments, str(cwd), environment, os.path.abspath(output.name), start_new_session)
+        # The process runs this file, because `tests` may be a package of a library there.
+        self._process = context.Process(target=runpy.run_path, args=(__file__, {"REQUEST": request}, _NAME))
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
@@ -82,20 +86,6 @@ class AstunerProcess:
         self.send_signal(signal.SIGKILL)
 
 
-class _InheritedFile:
-    """An open file that a started process inherits."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __reduce__(self) -> Any:
-        return _inherited, (DupFd(self.number),)
-
-
-def _inherited(duplicate: Any) -> int:
-    return int(duplicate.detach())
-
-
 def _run(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: int, start_new_session: bool) -> None:
     """Become `python -m astuner ARGUMENTS`."""
     if start_new_session:
@@ -106,8 +96,9 @@ def _run(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: int,
     os.environ.update(env)
     paths = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     sys.path[:] = [*paths, *(path for path in sys.path if path not in (*paths, *inherited, ""))]
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    number = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(number, 1)
+    os.dup2(number, 2)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     sys.argv = ["astuner", *arguments]
@@ -118,3 +109,7 @@ def _run(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: int,
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()  # a process of `multiprocessing` ends without them
+
+
+if __name__ == _NAME:
+    _run(*REQUEST)  # type: ignore[name-defined]  # noqa: F821

@@ -145,7 +145,8 @@ def test_a_server_in_use_is_not_stopped(commands: Commands):
 
 @fake_vllm_only
 def test_a_killed_warm_server_is_started_again(commands: Commands):
-    assert commands.wait(commands.debug("--keep-engine"))[0] == 0
+    code, output = commands.wait(commands.debug("--keep-engine"))
+    assert code == 0, output
     first = commands.server()
     os.kill(first.pids[1], signal.SIGKILL)
     wait_for(lambda: not any(map(lives, first.pids)), 60)
@@ -224,7 +225,8 @@ def test_a_port_of_another_process(commands: Commands):
 
 @fake_vllm_only
 def test_stop_engine_stops_a_warm_server_but_no_other_process(commands: Commands):
-    assert commands.wait(commands.debug("--keep-engine"))[0] == 0
+    code, output = commands.wait(commands.debug("--keep-engine"))
+    assert code == 0, output
     state = json.loads(commands.state_file().read_text())
     server = commands.server()
     server.assert_lives()
