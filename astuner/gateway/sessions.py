@@ -94,6 +94,7 @@ class EpisodeSession:
     # By digest, the number of errors after which the client may retry the request.
     _retryable_errors: Counter[bytes] = field(default_factory=Counter)
     _calls_after_failure: int = 0
+    _is_stopped: bool = False
 
     def find_retried(self, identity: RequestIdentity) -> GatewayCall | None:
         """Return the call that a request repeats; None if the request is new."""
@@ -161,8 +162,14 @@ class EpisodeSession:
         """Check that the episode may call the model.
 
         Raises:
-            AstunerError: the episode has failed. After several such calls, the workflow is cancelled.
+            AstunerError: the episode has failed or made too many calls. After several such calls, the workflow is
+                cancelled.
         """
+        if self._is_stopped:
+            # The workflow cannot be cancelled while its thread waits for the response, so it gets one.
+            self.cancel_workflow()
+            assert self.tuner.call_limit_error is not None
+            raise self.tuner.call_limit_error
         if self.failure is None:
             return
         self._calls_after_failure += 1
@@ -175,6 +182,7 @@ class EpisodeSession:
         if isinstance(error, EpisodeError):
             self.tuner.rejection = error
         if isinstance(error, EpisodeStopped):
+            self._is_stopped = True
             self.cancel_workflow()
         elif isinstance(error, AgentMadness) or not isinstance(error, EpisodeError | asyncio.CancelledError):
             known = isinstance(error, AstunerError)

@@ -77,6 +77,15 @@ class GivesUp(Asks):
                 client.chat.completions.create(model="astuner", messages=HI)
 
 
+class BlocksAndCatches(Asks):
+    """Awaits nothing, so that it cannot be cancelled."""
+
+    async def talk(self, client: OpenAI) -> None:
+        for _ in range(80):
+            with contextlib.suppress(openai.OpenAIError):
+                client.chat.completions.create(model="astuner", messages=HI)
+
+
 class CatchesAndReturnsNoReward(Asks):
     """Blocks its thread, so that it returns before it can be cancelled."""
 
@@ -178,6 +187,12 @@ def test_an_error_of_the_model_is_the_error_of_the_episode(
 def test_a_workflow_that_catches_the_call_limit_forever_is_ended(tokenizer: Any):
     episode = run(tokenizer, CatchesEverything, settings={"max_calls": 3}, on_max_steps="fail")
     assert (episode.status, episode.error_kind) == ("failed", "max_steps")
+    assert len(episode.calls) == 3
+
+
+def test_a_workflow_that_cannot_be_cancelled_gets_an_error_for_each_call_beyond_the_limit(tokenizer: Any):
+    episode = run(tokenizer, BlocksAndCatches, settings={"max_calls": 3})
+    assert (episode.status, episode.reward, episode.error_kind) == ("ok", 1.0, "max_steps"), episode.error
     assert len(episode.calls) == 3
 
 

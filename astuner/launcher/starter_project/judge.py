@@ -9,6 +9,6 @@ class DigitsJudge(BaseJudge):
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
         """Return the reward, and whether the task was solved."""
-        answer = str(workflow_output.metadata["answer"])
+        answer = str(workflow_output.metadata["final_answer"])
         share = sum(character in "0123456789" for character in answer) / max(len(answer), 1)
         return share, share == 1.0
