@@ -45,7 +45,7 @@ def _template(text: str) -> str:
 
 
 def _program(words: list[str]) -> list[str]:
-    if not words[0].strip():
+    if not words or not words[0].strip():
         raise ValueError(f"{_EXAMPLE}; its first word is empty")
     return words
 
