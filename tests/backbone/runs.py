@@ -108,9 +108,9 @@ class Run:
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
-            # The process itself, and forks of it, are in its session and have the environment of the preloaded server.
-            is_mine = os.getsid(process.pid) == self.process.pid
-            is_mine = is_mine or process.environ().get("ASTUNER_TEST_MARK") == self.mark
+            is_mine = process.environ().get("ASTUNER_TEST_MARK") == self.mark
+            if isinstance(self.process, AstunerProcess):  # it and its forks have the environment of the server
+                is_mine = is_mine or os.getsid(process.pid) == self.process.pid
             return is_mine and process.status() != "zombie"
         except (psutil.NoSuchProcess, psutil.AccessDenied, ProcessLookupError):
             return False
