@@ -78,16 +78,16 @@ def create_app(gateway: Gateway) -> FastAPI:
     async def key(request: Request) -> Response:
         claims = gateway.authenticate(_Headers(request.scope))
         if claims is None or gateway.session(claims) is None:
-            return Response(to_json(openai_error(INVALID_KEY)), 401, media_type="application/json")
+            return _error_response(INVALID_KEY)
         if not claims.issues_keys:
             error = ApiError(403, "this API key is for one agent of the episode", "permission_error", "wrong_key")
-            return Response(to_json(openai_error(error)), 403, media_type="application/json")
+            return _error_response(error)
         try:
             content = from_json(await request.body())
             agent_name, target_tag = str(content["agent_name"]), str(content["target_tag"])
         except (ValueError, LookupError, TypeError):
             error = ApiError(400, 'the body must be {"agent_name": …, "target_tag": …}')
-            return Response(to_json(openai_error(error)), 400, media_type="application/json")
+            return _error_response(error)
         other = replace(claims, agent_name=agent_name, target_tag=target_tag, debug_model=None, issues_keys=False)
         return Response(to_json({"api_key": gateway.sign(other)}), media_type="application/json")
 
@@ -95,20 +95,24 @@ def create_app(gateway: Gateway) -> FastAPI:
     def unknown_route(request: Request, error: StarletteHTTPException) -> Response:
         paths = ", ".join([*(dialect.path for dialect in DIALECTS), TOKEN_COUNTING.path, "/v1/models"])
         message = f"the gateway has no {request.method} {request.url.path}; it has {paths}"
-        content = to_json(openai_error(ApiError(error.status_code, message, code="unknown_url")))
-        return Response(content, error.status_code, media_type="application/json")
+        return _error_response(ApiError(error.status_code, message, code="unknown_url"))
 
     @app.get("/v1/models")
     def models(request: Request) -> Response:
         claims = gateway.authenticate(_Headers(request.scope))
         session = None if claims is None else gateway.session(claims)
         if session is None:
-            return Response(to_json(openai_error(INVALID_KEY)), 401, media_type="application/json")
+            return _error_response(INVALID_KEY)
         names = gateway.model_names(session)
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "astuner"} for name in names]
         return Response(to_json({"object": "list", "data": data}), media_type="application/json")
 
     return app
+
+
+def _error_response(error: ApiError) -> Response:
+    """Return an error in OpenAI's format."""
+    return Response(to_json(openai_error(error)), error.status, media_type="application/json")
 
 
 class _Headers(dict[bytes, bytes]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
@@ -11,9 +12,11 @@ from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
 
 if TYPE_CHECKING:
     from agents import OpenAIChatCompletionsModel
+    from agentscope.model import ChatResponse
     from autogen_ext.models.openai import OpenAIChatCompletionClient
     from langchain_openai import ChatOpenAI
     from openai import AsyncOpenAI, OpenAI
+    from pydantic import BaseModel
 
     from astuner.model_tuner.agent_model import AgentModel
     from astuner.model_tuner.agentscope_model import AgentScopeModel
@@ -44,7 +47,9 @@ class ModelFaces(ABC):
     the model in this process, without a socket. A parameter that cannot be honoured is an error with status 400.
     """
 
+    # AgentScope reads these two from a chat model.
     model_name: str
+    stream = False
     _endpoints: EndpointOpener | None
 
     def __copy__(self) -> Self:
@@ -52,6 +57,19 @@ class ModelFaces(ABC):
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self  # frameworks copy agents; the calls of all copies belong to the episode
+
+    async def __call__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        structured_model: type[BaseModel] | None = None,
+        **kwargs: Any,
+    ) -> ChatResponse:
+        """Answer like an AgentScope chat model (see `answer_agentscope`)."""
+        from astuner.model_tuner.agentscope_adapter import answer_agentscope
+
+        return await answer_agentscope(cast("ModelTuner", self), messages, tools, tool_choice, structured_model, kwargs)
 
     @abstractmethod
     def for_agent(self, agent_name: str, target_tag: str = ..., debug_model: DebugModel | None = ...) -> AgentModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import httpx
 
@@ -25,10 +25,6 @@ from astuner.model_tuner.faces import ApiConnection, ModelFaces
 from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
 from astuner.run_record.jsonable import decode, to_jsonable
 
-if TYPE_CHECKING:
-    from agentscope.model import ChatResponse
-    from pydantic import BaseModel
-
 CHAT_PATH = "/astuner/chat"
 """The path, after the base URL, that answers with an encoded `ChatAnswer`."""
 KEY_PATH = "/astuner/key"
@@ -44,9 +40,6 @@ class RemoteModelTuner(ModelFaces):
 
     `ModelTuner` is unpickled as this class. The record and the limits are those of the episode.
     """
-
-    # AgentScope reads this from a chat model.
-    stream = False
 
     def __init__(self, base_url: str, api_key: str, model_name: str = "astuner") -> None:
         """Use the endpoint of an episode."""
@@ -87,19 +80,6 @@ class RemoteModelTuner(ModelFaces):
                 _raise_error(response)
             self._keys[agent_name, target_tag] = response.json()["api_key"]
         return OpenAiEndpoint(self._endpoint.base_url, self._keys[agent_name, target_tag])
-
-    async def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | None = None,
-        structured_model: type[BaseModel] | None = None,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        """Answer like an AgentScope chat model (see `ModelTuner`)."""
-        from astuner.model_tuner.agentscope_adapter import answer_agentscope
-
-        return await answer_agentscope(self, messages, tools, tool_choice, structured_model, kwargs)  # type: ignore[arg-type]
 
     async def chat(
         self,

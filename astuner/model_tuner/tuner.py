@@ -44,9 +44,6 @@ from astuner.model_tuner.targets import (
 from astuner.schema import Completion, LlmCall, SamplingParams
 
 if TYPE_CHECKING:
-    from agentscope.model import ChatResponse
-    from pydantic import BaseModel
-
     from astuner.model_tuner.remote import RemoteModelTuner
 
 
@@ -56,9 +53,6 @@ class ModelTuner(ModelFaces):
     AgentScope agents accept it directly (`ReActAgent(model=model_tuner, …)`). Methods such as `as_langchain_chat_model`
     return it for other frameworks, and other code calls `chat`. Every call is recorded token-exactly in `calls`.
     """
-
-    # AgentScope reads these two from a chat model.
-    stream = False
 
     def __init__(
         self,
@@ -159,19 +153,6 @@ class ModelTuner(ModelFaces):
     def mark_cut(self, call: LlmCall) -> None:
         """Mark a finished call as one whose answer did not reach the agent, so that it is not trained."""
         self._history.mark_cut(call)
-
-    async def __call__(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        tool_choice: str | None = None,
-        structured_model: type[BaseModel] | None = None,
-        **kwargs: Any,
-    ) -> ChatResponse:
-        """Answer like an AgentScope chat model (see `answer_agentscope`)."""
-        from astuner.model_tuner.agentscope_adapter import answer_agentscope
-
-        return await answer_agentscope(self, messages, tools, tool_choice, structured_model, kwargs)
 
     async def chat(
         self,

@@ -10,7 +10,7 @@ from typing import Any
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.http_api.api_errors import ApiError
-from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, given_parameters, parse_chat_request
 from astuner.model_tuner.http_api.openai_chat_response import pieces
 
 # These parameters describe the request or its price, and do not change an answer.
@@ -117,9 +117,7 @@ def to_messages_error(error: ApiError) -> dict[str, Any]:
 
 def _given(body: object) -> dict[str, Any]:
     """Return the parameters of a body that are not null."""
-    if not isinstance(body, Mapping):
-        raise InvalidRequestError(f"the body must be a JSON object, got {short_repr(body)}")
-    given = {name: value for name, value in body.items() if value is not None}
+    given = given_parameters(body)
     for name in given:
         if name not in _PARAMETERS:
             raise UnsupportedParameterError(

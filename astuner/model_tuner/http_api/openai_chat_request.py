@@ -77,9 +77,7 @@ def parse_chat_request(body: object) -> ChatRequest:
         InvalidRequestError: a parameter is missing or invalid.
         UnsupportedParameterError: a parameter cannot be honoured.
     """
-    if not isinstance(body, Mapping):
-        raise InvalidRequestError(f"the body must be a JSON object, got {short_repr(body)}")
-    given = {name: value for name, value in body.items() if value is not None}
+    given = given_parameters(body)
     _check_names(given)
     sampling = sampling_parameters(given)
     tools = _tools(given)
@@ -108,6 +106,17 @@ def parse_chat_request(body: object) -> ChatRequest:
         stream=stream,
         include_usage=_include_usage(given, stream),
     )
+
+
+def given_parameters(body: object) -> dict[str, Any]:
+    """Return the parameters of a body that are not null.
+
+    Raises:
+        InvalidRequestError: the body is not a JSON object.
+    """
+    if not isinstance(body, Mapping):
+        raise InvalidRequestError(f"the body must be a JSON object, got {short_repr(body)}")
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def sampling_parameters(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.history import RawPrompt
-from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, given_parameters, parse_chat_request
 from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, finish_reason, pieces, to_logprobs, to_usage
 
 _MAX_LOGPROBS = 5
@@ -25,9 +25,7 @@ def parse_completion_request(body: object) -> ChatRequest:
         InvalidRequestError: a parameter is missing or invalid.
         UnsupportedParameterError: a parameter cannot be honoured, such as several prompts.
     """
-    if not isinstance(body, Mapping):
-        raise InvalidRequestError(f"the body must be a JSON object, got {short_repr(body)}")
-    given = {name: value for name, value in body.items() if value is not None}
+    given = given_parameters(body)
     for name in _CHAT_PARAMETERS:
         if name in given:
             raise InvalidRequestError(f"completions have no parameter {name}; use chat completions", name)

@@ -9,7 +9,7 @@ from typing import Any
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer, as_message
 from astuner.model_tuner.http_api.api_errors import ApiError
-from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, given_parameters, parse_chat_request
 from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, pieces, to_logprobs, to_usage
 from astuner.model_tuner.http_api.responses_input import input_messages, output_items, response_id
 from astuner.schema import LlmCall
@@ -62,9 +62,7 @@ def parse_responses_request(body: object, calls: Sequence[LlmCall]) -> Responses
         InvalidRequestError: a parameter is missing or invalid.
         UnsupportedParameterError: a parameter cannot be honoured.
     """
-    if not isinstance(body, Mapping):
-        raise InvalidRequestError(f"the body must be a JSON object, got {short_repr(body)}")
-    given = {name: value for name, value in body.items() if value is not None}
+    given = given_parameters(body)
     for name, value in given.items():
         if name not in _PARAMETERS and value not in _NEUTRAL_VALUES.get(name, ()):
             raise UnsupportedParameterError(
