@@ -156,11 +156,9 @@ for _ in range(20):
         time.sleep(600)
 time.sleep(600)
 """
-    before = psutil.virtual_memory().available
     returncode, _, stderr = await run(code, 120)
     assert returncode == -1
     assert "MemoryError: The processes of the code used more than" in stderr
-    assert psutil.virtual_memory().available > before - (2 << 30)
 
 
 async def test_memory_that_forked_processes_share_counts_once() -> None:

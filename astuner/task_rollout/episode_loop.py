@@ -93,6 +93,8 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         self._received = received
         # Tasks, and calls in executors.
         self._started: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
+        # asyncio does not keep tasks alive: one that nothing else refers to could be garbage-collected while it waits.
+        self._running: set[asyncio.Future[Any]] = set()
         self._subprocesses: weakref.WeakSet[asyncio.SubprocessTransport] = weakref.WeakSet()
 
     def run_to_end(self, coroutine: Coroutine[object, object, None]) -> None:
@@ -167,6 +169,8 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         """Return a task that runs `coro`."""
         task = super().create_task(coro, **options)
         self._started.add(task)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
         return task
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]

@@ -153,6 +153,13 @@ def _umask() -> int | None:
     return None
 
 
+def _stack_size() -> int:
+    """Return the stack size of threads. Reading it sets it to 0, so it is set again."""
+    size = threading.stack_size()
+    threading.stack_size(size)
+    return size
+
+
 def _removable(values: Callable[[], list[Any]]) -> ProcessSetting:
     """Return the setting of a list's items. Items that are added later, and the order, are ignored."""
     earlier = list(values())
@@ -218,7 +225,7 @@ def process_settings(in_main_thread: bool) -> dict[str, ProcessSetting]:
         "the filters of warnings": _warning_filters(),
         "the resource limits": ProcessSetting(_limits, _restore_limits),
         "the mask of new files": ProcessSetting(_umask, lambda mask: None if mask is None else os.umask(mask)),
-        "the stack size of threads": ProcessSetting(threading.stack_size, threading.stack_size),
+        "the stack size of threads": ProcessSetting(_stack_size, threading.stack_size),
         "the trace function of threads": _trace(threading.gettrace, threading.settrace),
         "the profile function of threads": _trace(threading.getprofile, threading.setprofile),
         "asyncio's event loop policy": ProcessSetting(asyncio.get_event_loop_policy, asyncio.set_event_loop_policy),

@@ -24,7 +24,7 @@ def test_tasks_that_are_not_awaited_are_cancelled(pool: Runs, caplog: pytest.Log
 
     async def waits_forever() -> None:
         try:
-            # Only the task refers to this future, so garbage collection would destroy both.
+            # Nothing but the loop keeps the task and this future alive.
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
             ends.append("ended")
@@ -33,11 +33,11 @@ def test_tasks_that_are_not_awaited_are_cancelled(pool: Runs, caplog: pytest.Log
     async def episode() -> int:
         asyncio.create_task(waits_forever())  # noqa: RUF006
         await asyncio.sleep(0)
+        gc.collect()
         return len(asyncio.all_tasks())
 
     for _, result in pool.run([episode] * 3):
         assert result.value == 2  # this task and the one that it created; the one of the previous episode is gone
-        gc.collect()
     pool.close()
     assert ends == ["ended"] * 3
     assert "destroyed" not in caplog.text

@@ -32,6 +32,7 @@ from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.schema import Episode, Task
 from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_rollout.process_state import ProcessState
 from astuner.task_runner import TaskRunner
 
 
@@ -70,6 +71,13 @@ def mask_of_new_files() -> int:
 def set_time_zone() -> None:
     os.environ["TZ"] = "XYZ-9"
     time.tzset()
+
+
+def stack_size() -> int:
+    """Reading the size sets it to 0."""
+    size = threading.stack_size()
+    threading.stack_size(size)
+    return size
 
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
@@ -128,7 +136,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
         lambda: os.sched_getaffinity(0),
     ),
-    "the stack size of threads": (lambda: threading.stack_size(2**30), threading.stack_size),
+    "the stack size of threads": (lambda: threading.stack_size(2**30), stack_size),
     "the limit of digits": (lambda: sys.set_int_max_str_digits(640), sys.get_int_max_str_digits),
     "the garbage collector: ": (lambda: gc.set_threshold(1), gc.get_threshold),
     "asyncio's event loop policy": (
@@ -276,3 +284,13 @@ def test_long_names_and_ids_are_shortened_in_the_report(tokenizer: Any, log: lis
     assert effect.startswith("the environment: X")
     (text,) = [line for line in log if "changed settings of the process" in line]
     assert len(text) < 2_000
+
+
+def test_reading_the_settings_does_not_change_them() -> None:
+    threading.stack_size(2**20)
+    try:
+        with contextlib.closing(ProcessState()) as state:
+            state.check()
+            assert stack_size() == 2**20
+    finally:
+        threading.stack_size(0)
