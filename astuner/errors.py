@@ -102,6 +102,12 @@ class WorkflowError(EpisodeError):
     kind = "workflow"
 
 
+class EnvError(EpisodeError):
+    """An environment failed, or rejected a request."""
+
+    kind = "environment"
+
+
 class JudgeError(EpisodeError):
     """The judge raised an error or did not return `(reward, is_success)`."""
 

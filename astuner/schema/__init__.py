@@ -1,5 +1,14 @@
 """The data types that modules exchange. They do not contain tensors; all but `WorkflowOutput` are frozen."""
 
+from astuner.schema.environment import (
+    Action,
+    EnvInstance,
+    Evaluation,
+    Observation,
+    Reference,
+    StepResult,
+    TaskProfile,
+)
 from astuner.schema.records import (
     JSON_KEY,
     CallSpan,
@@ -22,20 +31,27 @@ from astuner.schema.sampling import Completion, FinishReason, OutputConstraint, 
 
 __all__ = [
     "JSON_KEY",
+    "Action",
     "CallSpan",
     "Completion",
+    "EnvInstance",
     "Episode",
     "EpisodeStatus",
+    "Evaluation",
     "FinishReason",
     "Fork",
     "ForkCause",
     "LlmCall",
     "Message",
+    "Observation",
     "OutputConstraint",
+    "Reference",
     "Sample",
     "SamplingParams",
     "Split",
+    "StepResult",
     "Task",
+    "TaskProfile",
     "TaskSet",
     "TokenCounts",
     "WorkflowOutput",

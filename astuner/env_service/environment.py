@@ -1,0 +1,128 @@
+"""The base class of environments, and their import by name."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from astuner.errors import EnvError, PluginError, describe_error, short_repr
+from astuner.plugin import load_class
+from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
+
+ADAPTERS = {
+    "gymnasium": "astuner.env_service.adapters.gymnasium",
+    "minigrid": "astuner.env_service.adapters.minigrid",
+    "reasoning_gym": "astuner.env_service.adapters.reasoning_gym",
+    "textarena": "astuner.env_service.adapters.textarena",
+}
+"""The module of each family of environments, which defines `create(name, params)` and `names()`."""
+
+
+class Environment(ABC):
+    """Base class of environments. An object lists the tasks, and plays at most one of them.
+
+    The service creates one object for the lists of tasks, and one for each instance: it calls `reset`, then `step` and
+    `evaluate` any number of times, and `close` at the end, all in one thread. `reset`, `step`, `evaluate` and `close`
+    may be `async`.
+
+    Attributes:
+        is_async: whether instances share the event loop of one process. Otherwise, each has its own process.
+        tools: the tools of the environment, as OpenAI function schemas.
+    """
+
+    is_async: ClassVar[bool] = False
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def splits(self) -> Sequence[str]:
+        """Return the names of the splits. No task is in two of them."""
+        return ("train", "validation")
+
+    @abstractmethod
+    def task_ids(self, split: str) -> Sequence[str]:
+        """Return the ids of the tasks of a split, in a fixed order."""
+
+    @abstractmethod
+    def profile(self, split: str, task_id: str) -> TaskProfile:
+        """Return the description of a task."""
+
+    @abstractmethod
+    def reset(self, split: str, task_id: str, seed: int) -> Observation:
+        """Start a task.
+
+        Args:
+            split, task_id: the task.
+            seed: of the randomness in the course of the task. Equal seeds give equal observations.
+
+        Returns:
+            The first observation. The agent sees it after `TaskProfile.main_query`.
+        """
+
+    @abstractmethod
+    def step(self, action: Action) -> StepResult:
+        """Perform an action. One that the environment does not understand gives a result with `is_valid=False`."""
+
+    @abstractmethod
+    def evaluate(self) -> Evaluation:
+        """Return the score so far."""
+
+    def close(self) -> None:
+        """Release the resources of the instance."""
+        return
+
+
+def load_environment(
+    env_type: str, params: Mapping[str, Any] | None = None, *, search: Sequence[Path] = ()
+) -> Environment:
+    """Return an environment by its name.
+
+    Args:
+        env_type: `family/name`, for example `gymnasium/FrozenLake-v1`, or `package.module->Class`.
+        params: the keyword arguments of the environment.
+        search: the folders in which to search for `package.module->Class`.
+
+    Raises:
+        EnvError: there is no such environment, its package is not installed, or it rejects the parameters.
+        PluginError: `package.module->Class` cannot be loaded.
+    """
+    if "->" in env_type:
+        create = load_class(env_type, Environment, search=search)  # type: ignore[type-abstract]
+        return _created(env_type, create, params or {})
+    family, _, name = env_type.partition("/")
+    if family not in ADAPTERS or not name:
+        raise EnvError(
+            f"there is no environment {short_repr(env_type)}; expected FAMILY/NAME with one of the families "
+            f"{', '.join(ADAPTERS)} (`astuner env list` shows the names), or `package.module->Class`"
+        )
+    return _created(env_type, lambda **params: adapter(family).create(name, params), params or {})
+
+
+def adapter(family: str) -> Any:
+    """Return the module of a family of environments.
+
+    Raises:
+        EnvError: its package is not installed.
+    """
+    try:
+        return importlib.import_module(ADAPTERS[family])
+    except ModuleNotFoundError as error:
+        extra = family.replace("_", "-")
+        raise EnvError(
+            f"the environments {family}/... need package {error.name}, which is not installed: "
+            f"pip install 'astuner[{extra}]'"
+        ) from error
+
+
+def _created(env_type: str, create: Any, params: Mapping[str, Any]) -> Environment:
+    try:
+        environment: Environment = create(**params)
+    except (EnvError, PluginError):
+        raise
+    except Exception as error:
+        given = f" with the parameters {short_repr(dict(params))}" if params else ""
+        raise EnvError(
+            f"environment {env_type} could not be created{given}: {type(error).__name__}: {error}"
+        ) from error
+    return environment
