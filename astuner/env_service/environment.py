@@ -122,7 +122,5 @@ def _created(env_type: str, create: Any, params: Mapping[str, Any]) -> Environme
         raise
     except Exception as error:
         given = f" with the parameters {short_repr(dict(params))}" if params else ""
-        raise EnvError(
-            f"environment {env_type} could not be created{given}: {type(error).__name__}: {error}"
-        ) from error
+        raise EnvError(f"environment {env_type} could not be created{given}: {describe_error(error)}") from error
     return environment
