@@ -16,6 +16,7 @@ ADAPTERS = {
     "gymnasium": "astuner.env_service.adapters.gymnasium",
     "minigrid": "astuner.env_service.adapters.minigrid",
     "reasoning_gym": "astuner.env_service.adapters.reasoning_gym",
+    "openenv": "astuner.env_service.adapters.openenv",
     "textarena": "astuner.env_service.adapters.textarena",
 }
 """The module of each family of environments, which defines `create(name, params)` and `names()`."""
