@@ -49,11 +49,11 @@ def test_a_phase_in_time_and_one_without_a_deadline_leave_no_word(log: Log):
 
 @pytest.mark.parametrize("parallel", [1, 4])
 def test_an_overlong_rollout_names_its_episodes_calls_and_stacks(astuner: Command, parallel: int):
-    words = ("rollout.agentscope_workflow='agents->HangsAwaiting'", "rollout.episode_timeout=1.5")
+    words = ("rollout.agentscope_workflow='agents->HangsAwaiting'", "rollout.episode_timeout=4")
     words += ("debug.debug_first_n_tasks=1", f"debug.debug_max_parallel={parallel}", "deadlines.rollout=0.6")
     ended = astuner("--conf", "run.yaml", "--backbone=debug", *(f"astuner.{word}" for word in words))
     assert ended.code == 0, ended.out
-    _, _, warning = ended.out.partition("the rollout has taken 0.")
+    _, _, warning = ended.out.partition("the rollout has taken ")
     assert "astuner.deadlines.rollout (0.6 s), and continues: 1 episode running" in warning
     assert "-1: for " in warning
     assert "last finished LLM call train-000001-" in warning

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import threading
 import time
@@ -228,16 +229,16 @@ class Hangs(Workflow):
 
 
 def test_late_episode_logs_its_name_last_call_and_stack(tokenizer: Any, log_file: list[str]):
-    rollout(tokenizer, Hangs, episode_timeout=0.2).run(request(tasks=TASKS[:1], repeats=1))
+    rollout(tokenizer, Hangs, episode_timeout=2.0).run(request(tasks=TASKS[:1], repeats=1))
     (text,) = [message for message in log_file if "its stack:" in message]
-    assert text.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
+    assert text.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (2 s)")
     assert "; last finished LLM call train-000003-t0-0/0 (model default, " in text
-    assert " prompt tokens, 0." in text
+    assert re.search(r" prompt tokens, \d+\.", text)
     assert "await asyncio.gather(self.part_of_it())" in text
 
 
 def test_report_lists_the_running_episodes(tokenizer: Any):
-    rolling = rollout(tokenizer, Hangs, episode_timeout=1.0, workers=2)
+    rolling = rollout(tokenizer, Hangs, episode_timeout=3.0, workers=2)
     assert rolling.running.report() == "0 episodes running"
     runs = threading.Thread(target=lambda: rolling.run(request(tasks=TASKS[:1])))
     runs.start()
@@ -296,7 +297,7 @@ def test_open_call_is_logged_at_the_deadline(tokenizer: Any, log_file: list[str]
     rolling.run(request(tasks=TASKS[:1], repeats=1))
     (text,) = [message for message in log_file if "its stack:" in message]
     assert "no LLM call finished, open LLM call (model default for solver, " in text
-    assert " prompt tokens, started 0." in text
+    assert re.search(r" prompt tokens, started \d+\.", text)
 
 
 class Unscored(Workflow):
