@@ -104,7 +104,7 @@ def test_the_stack_of_a_crash_is_recorded(start: Callable[..., TaskRollout]):
 
 @pytest.mark.parametrize(("harm", "function"), [("block", "block_interpreter"), ("match", "match_forever")])
 def test_a_blocked_interpreter_is_killed(start: Callable[..., TaskRollout], harm: str, function: str):
-    rollout = start("Harms", rollout__episode_timeout=1.0, task_judge__timeout=0.5)
+    rollout = start("Harms", rollout__episode_timeout=3.0, task_judge__timeout=1.0)
     episodes = by_question(rollout.run(request(harm, *GOOD)))
     failed = episodes.pop(harm)
     assert (failed.status, failed.error_kind) == ("failed", "timeout")

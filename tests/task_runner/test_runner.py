@@ -187,7 +187,7 @@ def test_a_workflow_that_misbehaves_is_a_failed_episode(tokenizer: Any, workflow
 
 
 def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
-    episode = run(tokenizer, Hangs, episode_timeout=0.2)
+    episode = run(tokenizer, Hangs, episode_timeout=2.0)
     assert (episode.status, episode.error_kind, len(episode.calls)) == ("failed", "timeout", 1)
     assert "train-000001-t-0/0" in (episode.error or "")
 
