@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from astuner.cli_env import env
 from astuner.cli_options import (
     BACKBONE,
     CONF,
@@ -22,6 +23,7 @@ from astuner.cli_options import (
     SERVICES,
     ServicesCommand,
     TrainByDefaultGroup,
+    show_error,
     show_usage_error,
     tinker_limits,
 )
@@ -33,7 +35,12 @@ if TYPE_CHECKING:
     from astuner.launcher.launch import Launcher
 
 
-@click.group(cls=TrainByDefaultGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=TrainByDefaultGroup,
+    commands=[env],
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(package_name="astuner")
 def astuner() -> None:
     """Fine-tune the language model of an agent with reinforcement learning.
@@ -378,23 +385,9 @@ def _run(received: Sequence[int]) -> int:
     except click.ClickException as error:
         return show_usage_error(error)
     except click.Abort as abort:  # raised by click for Ctrl-C and at the end of input
-        return _print_error(abort.__cause__ or abort)
+        return show_error(abort.__cause__ or abort)
     except (Exception, KeyboardInterrupt) as error:
         # A library that a signal interrupts may raise another error.
         is_consequence = bool(received) and not isinstance(error, AstunerError | KeyboardInterrupt)
-        return _print_error(Terminated(received[-1]) if is_consequence else error)
+        return show_error(Terminated(received[-1]) if is_consequence else error)
     return result if isinstance(result, int) else 0
-
-
-def _print_error(error: BaseException) -> int:
-    """Print the error that ended the command; return the exit code."""
-    if isinstance(error, KeyboardInterrupt | click.Abort):
-        click.echo("interrupted", err=True)
-        return 128 + getattr(error, "signal_number", signal.SIGINT)
-    from astuner.launcher.console import print_error, print_internal_error
-
-    if isinstance(error, AstunerError):
-        print_error(error)
-    else:
-        print_internal_error(error)
-    return 1

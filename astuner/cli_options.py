@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from astuner.debugging.breakpoints import enable_tags
-from astuner.errors import short_repr
+from astuner.errors import AstunerError, short_repr
 from astuner.redaction import redact
 
 CONF = click.option(
@@ -67,21 +68,41 @@ def show_usage_error(error: click.ClickException) -> int:
     return error.exit_code
 
 
+def show_error(error: BaseException) -> int:
+    """Print the error that ended a command; return its exit code."""
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        click.echo("interrupted", err=True)
+        return 128 + getattr(error, "signal_number", signal.SIGINT)
+    from astuner.launcher.console import print_error, print_internal_error
+
+    if isinstance(error, AstunerError):
+        print_error(error)
+    else:
+        print_internal_error(error)
+    return 1
+
+
 def _unknown_option(error: click.NoSuchOption) -> str:
     """Return the error for an unknown option: it belongs to another command, is a configuration key, or is misspelt."""
     name, ctx = error.option_name, error.ctx
     assert ctx is not None
     text = f"there is no option {short_repr(name)}"
+    path: list[str] = []
+    node: click.Context | None = ctx
+    while node is not None and node.parent is not None:
+        path.insert(0, node.command.name or "")
+        node = node.parent
+    command, parent = " ".join(("astuner", *path)), " ".join(("astuner", *path[:-1]))
     group = ctx.parent.command if ctx.parent else None
     commands = group.commands.values() if isinstance(group, click.Group) else ()
-    owners = [f"`astuner {each.name}`" for each in commands if any(name in option.opts for option in each.params)]
+    owners = [f"`{parent} {each.name}`" for each in commands if any(name in option.opts for option in each.params)]
     if owners:
-        return f"{text} of `astuner {ctx.command.name}`; it is an option of {' and '.join(owners)}"
+        return f"{text} of `{command}`; it is an option of {' and '.join(owners)}"
     if any(each.name == "overrides" for each in ctx.command.params) and (key := _key_named(name)):
         return f"{text}; to set a key of the configuration, write it without dashes: {key}=VALUE"
     if error.possibilities:
         return f"{text}; did you mean {' or '.join(map(repr, sorted(error.possibilities)))}?"
-    return f"{text}; `astuner {ctx.command.name} --help` lists the options"
+    return f"{text}; `{command} --help` lists the options"
 
 
 def _key_named(option: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from astuner.errors import EnvError, PluginError, describe_error, short_repr
 from astuner.plugin import load_class
-from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
+from astuner.schema import Action, Evaluation, Observation, Reference, StepResult, TaskProfile
 
 ADAPTERS = {
     "gymnasium": "astuner.env_service.adapters.gymnasium",
@@ -48,6 +48,10 @@ class Environment(ABC):
     @abstractmethod
     def profile(self, split: str, task_id: str) -> TaskProfile:
         """Return the description of a task."""
+
+    def reference(self, split: str, task_id: str) -> Reference | None:
+        """Return a solution of a task. By default, it is that of the profile; override it if a search finds it."""
+        return self.profile(split, task_id).reference
 
     @abstractmethod
     def reset(self, split: str, task_id: str, seed: int) -> Observation:

@@ -1,1 +1,1 @@
-"""Adapters for environments of other packages."""
+"""Environments of other packages: one module for each family, with `create(name, params)` and `names()`."""
