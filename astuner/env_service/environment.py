@@ -13,6 +13,7 @@ from astuner.plugin import load_class
 from astuner.schema import Action, Evaluation, Observation, Reference, StepResult, TaskProfile
 
 ADAPTERS = {
+    "appworld": "astuner.env_service.adapters.appworld",
     "gymnasium": "astuner.env_service.adapters.gymnasium",
     "minigrid": "astuner.env_service.adapters.minigrid",
     "reasoning_gym": "astuner.env_service.adapters.reasoning_gym",
