@@ -16,6 +16,7 @@ import click
 from astuner.cli_env import env
 from astuner.cli_options import (
     BACKBONE,
+    CHECKPOINT_DIR,
     CONF,
     DEBUGGER,
     EXP_DIR,
@@ -334,14 +335,7 @@ def export(
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 for any free one.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
-@click.option(
-    "--checkpoint-dir",
-    type=click.Path(path_type=Path),
-    default=Path("launcher_record/tinker"),
-    show_default=True,
-    metavar="DIR",
-    help="Folder of the saved weights, which a restarted server finds again.",
-)
+@CHECKPOINT_DIR
 @tinker_limits
 def serve_tinker(
     model: str,
@@ -365,6 +359,9 @@ def serve_tinker(
         ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
         lambda address, names: click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)"),
     )
+
+
+astuner.add_command(env)
 
 
 def main() -> None:

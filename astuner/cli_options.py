@@ -40,6 +40,14 @@ DEBUGGER = click.option(
     help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'). With --backbone=debug, it runs in this "
     "terminal, one episode at a time; in training, attach to debug.debugger_port.",
 )
+CHECKPOINT_DIR = click.option(
+    "--checkpoint-dir",
+    type=click.Path(path_type=Path),
+    default=Path("launcher_record/tinker"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the saved weights, which a restarted server finds again.",
+)
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 

@@ -1,4 +1,4 @@
-"""Interactive environments: their base class, and the service that hosts them."""
+"""Interactive environments: their base class, the service that hosts them, and its client."""
 
 from astuner.env_service.environment import Environment, load_environment
 

@@ -6,7 +6,7 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from astuner.errors import EnvError, PluginError, describe_error, short_repr
 from astuner.plugin import load_class
@@ -33,10 +33,12 @@ class Environment(ABC):
     Attributes:
         is_async: whether instances share the event loop of one process. Otherwise, each has its own process.
         tools: the tools of the environment, as OpenAI function schemas.
+        action_preference: the form of actions that the agent prefers. The service sets it before it calls a method.
     """
 
     is_async: ClassVar[bool] = False
     tools: Sequence[Mapping[str, Any]] = ()
+    action_preference: Literal["code", "text", "box"] = "text"
 
     def splits(self) -> Sequence[str]:
         """Return the names of the splits. No task is in two of them."""

@@ -12,6 +12,7 @@ from astuner.schema.environment import (
 from astuner.schema.records import (
     JSON_KEY,
     CallSpan,
+    EnvTask,
     Episode,
     EpisodeStatus,
     Fork,
@@ -35,6 +36,7 @@ __all__ = [
     "CallSpan",
     "Completion",
     "EnvInstance",
+    "EnvTask",
     "Episode",
     "EpisodeStatus",
     "Evaluation",

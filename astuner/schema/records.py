@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from astuner.errors import WorkflowError, short_repr
 from astuner.schema.sampling import FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from astuner.schema.environment import EnvInstance
 
 JSON_KEY = "json_key"
 """The key of a field's metadata with the field's JSON key in the run record, if that is not the field's name."""
@@ -19,6 +22,27 @@ JSON_KEY = "json_key"
 Split = Literal["train", "val"]
 Message = Mapping[str, Any]
 """A chat message in OpenAI's format: `role`, `content`, and optionally `tool_calls`, `tool_call_id` or `name`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTask:
+    """A task of an environment service: what a client needs to create an instance of the environment.
+
+    Attributes:
+        env_type: the name of the environment in the service.
+        split: the split of the task in the environment.
+        task_id: the id of the task in the environment.
+        params: the keyword arguments of the environment.
+        action_preference: the form of actions that the workflow prefers: `code`, `text` or `box`.
+        url: the address of the service as configured; `auto` is the service that the run starts.
+    """
+
+    env_type: str
+    split: str
+    task_id: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    action_preference: Literal["code", "text", "box"] = "text"
+    url: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +55,7 @@ class Task:
         init_messages: chat messages that precede the question, if the data has them.
         metadata: all other fields of the data row, for example `answer`, for the workflow and the judge.
         env_type: the environment of the task, for tasks of an environment service.
+        env: how an episode gets an instance of the environment; None for tasks of other readers.
     """
 
     task_id: str
@@ -38,6 +63,7 @@ class Task:
     init_messages: tuple[Message, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     env_type: str = "no_env"
+    env: EnvTask | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +76,8 @@ class WorkflowTask:
         repeat_index: 0-based index of this episode within its group.
         seed: derived from run seed, step, task and repeat; for the workflow's own randomness.
         is_validation: True for validation episodes, which are not trained on.
+        env: the instance of the task's environment, in tasks of an environment service. It is released when the episode
+            ends.
     """
 
     task: Task
@@ -57,6 +85,7 @@ class WorkflowTask:
     repeat_index: int = 0
     seed: int = 0
     is_validation: bool = False
+    env: EnvInstance | None = None
 
     @property
     def task_id(self) -> str:

@@ -1,0 +1,363 @@
+"""The processes of environments, and the process that forks them.
+
+`python -m astuner.env_service.host_process FD` imports the modules of the environments and forks a process for each
+request on socket FD (see `hosts.py`, which sends them). The forked process, a host, has the objects of one instance, or
+of all instances of an `is_async` environment, and of the lists of tasks. It ends when its own socket is closed.
+
+Messages to a host are a length and JSON. Messages from it are a length, the number of the request, 1 or 0 for success,
+and JSON: the result, or an `ErrorInfo`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import inspect
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import orjson
+
+from astuner.debugging.tracebacks import format_error
+from astuner.env_service.environment import Environment, adapter, load_environment
+from astuner.env_service.protocol import ServiceRequestError
+from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
+from astuner.plugin import load_object, raised_at
+from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, checked_reward
+
+REQUEST_HEADER = struct.Struct("!I")
+RESPONSE_HEADER = struct.Struct("!IIB")
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """Settings of all hosts.
+
+    Attributes:
+        env_types: the environments to import before the first fork.
+        search: the folders in which to search for `package.module->Class`.
+        max_result_bytes: the maximum size of an observation, and of any other result.
+    """
+
+    env_types: tuple[str, ...]
+    search: tuple[str, ...]
+    max_result_bytes: int
+
+
+def main() -> None:
+    """Fork hosts on request until the socket is closed; then kill them."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    data = json.loads(sys.stdin.buffer.read() or b"null")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the service ends this process
+        signal.signal(number, signal.SIG_IGN)
+    if data is not None:
+        settings = HostSettings(tuple(data["env_types"]), tuple(data["search"]), data["max_result_bytes"])
+        _ForkServer(settings, control).serve()
+
+
+class _ForkServer:
+    def __init__(self, settings: HostSettings, control: socket.socket) -> None:
+        self._settings = settings
+        self._control = control
+        self._hosts: set[int] = set()
+        for env_type in settings.env_types:
+            # A host reports what it cannot import.
+            with contextlib.suppress(BaseException):
+                _import(env_type, settings.search)
+        self._wakeup, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        # Collections would write to the shared pages.
+        gc.collect()
+        gc.freeze()
+
+    def serve(self) -> None:
+        self._send(ready=os.getpid())
+        while True:
+            readable, _, _ = select.select([self._control.fileno(), self._wakeup], [], [])
+            if self._wakeup in readable:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._control.fileno() in readable and not self._start():
+                break
+        for pid in self._hosts:
+            end_host(pid)
+
+    def _start(self) -> bool:
+        """Fork a host; return False if the service has ended."""
+        data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_HEADER.size, 1)
+        if not data:
+            return False
+        (number,) = REQUEST_HEADER.unpack(data)
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for name in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(name, signal.SIG_DFL)
+            self._control.close()
+            _run_host(socket.socket(fileno=descriptors[0]), self._settings)
+        os.close(descriptors[0])
+        with contextlib.suppress(OSError):  # the host does the same; whichever is first counts
+            os.setpgid(pid, pid)
+        self._hosts.add(pid)
+        self._send(started=number, pid=pid)
+        return True
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                # Processes that it has started have the same group, whose id is not reused before the host is reaped.
+                end_host(ended.si_pid)
+                _, status = os.waitpid(ended.si_pid, 0)
+                self._hosts.discard(ended.si_pid)
+                self._send(ended=ended.si_pid, code=os.waitstatus_to_exitcode(status))
+
+    def _send(self, **message: int) -> None:
+        with contextlib.suppress(OSError):  # the service has ended
+            self._control.sendall(json.dumps(message).encode() + b"\n")
+
+
+def end_host(pid: int) -> None:
+    """Kill a host and the processes that its environment has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _import(env_type: str, search: Sequence[str]) -> None:
+    if "->" in env_type:
+        load_object(env_type, search=[Path(folder) for folder in search])
+    else:
+        adapter(env_type.partition("/")[0])
+
+
+def _run_host(connection: socket.socket, settings: HostSettings) -> NoReturn:
+    """Serve the requests of one connection, and exit."""
+    code = 1
+    try:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        if sys.platform == "linux":
+            # A host that hangs does not notice that its socket is closed.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        asyncio.run(_Host(settings).serve(connection))
+        code = 0
+    except BaseException as error:
+        print(f"a process of an environment failed:\n{format_error(error)}", file=sys.stderr, flush=True)  # noqa: T201
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+class _Host:
+    def __init__(self, settings: HostSettings) -> None:
+        self._settings = settings
+        self._objects: dict[str, _Object] = {}
+        self._tasks: dict[str, set[asyncio.Task[None]]] = {}
+
+    async def serve(self, connection: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=connection)
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                (size,) = REQUEST_HEADER.unpack(await reader.readexactly(REQUEST_HEADER.size))
+                request = orjson.loads(await reader.readexactly(size))
+                key = request["key"]
+                if request["op"] == "release":
+                    for task in self._tasks.pop(key, ()):
+                        task.cancel()
+                task = asyncio.create_task(self._answer(request, writer))
+                running = self._tasks.setdefault(key, set())
+                running.add(task)
+                task.add_done_callback(running.discard)
+
+    async def _answer(self, request: Mapping[str, Any], writer: asyncio.StreamWriter) -> None:
+        try:
+            body, is_ok = await self._handle(request), True
+            limit = self._settings.max_result_bytes
+            if len(body) > limit + _ENVELOPE_BYTES and request["op"] != "tasks":
+                raise ServiceRequestError("too_large", f"the result of {request['op']} {_too_large(len(body), limit)}")
+        except ServiceRequestError as error:
+            body, is_ok = error.info.model_dump_json().encode(), False
+        writer.write(RESPONSE_HEADER.pack(len(body), request["number"], is_ok))
+        writer.write(body)
+        await writer.drain()
+
+    async def _handle(self, request: Mapping[str, Any]) -> bytes:
+        key, operation, arguments = request["key"], request["op"], request["arguments"]
+        if operation == "release":
+            known = self._objects.pop(key, None)
+            if known is not None:
+                await known.call("close")
+            self._tasks.pop(key, None)
+            return b"null"
+        if operation == "load":
+            return self._load(key, **arguments)
+        served = self._objects[key]
+        return _to_json(await getattr(served, operation)(**arguments), operation)
+
+    def _load(self, key: str, env_type: str, params: Mapping[str, Any], action_preference: str) -> bytes:
+        search = [Path(folder) for folder in self._settings.search]
+        with _reported(f"environment {env_type}"):
+            environment = load_environment(env_type, params, search=search)
+            environment.action_preference = action_preference  # type: ignore[assignment]
+            info = {
+                "splits": list(environment.splits()),
+                "is_async": bool(environment.is_async),
+                "tools": list(environment.tools),
+            }
+        self._objects[key] = _Object(environment, self._settings.max_result_bytes)
+        return _to_json(info, "splits")
+
+
+class _Object:
+    """An object of an environment, with checks of what it returns."""
+
+    def __init__(self, environment: Environment, limit: int) -> None:
+        self._environment = environment
+        self._limit = limit
+        self._has_ended = False
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        with _reported(method):
+            result = getattr(self._environment, method)(*arguments)
+            return await result if inspect.isawaitable(result) else result
+
+    async def tasks(self, split: str, offset: int, limit: int, profiles: bool, with_reference: bool) -> dict[str, Any]:
+        """Return a page of the tasks of a split."""
+        ids = await self._task_ids(split)
+        page = list(ids[offset : offset + limit])
+        listed = [await self._profile(split, task_id, with_reference) for task_id in page] if profiles else []
+        return {"total": len(ids), "task_ids": page, "profiles": listed}
+
+    async def task(self, split: str, task_id: str, with_reference: bool) -> TaskProfile:
+        """Return the profile of a task."""
+        await self._check_task(split, task_id)
+        return await self._profile(split, task_id, with_reference)
+
+    async def reset(self, split: str, task_id: str, seed: int) -> dict[str, Any]:
+        """Start a task."""
+        await self._check_task(split, task_id)
+        profile = await self._profile(split, task_id, with_reference=False)
+        observation = await self.call("reset", split, task_id, seed)
+        self._check_observation(observation, "reset returned")
+        return {"profile": profile, "observation": observation, "tools": list(self._environment.tools)}
+
+    async def step(self, action: Any) -> StepResult:
+        """Perform an action."""
+        if self._has_ended:
+            raise ServiceRequestError("task_ended", "the task has ended, so the instance accepts no further action")
+        result = await self.call("step", action)
+        if not isinstance(result, StepResult):
+            raise _invalid(f"step returned {short_repr(result)}; expected a StepResult")
+        self._check_observation(result.observation, "step returned a StepResult with")
+        reward = _checked_number(result.reward, "step returned the reward")
+        self._has_ended = bool(result.is_done)
+        return replace(result, reward=reward, is_done=self._has_ended, is_valid=bool(result.is_valid))
+
+    async def evaluate(self) -> Evaluation:
+        """Return the score."""
+        result = await self.call("evaluate")
+        if not isinstance(result, Evaluation):
+            raise _invalid(f"evaluate returned {short_repr(result)}; expected an Evaluation")
+        success = None if result.is_success is None else bool(result.is_success)
+        return replace(result, score=_checked_number(result.score, "evaluate returned the score"), is_success=success)
+
+    async def _task_ids(self, split: str) -> Sequence[str]:
+        splits = list(await self.call("splits"))
+        if split not in splits:
+            raise ServiceRequestError(
+                "unknown_task", f"there is no split {split!r}; the splits are {', '.join(map(repr, splits)) or 'none'}"
+            )
+        ids: Sequence[str] = await self.call("task_ids", split)
+        return ids
+
+    async def _check_task(self, split: str, task_id: str) -> None:
+        if task_id not in await self._task_ids(split):
+            raise ServiceRequestError("unknown_task", f"split {split!r} has no task {short_repr(task_id)}")
+
+    async def _profile(self, split: str, task_id: str, with_reference: bool) -> TaskProfile:
+        profile = await self.call("profile", split, task_id)
+        if not isinstance(profile, TaskProfile):
+            raise _invalid(f"profile returned {short_repr(profile)}; expected a TaskProfile")
+        return profile if with_reference else replace(profile, reference=None)
+
+    def _check_observation(self, observation: object, subject: str) -> None:
+        if not isinstance(observation, Observation) or not isinstance(observation.text, str):
+            raise _invalid(f"{subject} {short_repr(observation)}; expected an Observation with a text")
+        # Lone surrogates, which UTF-8 does not have, are rejected with the whole result.
+        size = len(observation.text.encode(errors="surrogatepass"))
+        if size > self._limit:
+            raise ServiceRequestError("too_large", f"{subject} an observation that {_too_large(size, self._limit)}")
+
+
+_ENVELOPE_BYTES = 64 * 1024
+
+
+def _too_large(size: int, limit: int) -> str:
+    return f"is {size:,} bytes long; the limit of the service is {limit:,} bytes (--max-observation-bytes)"
+
+
+def _invalid(message: str) -> ServiceRequestError:
+    return ServiceRequestError("invalid_result", message)
+
+
+def _checked_number(value: object, subject: str) -> float | dict[str, float]:
+    try:
+        if isinstance(value, Mapping):
+            return {str(name): checked_reward(number, "the reward") for name, number in value.items()}
+        return checked_reward(value, "the reward")
+    except WorkflowError:
+        raise _invalid(f"{subject} {short_repr(value)}; expected a finite number") from None
+
+
+@contextlib.contextmanager
+def _reported(subject: str) -> Any:
+    """Turn an exception of the environment's code into a `ServiceRequestError`."""
+    try:
+        yield
+    except (ServiceRequestError, asyncio.CancelledError):
+        raise
+    except AstunerError as error:
+        raise ServiceRequestError("environment_error", str(error), format_error(error)) from error
+    # Whatever the code raises fails one request only, including SystemExit and KeyboardInterrupt.
+    except BaseException as error:
+        text = f"{subject} raised {describe_error(error)} (at {raised_at(error)})"
+        raise ServiceRequestError("environment_error", text, format_error(error)) from error
+
+
+def _to_json(value: object, operation: str) -> bytes:
+    try:
+        return orjson.dumps(value, default=_to_plain, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    except (TypeError, ValueError) as error:
+        raise _invalid(f"the result of {operation} cannot be written as JSON: {error}") from error
+
+
+def _to_plain(value: object) -> object:
+    """Return a JSON value for an object that JSON does not have; its `repr` as the last resort."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    for method in ("item", "tolist"):
+        if callable(convert := getattr(value, method, None)):
+            with contextlib.suppress(Exception):
+                return convert()
+    return list(value) if isinstance(value, set | frozenset | tuple) else short_repr(value)
+
+
+if __name__ == "__main__":
+    main()
