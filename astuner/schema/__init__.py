@@ -3,6 +3,7 @@
 from astuner.schema.environment import (
     Action,
     EnvInstance,
+    EnvTask,
     Evaluation,
     Observation,
     Reference,
@@ -12,13 +13,11 @@ from astuner.schema.environment import (
 from astuner.schema.records import (
     JSON_KEY,
     CallSpan,
-    EnvTask,
     Episode,
     EpisodeStatus,
     Fork,
     ForkCause,
     LlmCall,
-    Message,
     Sample,
     Split,
     Task,
@@ -28,7 +27,7 @@ from astuner.schema.records import (
     WorkflowTask,
     checked_reward,
 )
-from astuner.schema.sampling import Completion, FinishReason, OutputConstraint, SamplingParams
+from astuner.schema.sampling import Completion, FinishReason, Message, OutputConstraint, SamplingParams
 
 __all__ = [
     "JSON_KEY",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from astuner.schema.records import Message
+from astuner.schema.sampling import Message
 
 Action = str | Mapping[str, Any]
 """An action: a text, or a tool call `{"name": ..., "arguments": {...}}`."""
@@ -93,6 +93,27 @@ class Evaluation:
     score: float | Mapping[str, float]
     is_success: bool | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvTask:
+    """A task of an environment service: what a client needs to create an instance of the environment.
+
+    Attributes:
+        env_type: the name of the environment in the service.
+        split: the split of the task in the environment.
+        task_id: the id of the task in the environment.
+        params: the keyword arguments of the environment.
+        action_preference: the form of actions that the workflow prefers: `code`, `text` or `box`.
+        url: the address of the service as configured; `auto` is the service that the run starts.
+    """
+
+    env_type: str
+    split: str
+    task_id: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    action_preference: Literal["code", "text", "box"] = "text"
+    url: str = "auto"
 
 
 class EnvInstance(Protocol):

@@ -8,41 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from astuner.errors import WorkflowError, short_repr
-from astuner.schema.sampling import FinishReason, SamplingParams
-
-if TYPE_CHECKING:
-    from astuner.schema.environment import EnvInstance
+from astuner.schema.environment import EnvInstance, EnvTask
+from astuner.schema.sampling import FinishReason, Message, SamplingParams
 
 JSON_KEY = "json_key"
 """The key of a field's metadata with the field's JSON key in the run record, if that is not the field's name."""
 
 Split = Literal["train", "val"]
-Message = Mapping[str, Any]
-"""A chat message in OpenAI's format: `role`, `content`, and optionally `tool_calls`, `tool_call_id` or `name`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvTask:
-    """A task of an environment service: what a client needs to create an instance of the environment.
-
-    Attributes:
-        env_type: the name of the environment in the service.
-        split: the split of the task in the environment.
-        task_id: the id of the task in the environment.
-        params: the keyword arguments of the environment.
-        action_preference: the form of actions that the workflow prefers: `code`, `text` or `box`.
-        url: the address of the service as configured; `auto` is the service that the run starts.
-    """
-
-    env_type: str
-    split: str
-    task_id: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
-    action_preference: Literal["code", "text", "box"] = "text"
-    url: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

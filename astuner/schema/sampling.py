@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+Message = Mapping[str, Any]
+"""A chat message in OpenAI's format: `role`, `content`, and optionally `tool_calls`, `tool_call_id` or `name`."""
 FinishReason = Literal["stop", "length"]
 
 
