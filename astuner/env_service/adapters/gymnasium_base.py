@@ -62,7 +62,7 @@ class GymnasiumEnvironment(SeededEnvironment):
         entry = spec.entry_point
         creator = gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry
         self.has_drawing = "ansi" in getattr(creator, "metadata", {}).get("render_modes", ())
-        self.max_steps = max_steps or spec.max_episode_steps
+        self._step_limit = max_steps or spec.max_episode_steps
         self._documentation = inspect.getdoc(creator) or ""
         self._threshold = spec.reward_threshold
         self._env: Any = None
@@ -85,8 +85,8 @@ class GymnasiumEnvironment(SeededEnvironment):
         """Return a new `gymnasium.Env`."""
         if self.has_drawing:
             settings["render_mode"] = "ansi"
-        if self.max_steps is not None:
-            settings["max_episode_steps"] = self.max_steps
+        if self._step_limit is not None:
+            settings["max_episode_steps"] = self._step_limit
         return gymnasium.make(self.env_id, disable_env_checker=True, **{**settings, **self._options})
 
     def opened(self, seed: int) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ class GymnasiumEnvironment(SeededEnvironment):
     def generate(self, seed: int) -> SeededTask:
         """Return the task of a seed, with the text of its first observation as the content."""
         env, observation = self.opened(seed)
-        task = SeededTask(seed, self._text(env, observation), self.instruction(env))
+        task = SeededTask(seed, self.content(env, observation), (self.instruction(env), self.step_limit(env)))
         env.close()
         return task
 
@@ -106,8 +106,9 @@ class GymnasiumEnvironment(SeededEnvironment):
         """Return the instruction."""
         task = self.task(split, task_id)
         form = f"Each turn, reply with one action: {self._expected()}. If you write more, put it on the last line."
+        instruction, max_steps = task.data
         metadata = {"id": self.env_id, "seed": task.seed}
-        return TaskProfile(task_id, f"{task.data}\n\n{form}", metadata=metadata, max_steps=self.max_steps)
+        return TaskProfile(task_id, f"{instruction}\n\n{form}", metadata=metadata, max_steps=max_steps)
 
     def reference(self, split: str, task_id: str) -> Reference | None:
         """Return the shortest solution, if the environment has a table of transitions and no randomness."""
@@ -121,6 +122,7 @@ class GymnasiumEnvironment(SeededEnvironment):
         if self._env is not None:
             self._env.close()
         self._env, observation = self.opened(task.seed)
+        self.max_steps = self.step_limit(self._env)
         self._env.unwrapped.np_random = np.random.default_rng([task.seed, seed % 2**64])
         self._return, self._steps_done, self._solved, self._has_ended = 0.0, 0, None, False
         self._current = self._text(self._env, observation)
@@ -164,6 +166,14 @@ class GymnasiumEnvironment(SeededEnvironment):
         sections = dict(zip(parts[1::2], parts[2::2], strict=True))
         chosen = [f"{name}:\n{sections[name].strip()}" for name in _SECTIONS if name in sections]
         return "\n\n".join(chosen) or f"You act in the environment {self.env_id}. Collect as much reward as possible."
+
+    def content(self, env: Any, observation: Any) -> str:
+        """Return what distinguishes a task from others: the text of the first observation."""
+        return self._text(env, observation)
+
+    def step_limit(self, env: Any) -> int | None:
+        """Return the number of steps after which a task ends."""
+        return self._step_limit
 
     def _text(self, env: Any, observation: Any) -> str:
         """Return the text of an observation; the coloured part of a drawing is put in brackets."""
