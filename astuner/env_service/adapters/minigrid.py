@@ -17,7 +17,7 @@ from astuner.env_service.adapters.gymnasium_base import GymnasiumEnvironment
 from astuner.errors import EnvError, short_repr
 
 VIEWS = ("description", "grid")
-_MAX_STATES = 3000
+_MAX_STATES = 6000
 
 if "MiniGrid-Empty-8x8-v0" not in gymnasium.registry:
     minigrid.register_minigrid_envs()
