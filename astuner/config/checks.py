@@ -89,6 +89,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
         yield from _lengths(run)
         yield from _batches(run)
         yield from _targets(run)
+        yield from _agent_loop(run)
         yield from _staleness(run)
 
 
@@ -103,10 +104,12 @@ def _missing(run: AstunerConfig) -> Iterator[Problem]:
             "astuner.model.path",
         )
     supervised = run.trainer_common.algorithm.adv_estimator == "sft"
-    if not supervised and not run.rollout.agentscope_workflow and run.workflow.command is None:
+    is_loop = not run.rollout.use_agentscope_protocol
+    if not supervised and not is_loop and not run.rollout.agentscope_workflow and run.workflow.command is None:
         yield _problem(
             "the workflow to tune is missing; add `agentscope_workflow: package.module->Class` under `astuner:`, "
-            "`rollout:`, or `command: [python, my_agent.py]` under `astuner:`, `workflow:`",
+            "`rollout:`, or `command: [python, my_agent.py]` under `astuner:`, `workflow:`, or "
+            "`use_agentscope_protocol: False` under `rollout:` to play environments without a workflow",
             "astuner.rollout.agentscope_workflow",
             "astuner.workflow.command",
         )
@@ -225,6 +228,72 @@ def _targets(run: AstunerConfig) -> Iterator[Problem]:
                 "use an endpoint, or neither to use the model in training",
                 key,
             )
+
+
+def _agent_loop(run: AstunerConfig) -> Iterator[Problem]:
+    rollout = run.rollout
+    protocol = "astuner.rollout.use_agentscope_protocol"
+    if rollout.use_agentscope_protocol:
+        if rollout.gamma != 1:
+            yield _problem(
+                f"astuner.rollout.gamma is {rollout.gamma:g}, and only the built-in agent loop "
+                "(rollout.use_agentscope_protocol: False) knows the rewards of steps; write 1.0 or remove the line",
+                "astuner.rollout.gamma",
+                protocol,
+            )
+        return
+    agents = {
+        "astuner.rollout.agentscope_workflow": rollout.agentscope_workflow,
+        "astuner.workflow.command": run.workflow.command,
+    }
+    for name, agent in agents.items():
+        if agent:
+            yield _problem(
+                f"{protocol} is False, which plays the environment with the built-in agent loop, and {name} names "
+                "another agent; remove one of the two lines",
+                name,
+                protocol,
+            )
+    if run.task_reader.type in ("dataset_file", "huggingface_dat_repo"):
+        yield _problem(
+            f"{protocol} is False, which plays the environment of each task, and the tasks of task_reader.type "
+            f"{run.task_reader.type} have no environment; write `type: env_service`, or name a workflow in "
+            "agentscope_workflow",
+            "astuner.task_reader.type",
+            protocol,
+        )
+    yield from _agent_loop_settings(run)
+
+
+def _agent_loop_settings(run: AstunerConfig) -> Iterator[Problem]:
+    rollout, history = run.rollout, run.context_tracker
+    if rollout.action_form == "tool_call" and rollout.agentscope_disable_toolcalls:
+        yield _problem(
+            "astuner.rollout.action_form is tool_call, and astuner.rollout.agentscope_disable_toolcalls hides tools "
+            "from the model; remove one of the two lines",
+            "astuner.rollout.agentscope_disable_toolcalls",
+            "astuner.rollout.action_form",
+        )
+    if run.task_judge.judge_protocol and (rollout.step_rewards != "sum" or rollout.gamma != 1):
+        changed = "step_rewards" if rollout.step_rewards != "sum" else "gamma"
+        yield _problem(
+            f"astuner.rollout.{changed} is {getattr(rollout, changed)}, which is about the rewards of the "
+            "environment's steps, and astuner.task_judge.judge_protocol replaces them with one score; remove one of "
+            "the two lines",
+            f"astuner.rollout.{changed}",
+            "astuner.task_judge.judge_protocol",
+        )
+    room = rollout.max_model_len - history.alien_llm_response_length
+    own = history.context_tracker_type == "auto_context" and history.auto_context_cm.base_url is None
+    if own and history.max_env_len >= room:
+        yield _problem(
+            f"astuner.context_tracker.max_env_len ({history.max_env_len}) + alien_llm_response_length "
+            f"({history.alien_llm_response_length}) is not less than astuner.rollout.max_model_len "
+            f"({rollout.max_model_len}), so the model could not write a summary of a history that is too long; lower "
+            "the first or raise the last",
+            "astuner.context_tracker.max_env_len",
+            "astuner.rollout.max_model_len",
+        )
 
 
 def _staleness(run: AstunerConfig) -> Iterator[Problem]:

@@ -72,7 +72,25 @@ NO_JUDGE_MODEL = Condition(
     lambda run: (run.task_judge.judge_protocol or "astuner.").startswith("astuner."),
     at_default=True,
 )
-OLDER_PROTOCOL = Condition("because it belongs to the older step protocol", lambda run: True, at_default=True)
+WITH_FRAMEWORK = Condition(
+    "while rollout.use_agentscope_protocol is true", lambda run: run.rollout.use_agentscope_protocol, at_default=True
+)
+NOT_SLIDING_WINDOW = Condition(
+    "unless context_tracker.context_tracker_type is sliding_window",
+    lambda run: run.context_tracker.context_tracker_type != "sliding_window",
+)
+NOT_LINEAR_THINK = Condition(
+    "unless context_tracker.context_tracker_type is linear_think",
+    lambda run: run.context_tracker.context_tracker_type != "linear_think",
+)
+NOT_AUTO_CONTEXT = Condition(
+    "unless context_tracker.context_tracker_type is auto_context",
+    lambda run: run.context_tracker.context_tracker_type != "auto_context",
+)
+OWN_SUMMARIES = Condition(
+    "while context_tracker.auto_context_cm.base_url is null",
+    lambda run: run.context_tracker.auto_context_cm.base_url is None,
+)
 OTHER_JUDGE_TYPE = Condition(
     "unless task_judge.judge_type is rubrics_auto_grader",
     lambda run: run.task_judge.judge_type != "rubrics_auto_grader",

@@ -1,4 +1,4 @@
-"""Sections on the episodes: `rollout`, `context_tracker`, `debug`."""
+"""Sections on the episodes: `rollout`, `debug`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from astuner.config.conditions import (
     GREEDY_VALIDATION,
     SAMPLED_ELSEWHERE,
     TINKER_SERVER,
+    WITH_FRAMEWORK,
     WITHOUT_BASE_URL,
     WITHOUT_MADNESS_CHECKS,
     WITHOUT_OWN_VLLM,
@@ -118,19 +119,16 @@ class FrozenModelConfig(Section):
 class RolloutConfig(Section):
     """`rollout`: how the agent runs with the model."""
 
-    use_agentscope_protocol: bool = key(
-        True,
-        trainers="True is the only protocol",
-        unsupported=(
-            unsupported(
-                False,
-                why="the older step protocol is no longer supported; remove the line and name a Workflow in "
-                "agentscope_workflow",
-            ),
-        ),
-        resume="same",
+    use_agentscope_protocol: bool = key(True, trainers="selects the agent in astuner's episode workers", resume="same")
+    """Run agentscope_workflow or workflow.command. False plays the task's environment with the built-in agent loop."""
+    action_form: Literal["auto", "text", "box", "code", "tool_call", "json"] = key(
+        "auto", no_effect=(WITH_FRAMEWORK,), trainers="read from the answers of the agent loop", resume="same"
     )
-    """Run the class of agentscope_workflow. (False, the older step protocol, is no longer supported.)"""
+    """Form of the agent loop's actions; auto is tool_call for environments with tools, else env_action_preference."""
+    step_rewards: Literal["sum", "returns_to_go"] = key(
+        "sum", no_effect=(WITH_FRAMEWORK,), trainers="computed by the agent loop", resume="same"
+    )
+    """The reward of an LLM call of the agent loop: that of the whole episode, or the rewards from its step on."""
     agentscope_workflow: str | None = key(None, trainers="runs in astuner's episode workers", resume="path")
     """`package.module->Name`, the agent to tune: a Workflow class, or a function `async def run(task, model_tuner)`."""
     trainable_targets: list[str] | None = key(None, trainers="selects the calls that become samples", resume="same")
@@ -161,12 +159,8 @@ class RolloutConfig(Section):
     """Time limit of one episode without its judge, in seconds; a slower episode fails and is counted."""
     max_retries: Annotated[int, Field(ge=0, le=1000)] = key(0, trainers="runs a failed episode again", resume="same")
     """How often a failed episode is run again; each attempt is recorded and counted."""
-    gamma: Probability = key(
-        1.0,
-        unsupported=(unsupported(why="no backbone discounts rewards over steps; write 1.0 or remove the line"),),
-        resume="same",
-    )
-    """Discount of the reward over the steps of an episode; only 1.0, no discount, is supported."""
+    gamma: Probability = key(1.0, trainers="applies to the rewards of the agent loop's steps", resume="same")
+    """Discount of the environment's rewards over the steps of an agent; other agents than the agent loop need 1.0."""
     compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(
         ["nonsense"], trainers="checked in every answer", resume="same"
     )
@@ -315,19 +309,6 @@ class RolloutConfig(Section):
     """honour uses the temperature, top_p, top_k, penalties and seed of a request; override uses those of the run."""
     val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters", resume="same")
     """Sampling in validation."""
-
-
-class ContextTrackerConfig(Section):
-    """`context_tracker`: used only by the older step protocol (rollout.use_agentscope_protocol: False)."""
-
-    context_tracker_type: Literal["linear"] = "linear"
-    """How the history is managed."""
-    alien_llm_model: str = "qwen3-235b-a22b-instruct-2507"
-    """The helper model that summarises."""
-    alien_llm_response_length: PositiveInt = 512
-    """Maximum number of tokens of its answer."""
-    max_env_len: PositiveInt = 4096
-    """Maximum number of tokens of one observation."""
 
 
 class DebugConfig(Section):

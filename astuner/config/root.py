@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from astuner.config.conditions import FOR_SFT, OLDER_PROTOCOL, WITHOUT_COMMAND
+from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.config.conditions import FOR_SFT, WITH_FRAMEWORK, WITHOUT_COMMAND
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
 from astuner.config.gateway import GatewayConfig
 from astuner.config.gpus import visible_gpus
 from astuner.config.model import ModelConfig
 from astuner.config.optimizer import UpdateConfig
-from astuner.config.rollout import ContextTrackerConfig, DebugConfig, RolloutConfig
-from astuner.config.section import TRAINING, BackboneName, Section, from_run, key, mirrors, unsupported
+from astuner.config.rollout import DebugConfig, RolloutConfig
+from astuner.config.section import TRAINING, BackboneName, Section, from_run, key, mirrors
 from astuner.config.services import ServiceConfig, ServiceName
 from astuner.config.timing import AsynchronyConfig, DeadlinesConfig
 from astuner.config.trainer import TrainerCommonConfig
@@ -110,13 +111,11 @@ class AstunerConfig(Section):
     """How far sampling may run ahead of training."""
     context_tracker: ContextTrackerConfig = key(
         ContextTrackerConfig(),
-        unsupported=(
-            unsupported(why="it belongs to the older step protocol, which is no longer supported; remove the line"),
-        ),
-        no_effect=(OLDER_PROTOCOL,),
+        no_effect=(FOR_SFT, WITH_FRAMEWORK),
+        trainers="applies to the agent loop in astuner's episode workers",
         resume="same",
     )
-    """Used only by the older step protocol."""
+    """The history of the built-in agent loop."""
     execute_test: bool = key(False, trainers="no effect", resume="any")
     """Accepted for older files; has no effect."""
     execute_testing_lambda: str = key("", trainers="no effect", resume="any")

@@ -33,6 +33,18 @@ _FIXES: Mapping[str, str] = {
         "messages were removed from the history, or an answer was cut inside its thinking or its tool calls; keep the "
         "whole history, or raise rollout.max_response_length_in_one_turn and rollout.max_model_len"
     ),
+    "history_compressed": (
+        "the agent loop replaced the history with a summary; raise context_tracker.max_env_len for fewer summaries, or "
+        "set context_tracker.context_tracker_type: linear for none"
+    ),
+    "window_moved": (
+        "the agent loop left out the oldest turns; raise context_tracker.sliding_window_cm.turns, or set "
+        "context_tracker.context_tracker_type: linear to keep all turns"
+    ),
+    "thinking_dropped": (
+        "the agent loop left out the thinking of earlier turns; raise context_tracker.linear_think_cm.keep_turns, or "
+        "set context_tracker.context_tracker_type: linear to keep all thinking"
+    ),
 }
 
 

@@ -50,6 +50,19 @@ class Prompt:
     first_prompt_len: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryEdit:
+    """A deliberate change of the history: the next request does not extend `call`, and its fork has this cause.
+
+    Attributes:
+        cause: why the history was changed.
+        call: the last call before the change.
+    """
+
+    cause: ForkCause
+    call: LlmCall
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenCall:
     """An LLM call that has no answer yet; `prompt_tokens` is None for a model that is not the one in training."""
@@ -134,15 +147,20 @@ class History:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         tools_hash: str,
+        edit: HistoryEdit | None = None,
     ) -> Prompt:
         """Return the prompt of a normalised request.
 
-        If possible, the ids are those of an earlier call, followed by those of the new messages.
+        If possible, the ids are those of an earlier call, followed by those of the new messages. After an `edit` of the
+        history, they are those of the messages as they are.
 
         Raises:
             WorkflowError: the chat template rejects the messages.
         """
         with self._lock:
+            if edit is not None:
+                messages = self.codec.with_known_roles(messages)
+                return self._render_fork(messages, tools, Divergence(edit.cause, edit.call, None))
             return self._prompt(messages, tools, tools_hash)
 
     def _prompt(

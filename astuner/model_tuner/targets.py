@@ -39,11 +39,13 @@ class FrozenModel:
         model: the name of the model at the endpoint.
         base_url: an OpenAI-compatible endpoint; None for the model in training.
         api_key: the API key of the endpoint.
+        setting: the configuration key that names the model, for messages; "" for rollout.frozen_models.
     """
 
     model: str = "policy"
     base_url: str | None = None
     api_key: str = ""
+    setting: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Targets:
     """The trained and the frozen targets.
 
     Attributes:
-        trainable: the tags of the trained targets; None for all.
+        trainable: the tags of the trained targets; None for all that have no frozen model.
         frozen: the models that answer for the other targets, by tag.
         agents: the names of the agents that `AUTO_AGENT` distinguishes, each with a text in its messages.
     """
@@ -79,7 +81,7 @@ class Targets:
 
     def trains(self, tag: str) -> bool:
         """Return whether the calls of a target are trained."""
-        return self.trainable is None or tag in self.trainable
+        return tag not in self.frozen if self.trainable is None else tag in self.trainable
 
     def frozen_model(self, tag: str, debug_model: DebugModel | None) -> FrozenModel | DebugModel:
         """Return the model that answers for a target that is not trained.
@@ -144,9 +146,9 @@ async def call_endpoint(
             attempts = [(call.id, call.function) for call in message.tool_calls or () if call.type == "function"]
     # A server of another kind can answer anything.
     except (OpenAIError, AttributeError, LookupError, TypeError) as error:
+        name = model.setting or f"rollout.frozen_models.{tag}"
         raise WorkflowError(
-            f"rollout.frozen_models.{tag} ({model.model} at {model.base_url}) did not answer as an OpenAI endpoint "
-            f"does: {error}"
+            f"{name} ({model.model} at {model.base_url}) did not answer as an OpenAI endpoint does: {error}"
         ) from error
     calls, malformed = [], []
     for call_id, function in attempts:

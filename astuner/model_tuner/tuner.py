@@ -30,7 +30,7 @@ from astuner.model_tuner.constraints import AnswerForms, check_enforced
 from astuner.model_tuner.degenerate_output import find_degenerate_output
 from astuner.model_tuner.endpoint import EndpointOpener
 from astuner.model_tuner.faces import ModelFaces
-from astuner.model_tuner.history import History, OpenCall, Prompt, RawPrompt
+from astuner.model_tuner.history import History, HistoryEdit, OpenCall, Prompt, RawPrompt
 from astuner.model_tuner.messages import normalise, shown_tools, tools_hash
 from astuner.model_tuner.targets import (
     DEFAULT_TARGET,
@@ -162,6 +162,7 @@ class ModelTuner(ModelFaces):
         agent_name: str = "",
         target_tag: str = DEFAULT_TARGET,
         debug_model: DebugModel | None = None,
+        history_edit: HistoryEdit | None = None,
         **parameters: Any,
     ) -> ChatAnswer:
         """Sample one assistant turn from the model in training or, for a frozen target, from its model.
@@ -170,6 +171,8 @@ class ModelTuner(ModelFaces):
             messages: the conversation, in OpenAI's format.
             tools: OpenAI tool definitions.
             agent_name, target_tag, debug_model: as in `for_agent`; for the agent name `auto`, see `Targets.agent_of`.
+            history_edit: how the caller has changed the history since the last call; None if it has not, or if the
+                change is to be found by comparison.
             parameters: parameters of OpenAI's API: `temperature`, `top_p`, `max_tokens` (a tighter limit than the
                 configured one), `stop`, `seed`, `presence_penalty`, `frequency_penalty`, `n`, `logprobs`,
                 `top_logprobs`, `tool_choice`, `parallel_tool_calls` and `response_format`; and `top_k`. A parameter
@@ -211,7 +214,7 @@ class ModelTuner(ModelFaces):
         try:
             if not samples:
                 return await self._ask_external(model, messages, tools, options, call_fields)
-            answers = await self._sample(messages, tools, options, call_fields)
+            answers = await self._sample(messages, tools, options, call_fields, history_edit)
         except UnsupportedParameterError:
             with self._lock:
                 self._calls_started -= options.n  # nothing was sampled
@@ -224,12 +227,13 @@ class ModelTuner(ModelFaces):
         tools: Sequence[Mapping[str, Any]] | None,
         options: ChatOptions,
         call_fields: Mapping[str, Any],
+        edit: HistoryEdit | None,
     ) -> list[ChatAnswer]:
         """Return answers of the model in training."""
         if isinstance(messages, RawPrompt):
             prompt = Prompt(self._codec.encode(messages.content), messages)
         else:
-            prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"])
+            prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"], edit)
         params = self._sampling(prompt, options, tools, trained=call_fields["trained"])
         requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
         with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):

@@ -160,6 +160,9 @@ ForkCause = Literal[
     "system_changed",
     "retokenised_by_client",
     "truncated",
+    "history_compressed",
+    "window_moved",
+    "thinking_dropped",
 ]
 """Why a request does not extend the call that it continues.
 
@@ -176,6 +179,8 @@ ForkCause = Literal[
     turns, to fit the context); or the earlier answer was cut by `max_tokens` within thinking or a list of tool calls,
     whose end was never sampled, so that the template cannot continue its tokens. (An answer that was cut within its
     text can be continued: the end of turn that the template adds is context and is not trained.)
+`history_compressed`, `window_moved`, `thinking_dropped`: the built-in agent loop replaced the history with a summary,
+    left out the oldest turns, or left out the thinking of an earlier answer (see `context_tracker`).
 """
 
 

@@ -79,14 +79,15 @@ def final_answer(text: str) -> tuple[str, bool]:
     The answer is the content of the last complete `\boxed{…}` (the inner one of nested boxes), else the rest of the
     line after the last `####` (as in GSM8K), else the whole text. Takes linear time.
     """
-    boxed = _last_boxed(text)
+    boxed = last_boxed(text)
     if boxed is not None:
         return boxed, True
     marked = text.rpartition("####")[2].partition("\n")[0].strip() if "####" in text else ""
     return (marked, True) if marked else (text.strip(), False)
 
 
-def _last_boxed(text: str) -> str | None:
+def last_boxed(text: str) -> str | None:
+    r"""Return the content of the last complete `\boxed{…}` (the inner one of nested boxes); None if there is none."""
     open_braces: list[int] = []  # the start of the content of a box, -1 for any other brace
     start, end = -1, -1
     for match in _BOX_OR_BRACE.finditer(text):

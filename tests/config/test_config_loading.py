@@ -171,7 +171,7 @@ def test_all_problems_are_reported_at_once_with_file_and_line(write: Write, mini
     text = minimal + (
         "    num_repeats: 8\n"
         "    temperature: -1\n"
-        "    gamma: 0.5\n"
+        "  task_judge: {judge_type: rubrics_auto_grader}\n"
         "  trainer_common:\n"
         "    mini_batch_num: 1000\n"  # not judged while num_repeat is in doubt
         "    optim: {lr: fast}\n"
@@ -189,8 +189,8 @@ def test_all_problems_are_reported_at_once_with_file_and_line(write: Write, mini
         f"  {path}:6: astuner.rollout.temperature is -1; expected a number of at least 0",
         "  command line: astuner.rollout.top_k is 0; expected -1 (all) or a number of at least 1",
         f"  {path}:10: astuner.trainer_common.optim.lr is 'fast'; expected a number",
-        f"  {path}:7: astuner.rollout.gamma is 0.5, which --backbone=local does not support: no backbone discounts "
-        "rewards over steps; write 1.0 or remove the line",
+        f"  {path}:7: astuner.task_judge.judge_type is 'rubrics_auto_grader', which --backbone=local does not "
+        "support: learned rubrics are not supported yet; write customized_protocol and a judge_protocol",
     ]
 
 

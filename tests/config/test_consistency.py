@@ -13,6 +13,7 @@ from astuner.config.loading import load_config
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]
+LOOP = ["astuner.rollout.use_agentscope_protocol=false"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,19 @@ Write = Callable[..., Path]
          r"unknown key 'astuner\.rollout\.frozen_models\.a\.api_key'; did you mean '.*\.a\.api_key_env'"),
         (["~astuner.model.path"], r"run\.yaml: the model to train is missing; add `path: .*` under `astuner:`"),
         (["~astuner.rollout.agentscope_workflow"], r"run\.yaml: the workflow to tune is missing; add `agent"),
+        (["astuner.rollout.gamma=0.9"], r"gamma is 0\.9, and only the built-in agent loop .*; write 1\.0 or remove"),
+        (LOOP, r"run\.yaml.*use_agentscope_protocol is False, .*agentscope_workflow names another agent; remove one"),
+        ([*LOOP, "~astuner.rollout.agentscope_workflow", "astuner.workflow.command=[agent]"],
+         r"workflow\.command names another agent; remove one"),
+        ([*LOOP, "~astuner.rollout.agentscope_workflow", "astuner.task_reader.type=huggingface_dat_repo"],
+         r"the tasks of task_reader\.type huggingface_dat_repo have no environment; write `type: env_service`"),
+        ([*LOOP, "astuner.rollout.action_form=tool_call", "astuner.rollout.agentscope_disable_toolcalls=true"],
+         r"action_form is tool_call, and .*agentscope_disable_toolcalls hides tools"),
+        ([*LOOP, "astuner.rollout.step_rewards=returns_to_go", "astuner.task_judge.judge_protocol=a.b->C"],
+         r"step_rewards is returns_to_go, .*judge_protocol replaces them with one score; remove one"),
+        ([*LOOP, "astuner.rollout.gamma=0.5", "astuner.task_judge.judge_protocol=a.b->C"], r"rollout\.gamma is 0\.5, "),
+        ([*LOOP, "astuner.context_tracker.context_tracker_type=auto_context",
+          "astuner.context_tracker.max_env_len=17488"], r"max_env_len \(17488\) \+ .* \(512\) is not less than .*"),
         (["astuner.task_reader.type=dataset_file"], r"no file is named; add `file_path: tasks\.jsonl` under"),
     ],
 )  # fmt: skip

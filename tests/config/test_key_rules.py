@@ -83,12 +83,9 @@ def test_keys_of_other_backbones_are_ignored(key: str, value: object, users: set
         ("astuner.trainer_common.optim.lr_scheduler", "linear", {"trinity"}),
         ("astuner.asynchrony.sync_style", "fixed", {"trinity"}),
         ("astuner.update.pack", "tree", {"trinity", "verl"}),
-        ("astuner.rollout.use_agentscope_protocol", False, {"debug", "local", "trinity", "verl"}),
-        ("astuner.rollout.gamma", 0.9, {"debug", "local", "trinity", "verl"}),
         ("astuner.trainer_common.algorithm.task_norm_patch", True, {"debug", "local", "trinity", "verl"}),
         ("astuner.task_reader.type", "env_service", {"debug", "local", "trinity", "verl"}),
         ("astuner.task_judge.judge_type", "rubrics_auto_grader", {"debug", "local", "trinity", "verl"}),
-        ("astuner.context_tracker.max_env_len", 5, {"debug", "local", "trinity", "verl"}),
     ],
 )
 def test_values_that_a_backbone_does_not_support_are_errors(key: str, value: object, backbones: set[str]) -> None:

@@ -79,7 +79,7 @@ def test_every_key_has_a_row_with_its_documentation() -> None:
         '| `path` | text | `""` |',
         "| `renderer` | text or mapping | `auto` |",
         "| `lora.target_modules` | text or list of text | `all-linear` |",
-        "| `context_tracker_type` | `linear` | `linear` |",
+        "| `context_tracker_type` | `linear`, `sliding_window`, `linear_think`, `auto_context` | `linear` |",
         "| `device` | `auto`, `cpu`, `cuda` | `auto` | all |",
         "| `debugger_port` | whole number ≥ 1024 and ≤ 65535 | `5678` | local, trinity, verl |",
         "| **`multi_turn`** |  |  |  | Limits of an episode. |",

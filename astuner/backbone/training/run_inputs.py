@@ -12,6 +12,7 @@ from typing import Any
 
 from loguru import logger
 
+from astuner.agent_loop import SUMMARY_TARGET, ActionForm, EnvWorkflow, LoopSettings
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskJudgeConfig
@@ -85,7 +86,7 @@ class RunInputs:
         if self.workflow is None:
             raise ConfigError(
                 "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Name`, or set "
-                "workflow.command to the command line of a program"
+                "workflow.command to the command line of a program, or rollout.use_agentscope_protocol to False"
             )
         runner = TaskRunner(
             workflow=self.workflow,
@@ -139,6 +140,11 @@ def _targets(config: AstunerConfig) -> Targets:
         key = api_key(f"rollout.frozen_models.{tag}.api_key_env", model.api_key_env)
         # The client requires a key even if the endpoint does not.
         frozen[tag] = FrozenModel(model.model, model.base_url, key or "none")
+    history = config.context_tracker
+    if not config.rollout.use_agentscope_protocol and history.auto_context_cm.base_url is not None:
+        key = api_key("context_tracker.auto_context_cm.api_key_env", history.auto_context_cm.api_key_env)
+        url = history.auto_context_cm.base_url
+        frozen[SUMMARY_TARGET] = FrozenModel(history.alien_llm_model, url, key or "none", SUMMARY_TARGET)
     trainable = config.rollout.trainable_targets
     return Targets(None if trainable is None else tuple(trainable), frozen, config.workflow.agents)
 
@@ -224,9 +230,27 @@ def _load_agent(
     elif config.workflow.command is not None:
         has_judge = config.task_judge.judge_protocol is not None
         workflow = partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=has_judge))
+    elif not config.rollout.use_agentscope_protocol:
+        workflow = partial(EnvWorkflow, loop_settings(config))
     if config.task_judge.judge_protocol:
         judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     return workflow, judge
+
+
+def loop_settings(config: AstunerConfig) -> LoopSettings:
+    """Return the settings of the built-in agent loop."""
+    rollout = config.rollout
+    is_auto = rollout.action_form == "auto"
+    preference = config.task_reader.env_service.env_action_preference
+    form: ActionForm = preference if rollout.action_form == "auto" else rollout.action_form
+    return LoopSettings(
+        action_form=form,
+        tools_form="tool_call" if is_auto else form,
+        history=config.context_tracker,
+        step_rewards=rollout.step_rewards,
+        gamma=rollout.gamma,
+        has_judge=config.task_judge.judge_protocol is not None,
+    )
 
 
 def runs_inline(config: AstunerConfig) -> bool:

@@ -1,0 +1,17 @@
+"""The built-in agent: plays the environment of a task without an agent framework."""
+
+from astuner.agent_loop.actions import ActionForm, ActionReader, UnreadableActionError
+from astuner.agent_loop.histories import SUMMARY_TARGET
+from astuner.agent_loop.players import ModelPlayer, Player
+from astuner.agent_loop.workflow import EnvWorkflow, LoopSettings
+
+__all__ = [
+    "SUMMARY_TARGET",
+    "ActionForm",
+    "ActionReader",
+    "EnvWorkflow",
+    "LoopSettings",
+    "ModelPlayer",
+    "Player",
+    "UnreadableActionError",
+]
