@@ -22,8 +22,8 @@ class LoopSettings:
     """Settings of the agent loop.
 
     Attributes:
-        action_form: the form of actions in environments without tools.
-        tools_form: the form of actions in environments with tools.
+        action_form: the form of actions; `auto` is `tool_call` for environments with tools, else the form that the task
+            prefers.
         history: the configuration of the history managers.
         step_rewards: `sum`: every call has the rewards of the episode. `returns_to_go`: a call has the rewards of its
             own step and of the later ones.
@@ -31,8 +31,7 @@ class LoopSettings:
         has_judge: whether a judge scores the episodes.
     """
 
-    action_form: ActionForm = "text"
-    tools_form: ActionForm = "tool_call"
+    action_form: ActionForm | Literal["auto"] = "auto"
     history: ContextTrackerConfig = field(default_factory=ContextTrackerConfig)
     step_rewards: Literal["sum", "returns_to_go"] = "sum"
     gamma: float = 1.0
@@ -67,7 +66,7 @@ class EnvWorkflow(Workflow):
         rewards = SeatRewards()
         ended_by = "environment"
         try:
-            await self._play(env, model_tuner, rewards)
+            await self._play(env, self._reader(workflow_task, env), model_tuner, rewards)
         except CallLimitError:
             ended_by = "max_steps"
         except ContextLengthError:
@@ -79,12 +78,18 @@ class EnvWorkflow(Workflow):
         self.episode_metadata["ended_by"] = ended_by
         return self._output(env, await env.evaluate(), model_tuner, rewards)
 
-    async def _play(self, env: EnvInstance, tuner: ModelTuner, rewards: SeatRewards) -> None:
+    def _reader(self, workflow_task: WorkflowTask, env: EnvInstance) -> ActionReader:
+        if self.settings.action_form != "auto":
+            return ActionReader(self.settings.action_form, env.tools)
+        task = workflow_task.task.env
+        return ActionReader("tool_call" if env.tools else task.action_preference if task else "text", env.tools)
+
+    async def _play(self, env: EnvInstance, reader: ActionReader, tuner: ModelTuner, rewards: SeatRewards) -> None:
         observation, is_done = env.observation, False
         while not is_done:
             seat = observation.agent
             if seat not in self._players:
-                self._players[seat] = self._player(seat, env, tuner)
+                self._players[seat] = self._player(seat, env, reader, tuner)
             rewards.start_turn(seat, len(tuner.calls))
             try:
                 action = await self._players[seat].act(observation)
@@ -98,13 +103,11 @@ class EnvWorkflow(Workflow):
             rewards.add(result.reward)
             observation, is_done = result.observation, result.is_done
 
-    def _player(self, seat: str, env: EnvInstance, tuner: ModelTuner) -> Player:
+    def _player(self, seat: str, env: EnvInstance, reader: ActionReader, tuner: ModelTuner) -> Player:
         """Return the player of a seat: the model. Each seat is an agent and a target of its own name."""
-        settings = self.settings
-        reader = ActionReader(settings.tools_form if env.tools else settings.action_form, env.tools)
         model = tuner.for_agent(seat, target_tag=seat or DEFAULT_TARGET)
         instruction = "\n\n".join(filter(None, (env.profile.main_query, reader.instruction)))
-        history = make_history(settings.history, model, reader.tools, env.profile.init_messages, instruction)
+        history = make_history(self.settings.history, model, reader.tools, env.profile.init_messages, instruction)
         return ModelPlayer(model, history, reader)
 
     def _output(

@@ -10,13 +10,12 @@ from astuner.schema.environment import (
     StepResult,
     TaskProfile,
 )
+from astuner.schema.forks import Fork, ForkCause
 from astuner.schema.records import (
     JSON_KEY,
     CallSpan,
     Episode,
     EpisodeStatus,
-    Fork,
-    ForkCause,
     LlmCall,
     Sample,
     Split,

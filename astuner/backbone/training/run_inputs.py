@@ -12,7 +12,7 @@ from typing import Any
 
 from loguru import logger
 
-from astuner.agent_loop import SUMMARY_TARGET, ActionForm, EnvWorkflow, LoopSettings
+from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskJudgeConfig
@@ -231,24 +231,18 @@ def _load_agent(
         has_judge = config.task_judge.judge_protocol is not None
         workflow = partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=has_judge))
     elif not config.rollout.use_agentscope_protocol:
-        workflow = partial(EnvWorkflow, loop_settings(config))
+        workflow = partial(EnvWorkflow, _loop_settings(config))
     if config.task_judge.judge_protocol:
         judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     return workflow, judge
 
 
-def loop_settings(config: AstunerConfig) -> LoopSettings:
-    """Return the settings of the built-in agent loop."""
-    rollout = config.rollout
-    is_auto = rollout.action_form == "auto"
-    preference = config.task_reader.env_service.env_action_preference
-    form: ActionForm = preference if rollout.action_form == "auto" else rollout.action_form
+def _loop_settings(config: AstunerConfig) -> LoopSettings:
     return LoopSettings(
-        action_form=form,
-        tools_form="tool_call" if is_auto else form,
+        action_form=config.rollout.action_form,
         history=config.context_tracker,
-        step_rewards=rollout.step_rewards,
-        gamma=rollout.gamma,
+        step_rewards=config.rollout.step_rewards,
+        gamma=config.rollout.gamma,
         has_judge=config.task_judge.judge_protocol is not None,
     )
 
