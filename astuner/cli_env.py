@@ -27,11 +27,13 @@ def env() -> None:
 @click.option("--family", type=FAMILY, help="Only this family.")
 @JSON
 def list_environments(family: str | None, as_json: bool) -> None:
-    """List the installed environments of each family."""
+    """List the installed environments of each family, and why others cannot be used."""
     for name in [family] if family else ADAPTERS:
-        row: dict[str, Any] = {"family": name, "installed": True, "environments": [], "error": None}
+        row: dict[str, Any] = {"family": name, "installed": True, "environments": [], "unusable": {}, "error": None}
         try:
-            row["environments"] = list(adapter(name).names())
+            family_module = adapter(name)
+            row["environments"] = list(family_module.names())
+            row["unusable"] = dict(family_module.faults()) if hasattr(family_module, "faults") else {}
         except EnvError as error:
             row |= {"installed": False, "error": str(error)}
         if as_json:
@@ -40,6 +42,8 @@ def list_environments(family: str | None, as_json: bool) -> None:
         click.echo(f"{name}: {row['error'] or len(row['environments'])}")
         for environment in row["environments"]:
             click.echo(f"  {name}/{environment}")
+        for environment, fault in row["unusable"].items():
+            click.echo(f"  {name}/{environment} cannot be used: {fault}")
 
 
 @env.command()

@@ -20,7 +20,8 @@ ADAPTERS = {
     "openenv": "astuner.env_service.adapters.openenv",
     "textarena": "astuner.env_service.adapters.textarena",
 }
-"""The module of each family of environments, which defines `create(name, params)` and `names()`."""
+"""The module of each family of environments, which defines `create(name, params)` and `names()`, and may define
+`faults()`: why each of its other environments cannot be used, by name."""
 
 
 class Environment(ABC):
