@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import yaml
 
 from astuner.env_service.environment import ADAPTERS, adapter
 from astuner.errors import EnvError
 
+if TYPE_CHECKING:
+    from astuner.env_service.validation import EnvValidation
+
 FAMILY = click.Choice(list(ADAPTERS))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+URL = click.option(
+    "--url",
+    metavar="URL",
+    help="Use the running service at this address, with the token in ASTUNER_ENV_TOKEN. [default: processes of this "
+    "command]",
+)
+PARAMS = click.option(
+    "--param",
+    "params",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=lambda _context, _option, values: dict(map(_param, values)),
+    help="Parameter of the environment, with a YAML value. Can be repeated.",
+)
 
 
 @click.group(name="env", no_args_is_help=True)
@@ -31,9 +51,8 @@ def list_environments(family: str | None, as_json: bool) -> None:
     for name in [family] if family else ADAPTERS:
         row: dict[str, Any] = {"family": name, "installed": True, "environments": [], "unusable": {}, "error": None}
         try:
-            family_module = adapter(name)
-            row["environments"] = list(family_module.names())
-            row["unusable"] = dict(family_module.faults()) if hasattr(family_module, "faults") else {}
+            row["environments"] = [f"{name}/{environment}" for environment in adapter(name).names()]
+            row["unusable"] = {f"{name}/{environment}": fault for environment, fault in _faults(name).items()}
         except EnvError as error:
             row |= {"installed": False, "error": str(error)}
         if as_json:
@@ -41,9 +60,98 @@ def list_environments(family: str | None, as_json: bool) -> None:
             continue
         click.echo(f"{name}: {row['error'] or len(row['environments'])}")
         for environment in row["environments"]:
-            click.echo(f"  {name}/{environment}")
+            click.echo(f"  {environment}")
         for environment, fault in row["unusable"].items():
-            click.echo(f"  {name}/{environment} cannot be used: {fault}")
+            click.echo(f"  {environment} cannot be used: {fault}")
+
+
+@env.command()
+@click.argument("env_type", metavar="TYPE")
+@click.option("--split", metavar="SPLIT", help="Split of the task. [default: the first]")
+@click.option("--task", "task_id", metavar="ID", help="Id of the task. [default: the first]")
+@click.option("--reference", "with_reference", is_flag=True, help="Also show the reference, a solution of the task.")
+@PARAMS
+@URL
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(
+    env_type: str,
+    split: str | None,
+    task_id: str | None,
+    with_reference: bool,
+    params: dict[str, Any],
+    url: str | None,
+    as_json: bool,
+) -> None:
+    """Show a task: its instruction, the first observation and the tools."""
+    from astuner.env_service.validation import service_client, show_task
+
+    async def load() -> dict[str, Any]:
+        async with service_client([env_type], url) as client:
+            return await show_task(client, env_type, params, split, task_id)
+
+    shown = asyncio.run(load())
+    if not with_reference:
+        shown.pop("reference")
+    if as_json:
+        click.echo(json.dumps(shown, ensure_ascii=False))
+        return
+    for name, value in shown.items():
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        click.echo(f"{name}:\n{text}\n" if "\n" in text else f"{name}: {text}")
+
+
+@env.command()
+@click.argument("env_types", nargs=-1, metavar="[TYPE]...")
+@click.option("--family", "families", type=FAMILY, multiple=True, help="All environments of a family. Can be repeated.")
+@click.option("--all", "is_all", is_flag=True, help="All environments that are installed.")
+@click.option("--tasks", type=click.IntRange(min=1), default=2, show_default=True, help="Tasks of each split.")
+@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Environments at a time.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e8, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Time limit of the checks of an environment, in seconds.",
+)
+@PARAMS
+@URL
+@JSON
+def validate(
+    env_types: tuple[str, ...],
+    families: tuple[str, ...],
+    is_all: bool,
+    tasks: int,
+    jobs: int,
+    timeout: float,
+    params: dict[str, Any],
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Check environments without a model.
+
+    The reference must reach its full score, and an empty and a garbage answer less. Equal seeds must give equal
+    observations. A released instance must be gone. Exits with code 1 if a check fails.
+    """
+    from astuner.env_service.validation import ValidationSettings, service_client, validate_all
+
+    chosen = list(dict.fromkeys([*env_types, *_environments_of(tuple(ADAPTERS) if is_all else families, is_all)]))
+    if not chosen:
+        raise click.UsageError("name an environment, or pass --family FAMILY or --all")
+
+    async def check() -> list[EnvValidation]:
+        results = []
+        settings = ValidationSettings(params, tasks, jobs, timeout)
+        async with service_client(chosen, url, step_timeout=timeout) as client:
+            async for result in validate_all(client, chosen, settings):
+                results.append(result)
+                if as_json:
+                    click.echo(json.dumps(result.to_json(), ensure_ascii=False))
+        return results
+
+    results = asyncio.run(check())
+    if not as_json:
+        _print_validations(results)
+    return int(not all(result.ok for result in results))
 
 
 @env.command()
@@ -132,3 +240,62 @@ def _named(environment: str) -> tuple[str, str]:
     """Return the name of an environment in the service, and the environment."""
     name, equals, source = environment.partition("=")
     return (name, source) if equals else (environment, environment)
+
+
+def _param(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{text!r} is not of the form NAME=VALUE")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise click.BadParameter(f"the value of {name} is not YAML: {value!r}") from error
+
+
+def _faults(family: str) -> dict[str, str]:
+    """Return the environments of a family that cannot be used because of a fault of their package, with the fault."""
+    module = adapter(family)
+    return dict(module.faults()) if hasattr(module, "faults") else {}
+
+
+def _environments_of(families: Sequence[str], skip_missing: bool) -> list[str]:
+    """Return the environments of families; those that are not installed are an error, or skipped with a note."""
+    found: list[str] = []
+    for family in families:
+        try:
+            found += [f"{family}/{name}" for name in (*adapter(family).names(), *_faults(family))]
+        except EnvError as error:
+            if not skip_missing:
+                raise
+            click.echo(f"skipped {family}: {error}", err=True)
+    return found
+
+
+def _print_validations(results: Sequence[EnvValidation]) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    from astuner.launcher.console import make_console
+
+    table = Table(Column("environment", overflow="fold"), box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for name in ("", "reference", "empty", "garbage", "same", "p50 ms", "p95 ms"):
+        table.add_column(name, no_wrap=True, min_width=len(name) or 5)
+    for result in results:
+        numbers = (result.reference, result.empty, result.garbage)
+        times = (result.step_ms_p50, result.step_ms_p95)
+        table.add_row(
+            escape(result.env),
+            "[green]ok[/]" if result.ok else "[bold red]fails[/]",
+            *("-" if number is None else f"{number:.3g}" for number in numbers),
+            {True: "yes", False: "no", None: "-"}[result.deterministic],
+            *("-" if number is None else f"{number:.1f}" for number in times),
+        )
+    console = make_console(stderr=False)
+    if not console.is_terminal:
+        console.width = 120
+    console.print(table)
+    failed = [result for result in results if not result.ok]
+    for result in failed:
+        console.print(f"[bold red]{escape(result.env)}[/]: {escape(result.error or '')}", soft_wrap=True)
+    console.print(f"{len(results) - len(failed)} of {len(results)} environments pass")

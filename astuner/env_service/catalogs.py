@@ -82,6 +82,11 @@ class Catalogs:
                 catalog.host.kill(error)
             raise
 
+    def close(self, reason: ServiceRequestError) -> None:
+        """End the processes. Their requests fail with `reason`."""
+        for catalog in self._catalogs.values():
+            catalog.host.kill(reason)
+
     async def load(self, host: Host, key: str, source: EnvSource) -> EnvTypeInfo:
         """Create an object of an environment in a host."""
         body = await host.request(

@@ -22,6 +22,7 @@ from loguru import logger
 from pydantic import ValidationError
 
 from astuner.env_service.protocol import (
+    PROFILE,
     PROTOCOL_VERSION,
     TOKEN_VARIABLE,
     CreatedInstance,
@@ -73,13 +74,22 @@ class EnvServiceClient:
         address: the service.
         retry_seconds: how long a request is repeated after errors of the connection.
         wait_seconds: how long the creation of an instance waits for a free one.
+        transport: sends the requests, for example to a service in this process; None for connections to `address`.
     """
 
-    def __init__(self, address: EnvServiceAddress, *, retry_seconds: float = 30.0, wait_seconds: float = 600.0) -> None:
+    def __init__(
+        self,
+        address: EnvServiceAddress,
+        *,
+        retry_seconds: float = 30.0,
+        wait_seconds: float = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
         self.address = address
         self.client_id = uuid4().hex
         self._retry_seconds = retry_seconds
         self._wait_seconds = wait_seconds
+        self._transport = transport
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -107,13 +117,31 @@ class EnvServiceClient:
         body = await asyncio.wrap_future(self.submit(self._get("/v1/env_type", _query(source))))
         return EnvTypeInfo.model_validate_json(body)
 
-    def tasks(self, source: EnvTask, *, page: int = 100, with_reference: bool = False) -> list[TaskProfile]:
-        """Return the profiles of all tasks of the split `source.split`, in order. Blocks the calling thread.
+    def tasks(
+        self, source: EnvTask, *, page: int = 100, count: int | None = None, with_reference: bool = False
+    ) -> list[TaskProfile]:
+        """Return the profiles of the tasks of the split `source.split`, in order. Blocks the calling thread.
+
+        Args:
+            source: the environment and the split.
+            page: the number of tasks in a request.
+            count: the number of tasks, from the first; None for all.
+            with_reference: whether the profiles have the reference.
 
         Raises:
             EnvError: the service cannot be reached or rejects the request, or the environment fails.
         """
-        return self.submit(self._tasks(source, page, with_reference)).result()
+        return self.submit(self._tasks(source, page, count, with_reference)).result()
+
+    async def task(self, task: EnvTask, *, with_reference: bool = False) -> TaskProfile:
+        """Return the profile of a task.
+
+        Raises:
+            EnvError: the service cannot be reached or rejects the request, or the environment fails.
+        """
+        query = {**_query(task), "split": task.split, "task_id": task.task_id}
+        query["with_reference"] = str(with_reference).lower()
+        return parsed(PROFILE.validate_json, await asyncio.wrap_future(self.submit(self._get("/v1/task", query))))
 
     def release(self, instance_id: str) -> Future[None]:
         """Start to release an instance, also one whose creation has not finished. Never raises."""
@@ -161,8 +189,10 @@ class EnvServiceClient:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         loop.run_forever()
-        for task in asyncio.all_tasks(loop):
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
             task.cancel()
+        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
@@ -192,14 +222,15 @@ class EnvServiceClient:
             raise
         return RemoteInstance(self, instance_id, task.env_type, created)
 
-    async def _tasks(self, source: EnvTask, page: int, with_reference: bool) -> list[TaskProfile]:
+    async def _tasks(self, source: EnvTask, page: int, count: int | None, with_reference: bool) -> list[TaskProfile]:
         found: list[TaskProfile] = []
         for offset in itertools.count(0, page):
-            query = {**_query(source), "split": source.split, "offset": offset, "limit": page, "profiles": "true"}
+            limit = page if count is None else min(page, count - offset)
+            query = {**_query(source), "split": source.split, "offset": offset, "limit": limit, "profiles": "true"}
             body = await self._get("/v1/tasks", {**query, "with_reference": str(with_reference).lower()})
             listed = parsed(TaskPage.model_validate_json, body)
             found += listed.profiles
-            if offset + page >= listed.total or not listed.profiles:
+            if len(found) in (count, listed.total) or not listed.profiles:
                 break
         return found
 
@@ -261,6 +292,7 @@ class EnvServiceClient:
             try:
                 self._http = httpx.AsyncClient(
                     base_url=self.address.url,
+                    transport=self._transport,
                     headers=headers,
                     limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
                     trust_env=False,  # proxies do not lead to this machine

@@ -59,6 +59,7 @@ class HostSettings:
 def main() -> None:
     """Fork hosts on request until the socket is closed; then kill them."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    os.dup2(2, 1)  # what environments print is not output of the command that started this process
     data = json.loads(sys.stdin.buffer.read() or b"null")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the service ends this process
         signal.signal(number, signal.SIG_IGN)
@@ -98,7 +99,10 @@ class _ForkServer:
 
     def _start(self) -> bool:
         """Fork a host; return False if the service has ended."""
-        data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_HEADER.size, 1)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_HEADER.size, 1)
+        except ConnectionResetError:  # it has ended without reading all messages
+            return False
         if not data:
             return False
         (number,) = REQUEST_HEADER.unpack(data)
@@ -293,7 +297,7 @@ class _Object:
         profile = await self.call("profile", split, task_id)
         if not isinstance(profile, TaskProfile):
             raise _invalid(f"profile returned {short_repr(profile)}; expected a TaskProfile")
-        return profile if with_reference else replace(profile, reference=None)
+        return replace(profile, reference=await self.call("reference", split, task_id) if with_reference else None)
 
     def _check_observation(self, observation: object, subject: str) -> None:
         if not isinstance(observation, Observation) or not isinstance(observation.text, str):

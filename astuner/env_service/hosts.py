@@ -52,7 +52,8 @@ class HostServer:
         with control:
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", "astuner.env_service.host_process", str(control.fileno())),
-                env={**os.environ, "PYTHONPATH": python_path},
+                # The tasks of some environments depend on the order of sets, and must be the same in every service.
+                env={**os.environ, "PYTHONPATH": python_path, "PYTHONHASHSEED": "0"},
                 stdin=subprocess.PIPE,
                 pass_fds=(control.fileno(),),
             )
@@ -134,6 +135,9 @@ def _no_fork_server() -> ServiceRequestError:
     )
 
 
+_reading: set[asyncio.Task[None]] = set()
+
+
 class Host:
     """A process with objects of one environment."""
 
@@ -146,7 +150,10 @@ class Host:
         self._numbers = itertools.count(1)
         self._answers: dict[int, tuple[str, asyncio.Future[bytes]]] = {}
         self._end_reason: ServiceRequestError | None = None
-        self._reading = asyncio.create_task(self._read(reader))
+        reading = asyncio.create_task(self._read(reader))
+        # An event loop does not keep its tasks, and this one may outlive the last use of the host.
+        _reading.add(reading)
+        reading.add_done_callback(_reading.discard)
 
     @property
     def has_ended(self) -> bool:

@@ -118,6 +118,7 @@ class InstanceTable:
             self._sweeper.cancel()
         closing = [self.release(instance_id, "the service has ended") for instance_id in list(self._instances)]
         await asyncio.gather(*closing, *self._ending)
+        self._catalogs.close(ServiceRequestError("shutting_down", "the service has ended"))
         await self._server.close()
 
     @property

@@ -200,3 +200,4 @@ class ServiceRequestError(Exception):
 ACTION: TypeAdapter[Action] = TypeAdapter(str | dict[str, Any])
 STEP_RESULT = TypeAdapter(StepResult)
 EVALUATION = TypeAdapter(Evaluation)
+PROFILE = TypeAdapter(TaskProfile)

@@ -11,21 +11,16 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
-from astuner.env_service.adapters.gymnasium_base import GymnasiumEnvironment
+from astuner.env_service.adapters.gymnasium_base import GymnasiumEnvironment, usable
 from astuner.errors import EnvError, short_repr
 
 
 def names() -> Sequence[str]:
     """Return the ids of the environments that can be created here and shown as text."""
-    found = []
-    for spec in list(gymnasium.registry.values()):
-        if not str(spec.entry_point).startswith("minigrid.") and is_latest(spec):
-            try:
-                create(spec.id, {}).close()
-            except Exception:  # a package is missing, or the observations are images
-                continue
-            found.append(spec.id)
-    return sorted(found)
+    specs = list(gymnasium.registry.values())
+    return usable(
+        create, [spec.id for spec in specs if not str(spec.entry_point).startswith("minigrid.") and is_latest(spec)]
+    )
 
 
 def is_latest(spec: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
@@ -12,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from astuner.env_service.adapters.seeded import SeededEnvironment, SeededTask, action_tool, chosen_action
+from astuner.env_service.environment import Environment
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, Reference, StepResult, TaskProfile
 
@@ -230,6 +233,18 @@ class GymnasiumEnvironment(SeededEnvironment):
             return None
         values = values.astype(space.dtype)
         return values if space.contains(values) else None
+
+
+def usable(create: Callable[[str, Mapping[str, Any]], Environment], ids: Sequence[str]) -> list[str]:
+    """Return the ids whose environments have tasks here: their packages are installed, and they can be text."""
+    found = []
+    for name in ids:
+        # Gymnasium warns of ids that have a newer version.
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            create(name, {}).profile("train", "0")
+            found.append(name)
+    return sorted(found)
 
 
 def _require_few_numbers(env_id: str, space: Any, what: str) -> None:

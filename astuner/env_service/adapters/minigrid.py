@@ -13,7 +13,7 @@ import gymnasium
 import minigrid
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
-from astuner.env_service.adapters.gymnasium_base import GymnasiumEnvironment
+from astuner.env_service.adapters.gymnasium_base import GymnasiumEnvironment, usable
 from astuner.errors import EnvError, short_repr
 
 VIEWS = ("description", "grid")
@@ -25,14 +25,7 @@ if "MiniGrid-Empty-8x8-v0" not in gymnasium.registry:
 
 def names() -> Sequence[str]:
     """Return the ids of the environments that can be created here."""
-    found = []
-    for name in _ids():
-        try:
-            create(name, {}).close()
-        except Exception:  # a package is missing
-            continue
-        found.append(name)
-    return sorted(found)
+    return usable(create, _ids())
 
 
 def create(name: str, params: Mapping[str, Any]) -> MiniGridEnvironment:

@@ -33,8 +33,8 @@ _MAX_BLOCKS = 8
 
 
 def names() -> Sequence[str]:
-    """Return the names of the generators. `composite`, a mixture of others, needs the parameter `datasets`."""
-    return sorted(DATASETS)
+    """Return the names of the generators, except `composite`, which needs the parameter `datasets`."""
+    return sorted(DATASETS.keys() - {"composite"})
 
 
 def create(name: str, params: Mapping[str, Any]) -> SeededEnvironment:
