@@ -22,8 +22,8 @@ class LoopSettings:
     """Settings of the agent loop.
 
     Attributes:
-        action_form: the form of actions; `auto` is `tool_call` for environments with tools, else the form that the task
-            prefers.
+        action_form: the form of actions; `auto` is the form that the task prefers, but `tool_call` instead of
+            `code` for environments with tools.
         history: the configuration of the history managers.
         step_rewards: `sum`: every call has the rewards of the episode. `returns_to_go`: a call has the rewards of its
             own step and of the later ones.
@@ -82,7 +82,8 @@ class EnvWorkflow(Workflow):
         if self.settings.action_form != "auto":
             return ActionReader(self.settings.action_form, env.tools)
         task = workflow_task.task.env
-        return ActionReader("tool_call" if env.tools else task.action_preference if task else "text", env.tools)
+        preference = task.action_preference if task else "text"
+        return ActionReader("tool_call" if preference == "code" and env.tools else preference, env.tools)
 
     async def _play(self, env: EnvInstance, reader: ActionReader, tuner: ModelTuner, rewards: SeatRewards) -> None:
         observation, is_done = env.observation, False

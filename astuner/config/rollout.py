@@ -124,7 +124,7 @@ class RolloutConfig(Section):
     action_form: Literal["auto", "text", "box", "code", "tool_call", "json"] = key(
         "auto", no_effect=(WITH_FRAMEWORK,), trainers="read from the answers of the agent loop", resume="same"
     )
-    """Form of the agent loop's actions; auto is tool_call for environments with tools, else env_action_preference."""
+    """Form of the agent loop's actions; auto is env_action_preference, but tool_call for code if there are tools."""
     step_rewards: Literal["sum", "returns_to_go"] = key(
         "sum", no_effect=(WITH_FRAMEWORK,), trainers="computed by the agent loop", resume="same"
     )

@@ -14,7 +14,17 @@ from astuner.env_service import Environment
 from astuner.errors import EnvError
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, Targets
-from astuner.schema import Action, Episode, Evaluation, Observation, StepResult, Task, TaskProfile, WorkflowTask
+from astuner.schema import (
+    Action,
+    EnvTask,
+    Episode,
+    Evaluation,
+    Observation,
+    StepResult,
+    Task,
+    TaskProfile,
+    WorkflowTask,
+)
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_runner import TaskRunner
 
@@ -133,6 +143,7 @@ class LocalInstance:
         return self.environment.evaluate()
 
 
+QWEN3 = {"name": "qwen3", "thinking_retention": "all"}
 Play = Callable[..., Episode]
 
 
@@ -149,9 +160,10 @@ def play(tokenizer: Any) -> Play:
         targets: Targets | None = None,
         judge: BaseJudge | None = None,
         on_max_steps: Any = "judge",
+        env_task: EnvTask | None = None,
         **calls: Any,
     ) -> Episode:
-        codec = ChatCodec(tokenizer, renderer)
+        codec = ChatCodec(tokenizer, renderer if renderer != "qwen3" else QWEN3)
         left = [codec.tokenizer.encode(f"{answer}<|im_end|>", add_special_tokens=False) for answer in answers]
         runner = TaskRunner(
             workflow=lambda: EnvWorkflow(settings or LoopSettings(has_judge=judge is not None)),
@@ -162,7 +174,9 @@ def play(tokenizer: Any) -> Play:
             on_max_steps=on_max_steps,
         )
         task = WorkflowTask(
-            Task("task", "unused"), "episode", env=None if environment is None else LocalInstance(environment)
+            Task("task", "unused", env=env_task),
+            "episode",
+            env=None if environment is None else LocalInstance(environment),
         )
         limits = {"max_model_len": 8192, "max_prompt_length": 8192, "max_response_length": 8192, **calls}
 

@@ -9,7 +9,7 @@ import pytest
 from astuner.agent_loop import LoopSettings
 from astuner.context_tracker import certificate
 from astuner.model_tuner import Targets
-from astuner.schema import Episode, Evaluation, StepResult
+from astuner.schema import EnvTask, Episode, Evaluation, StepResult
 from astuner.task_judge.judge_base import BaseJudge
 from tests.agent_loop.conftest import Corridor, CorridorWithTools, HighCard, Play
 
@@ -62,8 +62,9 @@ def test_an_answer_without_an_action_costs_a_turn_and_the_model_is_told(play: Pl
 
 def test_tools_of_the_environment_are_the_actions(play: Play) -> None:
     corridor = CorridorWithTools()
+    preference = EnvTask("corridor", "train", action_preference="code")
     call = '<tool_call>\n{"name": "go", "arguments": {"to": "right"}}\n</tool_call>'
-    episode = play(corridor, [call, "I walk.", f"{call}\n{call}", call, call, call])
+    episode = play(corridor, [call, "I walk.", f"{call}\n{call}", call, call, call], env_task=preference)
     assert corridor.actions == [{"name": "go", "arguments": {"to": "right"}}] * 4
     assert (episode.reward, episode.log_metrics["unreadable_actions"]) == (1.0, 2)
     conversation = texts(episode)
@@ -86,6 +87,19 @@ def test_an_environment_without_tools_gets_a_tool_for_its_actions(play: Play) ->
     episode = play(corridor, [wrong, call, malformed, call, call, call], settings=LoopSettings("tool_call"))
     assert corridor.actions == ["right"] * 4
     assert (episode.reward, episode.log_metrics["unreadable_actions"]) == (1.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "preference", "answer"),
+    [
+        (CorridorWithTools, "text", "right"),
+        (CorridorWithTools, "box", r"\boxed{right}"),
+        (Corridor, "code", "```text\nright\n```"),
+    ],
+)
+def test_the_task_may_prefer_a_form_of_actions(play: Play, environment: Any, preference: Any, answer: str) -> None:
+    episode = play(environment(), [answer], env_task=EnvTask("a", "train", action_preference=preference), max_calls=1)
+    assert (episode.log_metrics["env_steps"], episode.log_metrics["unreadable_actions"]) == (1, 0)
 
 
 def test_a_limit_of_calls_ends_the_episode_with_the_rewards_so_far(play: Play) -> None:
