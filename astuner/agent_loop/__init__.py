@@ -2,7 +2,7 @@
 
 from astuner.agent_loop.actions import ActionForm, ActionReader, UnreadableActionError
 from astuner.agent_loop.histories import SUMMARY_TARGET
-from astuner.agent_loop.players import ModelPlayer, Player
+from astuner.agent_loop.players import ModelPlayer, Player, RandomPlayer, ScriptedPlayer, load_player
 from astuner.agent_loop.workflow import EnvWorkflow, LoopSettings
 
 __all__ = [
@@ -13,5 +13,8 @@ __all__ = [
     "LoopSettings",
     "ModelPlayer",
     "Player",
+    "RandomPlayer",
+    "ScriptedPlayer",
     "UnreadableActionError",
+    "load_player",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ class LoopSettings:
             own step and of the later ones.
         gamma: the discount of the rewards over the steps of an agent.
         has_judge: whether a judge scores the episodes.
+        players: the programs that play seats, by the name of the seat. The model plays the others.
     """
 
     action_form: ActionForm | Literal["auto"] = "auto"
@@ -36,6 +37,7 @@ class LoopSettings:
     step_rewards: Literal["sum", "returns_to_go"] = "sum"
     gamma: float = 1.0
     has_judge: bool = False
+    players: Mapping[str, Callable[[str, int], Player]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -66,7 +68,7 @@ class EnvWorkflow(Workflow):
         rewards = SeatRewards()
         ended_by = "environment"
         try:
-            await self._play(env, self._reader(workflow_task, env), model_tuner, rewards)
+            await self._play(workflow_task, env, model_tuner, rewards)
         except CallLimitError:
             ended_by = "max_steps"
         except ContextLengthError:
@@ -85,12 +87,18 @@ class EnvWorkflow(Workflow):
         preference = task.action_preference if task else "text"
         return ActionReader("tool_call" if preference == "code" and env.tools else preference, env.tools)
 
-    async def _play(self, env: EnvInstance, reader: ActionReader, tuner: ModelTuner, rewards: SeatRewards) -> None:
+    async def _play(
+        self, workflow_task: WorkflowTask, env: EnvInstance, tuner: ModelTuner, rewards: SeatRewards
+    ) -> None:
+        reader = self._reader(workflow_task, env)
         observation, is_done = env.observation, False
         while not is_done:
             seat = observation.agent
             if seat not in self._players:
-                self._players[seat] = self._player(seat, env, reader, tuner)
+                program = self.settings.players.get(seat)
+                self._players[seat] = (
+                    program(seat, workflow_task.seed) if program else self._model(seat, env, reader, tuner)
+                )
             rewards.start_turn(seat, len(tuner.calls))
             try:
                 action = await self._players[seat].act(observation)
@@ -104,8 +112,8 @@ class EnvWorkflow(Workflow):
             rewards.add(result.reward)
             observation, is_done = result.observation, result.is_done
 
-    def _player(self, seat: str, env: EnvInstance, reader: ActionReader, tuner: ModelTuner) -> Player:
-        """Return the player of a seat: the model. Each seat is an agent and a target of its own name."""
+    def _model(self, seat: str, env: EnvInstance, reader: ActionReader, tuner: ModelTuner) -> Player:
+        """Return the model as the player of a seat. Each seat is an agent and a target of its own name."""
         model = tuner.for_agent(seat, target_tag=seat or DEFAULT_TARGET)
         instruction = "\n\n".join(filter(None, (env.profile.main_query, reader.instruction)))
         history = make_history(self.settings.history, model, reader.tools, env.profile.init_messages, instruction)
@@ -116,7 +124,11 @@ class EnvWorkflow(Workflow):
     ) -> WorkflowOutput:
         settings, calls = self.settings, tuner.calls
         trained = {call.agent_name for call in calls if call.trained}
-        seats = trained or {call.agent_name for call in calls}
+        # A game can end before the model's first turn.
+        scores = evaluation.score if isinstance(evaluation.score, Mapping) else {"": evaluation.score}
+        seats = trained or {call.agent_name for call in calls} or set(scores) - set(settings.players)
+        if not seats:
+            raise WorkflowError("rollout.players names a program for every seat, so there is nothing to train")
         totals = {seat: rewards.total(seat, settings.gamma) for seat in sorted(seats)}
         reward: float | Mapping[str, float] | list[float] | None
         if settings.has_judge:
@@ -127,7 +139,6 @@ class EnvWorkflow(Workflow):
             reward = totals[""]
         else:
             reward = totals
-        scores = evaluation.score if isinstance(evaluation.score, Mapping) else {"": evaluation.score}
         own_scores = [score for seat, score in scores.items() if seat in seats] or list(scores.values())
         mean_score = sum(own_scores) / len(own_scores)
         answer = next((call.messages[-1]["content"] for call in reversed(calls) if call.trained), "")

@@ -267,6 +267,15 @@ def _agent_loop(run: AstunerConfig) -> Iterator[Problem]:
 
 def _agent_loop_settings(run: AstunerConfig) -> Iterator[Problem]:
     rollout, history = run.rollout, run.context_tracker
+    for seat in rollout.players:
+        for name, seats in (("trainable_targets", rollout.trainable_targets), ("frozen_models", rollout.frozen_models)):
+            if seat in (seats or ()):
+                yield _problem(
+                    f"rollout.players has a program for {seat!r}, and rollout.{name} names {seat!r} as a seat of a "
+                    "model; remove one of the two",
+                    "astuner.rollout.players",
+                    f"astuner.rollout.{name}",
+                )
     if rollout.action_form == "tool_call" and rollout.agentscope_disable_toolcalls:
         yield _problem(
             "astuner.rollout.action_form is tool_call, and astuner.rollout.agentscope_disable_toolcalls hides tools "

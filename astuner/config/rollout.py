@@ -135,6 +135,8 @@ class RolloutConfig(Section):
     """Tags of the agents to train (model_tuner.for_agent(…, target_tag=…)); null trains all."""
     frozen_models: dict[str, FrozenModelConfig] = key({}, trainers="answers calls that are not trained", resume="same")
     """Models behind the agents that are not trained, by tag, each with model, base_url and api_key_env."""
+    players: dict[str, str] = key({}, no_effect=(WITH_FRAMEWORK,), trainers="play in the agent loop", resume="same")
+    """Programs that play seats of the environment: random, or `package.module->Class` of a ScriptedPlayer, by seat."""
     agentscope_disable_toolcalls: bool = key(False, trainers="shows the model no tools", resume="same")
     """Show the model no tools, whatever the workflow registers."""
     sandbox: bool = key(True, trainers="applies to the tools of episodes", resume="same")

@@ -12,7 +12,7 @@ from typing import Any
 
 from loguru import logger
 
-from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings
+from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings, load_player
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskJudgeConfig
@@ -195,7 +195,8 @@ def check_names(config: AstunerConfig, config_dir: Path) -> None:
     if config.trainer_common.algorithm.adv_estimator == "sft":
         return
     with redacted_output():
-        for path in filter(None, (config.rollout.agentscope_workflow, config.task_judge.judge_protocol)):
+        players = (player for player in config.rollout.players.values() if player != "random")
+        for path in filter(None, (config.rollout.agentscope_workflow, config.task_judge.judge_protocol, *players)):
             reject_missing(path, search=(Path.cwd(), config_dir.absolute()))
 
 
@@ -231,19 +232,20 @@ def _load_agent(
         has_judge = config.task_judge.judge_protocol is not None
         workflow = partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=has_judge))
     elif not config.rollout.use_agentscope_protocol:
-        workflow = partial(EnvWorkflow, _loop_settings(config))
+        workflow = partial(EnvWorkflow, _loop_settings(config, search))
     if config.task_judge.judge_protocol:
         judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
     return workflow, judge
 
 
-def _loop_settings(config: AstunerConfig) -> LoopSettings:
+def _loop_settings(config: AstunerConfig, search: Sequence[Path]) -> LoopSettings:
     return LoopSettings(
         action_form=config.rollout.action_form,
         history=config.context_tracker,
         step_rewards=config.rollout.step_rewards,
         gamma=config.rollout.gamma,
         has_judge=config.task_judge.judge_protocol is not None,
+        players={seat: load_player(player, search=search) for seat, player in config.rollout.players.items()},
     )
 
 
