@@ -111,7 +111,7 @@ class FrozenLakeEnvironment(_TabularEnvironment):
             raise EnvError(f"frozen is {frozen!r}; expected a number from 0.3 to 0.95")
         super().__init__(env_id, **options)
 
-    def opened(self, seed: int) -> tuple[Any, Any]:
+    def opened(self, seed: int, env: Any = None) -> tuple[Any, Any]:
         """Return an environment with the map of the seed."""
         rows = generate_random_map(self._size, self._frozen, seed)
         env = self.make(desc=rows, is_slippery=self._is_slippery)
@@ -145,9 +145,9 @@ class CliffWalkingEnvironment(_TabularEnvironment):
 
     action_names = ("up", "right", "down", "left")
 
-    def opened(self, seed: int) -> tuple[Any, Any]:
+    def opened(self, seed: int, env: Any = None) -> tuple[Any, Any]:
         """Return an environment with the start cell of the seed."""
-        env, _ = super().opened(seed)
+        env, _ = super().opened(seed, env)
         rows, columns = env.unwrapped.shape
         # The last row is the cliff, but for its first cell.
         env.unwrapped.s = int(np.random.default_rng(seed).integers((rows - 1) * columns + 1))

@@ -69,6 +69,7 @@ class GymnasiumEnvironment(SeededEnvironment):
         self._documentation = inspect.getdoc(creator) or ""
         self._threshold = spec.reward_threshold
         self._env: Any = None
+        self._shown: Any = None
         self._solved: bool | None = None
         env = self.make()
         self._action_space = env.action_space
@@ -92,18 +93,22 @@ class GymnasiumEnvironment(SeededEnvironment):
             settings["max_episode_steps"] = self._step_limit
         return gymnasium.make(self.env_id, disable_env_checker=True, **{**settings, **self._options})
 
-    def opened(self, seed: int) -> tuple[Any, Any]:
-        """Return a new `gymnasium.Env` at the start of the task of a seed, and its first observation."""
-        env = self.make()
+    def opened(self, seed: int, env: Any = None) -> tuple[Any, Any]:
+        """Return a `gymnasium.Env` at the start of the task of a seed, and its first observation.
+
+        Args:
+            seed: the seed.
+            env: an earlier one of this object, to use again; None for a new one.
+        """
+        env = self.make() if env is None else env
         observation, _ = env.reset(seed=seed)
         return env, observation
 
     def generate(self, seed: int) -> SeededTask:
         """Return the task of a seed, with the text of its first observation as the content."""
-        env, observation = self.opened(seed)
-        task = SeededTask(seed, self.content(env, observation), (self.instruction(env), self.step_limit(env)))
-        env.close()
-        return task
+        env, observation = self.opened(seed, self._shown)
+        self._shown = env  # creating one takes longer than resetting it
+        return SeededTask(seed, self.content(env, observation), (self.instruction(env), self.step_limit(env)))
 
     def profile(self, split: str, task_id: str) -> TaskProfile:
         """Return the instruction."""
@@ -160,8 +165,9 @@ class GymnasiumEnvironment(SeededEnvironment):
     def close(self) -> None:
         """Close the environment."""
         super().close()
-        if self._env is not None:
-            self._env.close()
+        for env in (self._env, self._shown):
+            if env is not None:
+                env.close()
 
     def instruction(self, env: Any) -> str:
         """Return the rules and the goal: those of the environment's documentation."""

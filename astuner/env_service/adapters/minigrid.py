@@ -70,10 +70,10 @@ class MiniGridEnvironment(GymnasiumEnvironment):
         self._view = view
         super().__init__(env_id, **options)
 
-    def opened(self, seed: int) -> tuple[Any, Any]:
+    def opened(self, seed: int, env: Any = None) -> tuple[Any, Any]:
         """Return an environment with the world of the seed."""
         with contextlib.redirect_stdout(io.StringIO()):  # BabyAI prints the worlds that it rejects
-            return super().opened(seed)
+            return super().opened(seed, env)
 
     def content(self, env: Any, observation: Any) -> str:
         """Return the world and the mission."""
