@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.conditions import is_cut
+from astuner.config.data import part_names
 from astuner.config.keys import KeyPath, dotted, is_changed, parts, schema, value_at
 from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig
@@ -83,6 +84,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
     """Yield the required values that are missing and the contradictions between keys."""
     run = config.astuner
     yield from _missing(run)
+    yield from _task_selection(run)
     yield from _wrong_for_algorithm(config)
     yield from _devices(run)
     if run.trainer_common.algorithm.adv_estimator != "sft":  # sft does no rollouts
@@ -125,6 +127,49 @@ def _missing(run: AstunerConfig) -> Iterator[Problem]:
             "task_reader.type is dataset_file and no file is named; add `file_path: tasks.jsonl` under `astuner:`, "
             "`task_reader:`, `dataset_file:`, `training:`",
             "astuner.task_reader.dataset_file.training.file_path",
+        )
+    if run.task_reader.type == "mixture" and not run.task_reader.mixture:
+        yield _problem(
+            "task_reader.type is mixture and no reader is named; add entries such as "
+            "`- {type: dataset_file, weight: 1.0, dataset_file: {training: {file_path: tasks.jsonl}}}` under "
+            "`astuner:`, `task_reader:`, `mixture:`",
+            "astuner.task_reader.mixture",
+        )
+
+
+def _task_selection(run: AstunerConfig) -> Iterator[Problem]:
+    reader = run.task_reader
+    names = part_names(reader.mixture)
+    for index, (part, name) in enumerate(zip(reader.mixture, names, strict=True)):
+        if part.type == "dataset_file" and not part.dataset_file.training.file_path:
+            yield _problem(
+                f"astuner.task_reader.mixture.{index} has type dataset_file and no dataset_file.training.file_path; "
+                "set it to the path of a file",
+                "astuner.task_reader.mixture",
+            )
+        if name in names[:index]:
+            yield _problem(
+                f"two entries of astuner.task_reader.mixture have the name {name!r}; give each its own name, because "
+                "task ids begin with it",
+                "astuner.task_reader.mixture",
+            )
+    difficulties = sum(entry.type == "difficulty" for entry in reader.filters)
+    if difficulties > 1:
+        yield _problem(
+            f"astuner.task_reader.filters has {difficulties} filters of type difficulty; expected at most one, because "
+            "it acts during training",
+            "astuner.task_reader.filters",
+        )
+    if run.trainer_common.algorithm.adv_estimator != "sft":
+        return
+    used = {"filters": difficulties, "curriculum": reader.curriculum.enable}
+    for name in (name for name, is_used in used.items() if is_used):
+        what = "a filter of type difficulty" if name == "filters" else "the curriculum"
+        yield _problem(
+            f"{what} (astuner.task_reader.{name}) depends on the success of episodes, and algorithm sft has none; "
+            "remove it",
+            f"astuner.task_reader.{name}",
+            "astuner.trainer_common.algorithm.adv_estimator",
         )
 
 

@@ -102,6 +102,16 @@ NOT_HUGGING_FACE = Condition(
     "unless task_reader.type is huggingface_dat_repo", lambda run: run.task_reader.type != "huggingface_dat_repo"
 )
 NOT_ENV_SERVICE = Condition("unless task_reader.type is env_service", lambda run: run.task_reader.type != "env_service")
+NOT_RANDOM_DUMMY = Condition(
+    "unless task_reader.type is random_dummy", lambda run: run.task_reader.type != "random_dummy"
+)
+NOT_MIXTURE = Condition("unless task_reader.type is mixture", lambda run: run.task_reader.type != "mixture")
+NOT_CUSTOM_READER = Condition(
+    "unless task_reader.type is `package.module->Class`", lambda run: "->" not in run.task_reader.type
+)
+WITHOUT_CURRICULUM = Condition(
+    "while task_reader.curriculum.enable is false", lambda run: not run.task_reader.curriculum.enable
+)
 SAMPLED_ELSEWHERE = Condition(
     "while debug.base_url names a server that samples",
     lambda run: run.backbone == "debug" and bool(run.debug.base_url),

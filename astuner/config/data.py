@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from itertools import count
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
 
 from astuner.config.conditions import (
     FOR_SFT,
     NO_JUDGE_MODEL,
+    NOT_CUSTOM_READER,
     NOT_DATASET_FILE,
     NOT_ENV_SERVICE,
     NOT_HUGGING_FACE,
+    NOT_MIXTURE,
+    NOT_RANDOM_DUMMY,
     OTHER_JUDGE_TYPE,
     WITHOUT_JUDGE,
 )
 from astuner.config.section import (
     TRAINING,
     Count,
+    NonNegativeInt,
     Number,
     PositiveInt,
     Seconds,
     Section,
+    Seed,
     key,
     mirrors,
     sets,
     unsupported,
 )
+from astuner.config.task_selection import CurriculumConfig, TaskFilter
 
 
 class DataConfig(Section):
@@ -117,10 +127,72 @@ class EnvServiceConfig(Section):
     """Name of the validation split."""
 
 
+class RandomDummyConfig(Section):
+    """`task_reader.random_dummy`: tasks with random text, for trying out a configuration."""
+
+    training_tasks: PositiveInt = 64
+    """Number of training tasks."""
+    validation_tasks: NonNegativeInt = 16
+    """Number of validation tasks; 0 for none."""
+    min_words: Count = 4
+    """Minimum number of words of a question."""
+    max_words: Count = 32
+    """Maximum number of words of a question."""
+    seed: Seed = 0
+    """The tasks are the same for the same seed."""
+
+    @model_validator(mode="after")
+    def _check_words(self) -> Self:
+        if self.min_words > self.max_words:
+            raise ValueError("expected min_words of at most max_words")
+        return self
+
+
+def _class_path(path: str) -> str:
+    if "->" not in path:
+        raise ValueError("a class, `package.module->Class`")
+    return path
+
+
+ReaderClass = Annotated[str, AfterValidator(_class_path)]
+
+
+class MixturePart(Section):
+    """An entry of `task_reader.mixture`: a reader and its share of the training tasks."""
+
+    type: Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy"] | ReaderClass
+    """The reader, as in task_reader.type."""
+    weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """The share of the reader's tasks in the training batches, relative to the other weights."""
+    name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
+    """Prefix of the task ids, and the name in `Task.source`. Default: the reader's type, or the name of its class."""
+    dataset_file: DatasetFileConfig = DatasetFileConfig()
+    """Used if type is dataset_file."""
+    huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
+    """Used if type is huggingface_dat_repo."""
+    env_service: EnvServiceConfig = EnvServiceConfig()
+    """Used if type is env_service."""
+    random_dummy: RandomDummyConfig = RandomDummyConfig()
+    """Used if type is random_dummy."""
+    options: dict[str, Any] = key({})
+    """Keyword arguments of the class, if type is `package.module->Class`."""
+
+
+def part_names(parts: Sequence[MixturePart]) -> list[str]:
+    """Return the name of each reader of a mixture; names that are not set are unique."""
+    names: list[str] = []
+    taken = [part.name for part in parts]
+    for part in parts:
+        default = part.type.rpartition("->")[2].strip()
+        numbered = (default if number == 1 else f"{default}-{number}" for number in count(1))
+        names.append(part.name or next(name for name in numbered if name not in names and name not in taken))
+    return names
+
+
 class TaskReaderConfig(Section):
     """`task_reader`: the source of the tasks."""
 
-    type: Literal["env_service", "dataset_file", "huggingface_dat_repo"] = key(
+    type: Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "mixture"] | ReaderClass = key(
         "huggingface_dat_repo",
         unsupported=(
             unsupported(
@@ -130,13 +202,23 @@ class TaskReaderConfig(Section):
             ),
         ),
     )
-    """The reader: env_service, dataset_file or huggingface_dat_repo."""
+    """The reader: env_service, dataset_file, huggingface_dat_repo, random_dummy, mixture, or a class of your own."""
     dataset_file: DatasetFileConfig = key(DatasetFileConfig(), no_effect=(NOT_DATASET_FILE,))
     """Used if type is dataset_file."""
     huggingface_dat_repo: HuggingFaceConfig = key(HuggingFaceConfig(), no_effect=(NOT_HUGGING_FACE,))
     """Used if type is huggingface_dat_repo."""
     env_service: EnvServiceConfig = key(EnvServiceConfig(), no_effect=(NOT_ENV_SERVICE,))
     """Used if type is env_service."""
+    random_dummy: RandomDummyConfig = key(RandomDummyConfig(), no_effect=(NOT_RANDOM_DUMMY,))
+    """Used if type is random_dummy."""
+    options: dict[str, Any] = key({}, no_effect=(NOT_CUSTOM_READER,))
+    """Keyword arguments of the class, if type is `package.module->Class`."""
+    mixture: list[MixturePart] = key([], no_effect=(NOT_MIXTURE,))
+    """The readers that are mixed if type is mixture, each with type, weight, name and the section of its type."""
+    filters: list[TaskFilter] = key([])
+    """Filters of the tasks, applied in order: length, deduplicate, regex, function and difficulty."""
+    curriculum: CurriculumConfig = key(CurriculumConfig(), used_by=TRAINING, trainers="draws the tasks of each step")
+    """Choice of the training tasks by their recent success."""
 
 
 class RubricsConfig(Section):

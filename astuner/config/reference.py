@@ -157,6 +157,8 @@ def _values(allowed: Mapping[str, Any]) -> str:
         return ", ".join(f"`{choice}`" for choice in allowed.get("enum") or [allowed["const"]])
     if "prefixItems" in allowed:
         return "list: " + "; ".join(_values(item) for item in allowed["prefixItems"])
+    if "$ref" in allowed or "oneOf" in allowed:
+        return "mapping"
     if allowed["type"] == "array":
         return f"list of {_values(allowed['items'])}"
     bounds = " and ".join(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -29,6 +29,7 @@ _EXPECTED = {
     "list_type": "a list",
     "model_type": "a section with keys below it",
     "model_attributes_type": "a section with keys below it",
+    "string_pattern_mismatch": "letters, digits, underscores, dots and hyphens",
     "string_type": "text (in quotes if YAML reads it as another type)",
     "tuple_type": "a list",
 }
@@ -64,9 +65,23 @@ def _path_of(details: ErrorDetails, tree: Mapping[str, Any]) -> KeyPath:
     if key is None:
         return path
     result, rest = key, path[len(key) :]
-    while rest and get_at(tree, (*result, rest[0]), default=MISSING) is not MISSING:
+    while rest and _value_at(tree, (*result, rest[0])) is not MISSING:
         result, rest = (*result, rest[0]), rest[1:]
+        if rest and result[-1].isdigit():  # the type of an item, where it has several
+            rest = rest if _value_at(tree, (*result, rest[0])) is not MISSING else rest[1:]
     return (*result, rest[0]) if rest and rest[0].isdigit() else result
+
+
+def _value_at(tree: Mapping[str, Any], path: KeyPath) -> Any:
+    """Return the value of a key, also of one in a list of sections; MISSING for other items of lists."""
+    node: Any = tree
+    for part in path:
+        if isinstance(node, list):
+            items = [item if isinstance(item, Mapping) else MISSING for item in node]
+            node = items[int(part)] if part.isdigit() and int(part) < len(items) else MISSING
+        else:
+            node = node.get(part, MISSING) if isinstance(node, Mapping) else MISSING
+    return node
 
 
 def _problem(
@@ -80,7 +95,7 @@ def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[st
     first = errors[0]
     # Only in a mapping of sections: elsewhere, unknown keys are found earlier, and every key has a default.
     if first["type"] == "extra_forbidden":
-        names = _names_at(path, key)
+        names = _names_at(path, key, tree)
         similar = difflib.get_close_matches(path[-1], names, n=1)
         hint = f"did you mean {dotted((*path[:-1], similar[0]))!r}?" if similar else f"there are {', '.join(names)}"
         return f"unknown key {dotted(path)!r}; {hint}"
@@ -89,10 +104,11 @@ def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[st
             count = len(get_args(schema().keys[key].annotation))
             return f"{dotted(key)} is {short_repr(get_at(tree, key))}; expected a list of {count} items"
         return f"{dotted(path)} has no {first['loc'][-1]}, which is required"
-    expected = " or ".join(dict.fromkeys(_expected(details) for details in errors))
+    # A branch that ends with a question, which name was meant, comes last.
+    expected = " or ".join(sorted(dict.fromkeys(map(_expected, errors)), key=lambda text: text.endswith("?")))
     if first["loc"][-1] == "[key]":
         return f"a name in {dotted(key)} is {short_repr(first['input'])}; expected {expected}"
-    value = get_at(tree, path, default=MISSING)
+    value = _value_at(tree, path)
     if value is MISSING:
         return f"an item of {dotted(path[:-1])} is {short_repr(first['input'])}; expected {expected}"
     if errors[0]["type"] == "list_type":
@@ -100,18 +116,33 @@ def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[st
     return f"{dotted(path)} is {short_repr(value)}; expected {expected}"
 
 
-def _names_at(path: KeyPath, key: KeyPath) -> list[str]:
-    """Return the valid names next to the last part of `path`, a path inside the mapping of sections `key`."""
-    section = get_args(schema().keys[key].annotation)[1]
+def _names_at(path: KeyPath, key: KeyPath, tree: Mapping[str, Any]) -> list[str]:
+    """Return the valid names next to the last part of `path`, a path inside `key`, a mapping or list of sections."""
+    section = get_args(schema().keys[key].annotation)[-1]
+    if get_origin(section) is Annotated:  # a list of sections of several types
+        kind = _value_at(tree, path[: len(key) + 1])["type"]
+        section = next(
+            section
+            for section in map(_without_metadata, get_args(_without_metadata(section)))
+            if kind in get_args(section.model_fields["type"].annotation)
+        )
     for part in path[len(key) + 1 : -1]:
         section = section.model_fields[part].annotation
     return list(section.model_fields)
 
 
+def _without_metadata(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+
+
 def _expected(details: ErrorDetails) -> str:
     kind, context = details["type"], details.get("ctx", {})
     if kind == "literal_error":
-        return _choice(details)
+        return _choice(str(details["ctx"]["expected"]), details["input"])
+    if kind == "union_tag_invalid":
+        return f"a type of {_choice(context['expected_tags'], context['tag'])}"
+    if kind == "union_tag_not_found":
+        return "a mapping with a type"
     if kind in _BOUNDS:
         text, bound = _BOUNDS[kind]
         return text.format(f"{context[bound]:,.16g}")
@@ -120,8 +151,7 @@ def _expected(details: ErrorDetails) -> str:
     return _EXPECTED.get(kind) or details["msg"].removeprefix("Input should be ").removeprefix("Input should ")
 
 
-def _choice(details: ErrorDetails) -> str:
-    choices = str(details["ctx"]["expected"])
+def _choice(choices: str, value: object) -> str:
     names = choices.replace("'", "").replace(" or ", ", ").split(", ")
-    similar = difflib.get_close_matches(str(details["input"]), names, n=1)
+    similar = difflib.get_close_matches(str(value), names, n=1)
     return f"{choices}; did you mean {similar[0]!r}?" if similar else choices

@@ -233,6 +233,9 @@ def same_tasks_again(step: StepEvidence) -> Result:
     """Find a step that repeats the tasks of the previous step, although there are other tasks."""
     tasks = frozenset(episode.task.task_id for episode in step.episodes)
     total = len(step.start.tasks.training)
+    reader = step.start.config.task_reader
+    if reader.curriculum.enable or any(entry.type == "difficulty" for entry in reader.filters):
+        return  # few tasks may be left, or preferred
     # With shuffling, an epoch may end and begin with the same task, but a repeated batch of several tasks is a bug.
     if len(tasks) >= 3 and tasks == step.previous_tasks and total >= 3 * len(tasks):
         yield (

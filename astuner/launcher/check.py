@@ -29,6 +29,7 @@ from astuner.launcher.launch import Launcher
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.redaction import redact_argv
 from astuner.run_record import check_loggers
+from astuner.task_reader import describe_left_out
 from astuner.task_rollout import ActiveEpisodes
 
 _MAX_TASKS = 2
@@ -95,13 +96,15 @@ def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -
         console.print(escape(f"judge      {judge}"), soft_wrap=True)
     skipped = f", {tasks.skipped_rows} invalid rows skipped" if tasks.skipped_rows else ""
     console.print(f"tasks      {len(tasks.training)} for training, {len(tasks.validation)} for validation{skipped}")
+    if tasks.left_out:
+        console.print(escape(f"           filters left out {describe_left_out(tasks.left_out)}"), soft_wrap=True)
     for task in tasks.training[:_MAX_TASKS]:
         console.print(escape(f"           {shorten(task.task_id)}: {task.main_query[:100]!r}"), soft_wrap=True)
 
 
 def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) -> None:
     common, repeats = config.trainer_common, config.rollout.num_repeat
-    order = TaskOrder.from_config(config, run_inputs.tasks.training)
+    order = TaskOrder.from_config(config, run_inputs.tasks)
     batch = min(config.data.train_batch_size, len(run_inputs.tasks.training))
     steps = order.total_steps(common.total_epochs, common.total_training_steps)
     if common.algorithm.adv_estimator == "sft":

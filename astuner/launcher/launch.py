@@ -58,6 +58,7 @@ from astuner.ray_cluster.head import is_own_ray
 from astuner.redaction import redact
 from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers
 from astuner.schema import Episode
+from astuner.task_reader import describe_left_out
 from astuner.task_rollout import ActiveEpisodes, Split
 
 Result = TypeVar("Result")
@@ -287,6 +288,8 @@ class Launcher:
             to_file.warning("{}", notice)
         if run_inputs.tasks.skipped_rows:
             to_file.warning("skipped {} invalid rows of the tasks", run_inputs.tasks.skipped_rows)
+        if run_inputs.tasks.left_out:
+            to_file.info("filters left out {}", describe_left_out(run_inputs.tasks.left_out))
         if (limit := context_notice(self.config.astuner, run_inputs)) is not None:
             logger.info("{}", limit)
 

@@ -92,6 +92,15 @@ class RunSummary(_Part):
     """Outcomes of the training episodes."""
     model: str | None = None
     """Folder of the tuned model; None if none was written."""
+    tasks_left_out: dict[str, NonNegativeInt] = {}
+    """Tasks that the run does not use, by cause: invalid rows and filters; omitted from the file if empty."""
+
+    @model_serializer(mode="wrap")
+    def _omit_empty(self, default: Any) -> dict[str, Any]:
+        values: dict[str, Any] = default(self)
+        if not self.tasks_left_out:
+            del values["tasks_left_out"]
+        return values
 
 
 def write_summary(folder: Path, summary: RunSummary) -> Path:

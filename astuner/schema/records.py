@@ -32,6 +32,7 @@ class Task:
         metadata: all other fields of the data row, for example `answer`, for the workflow and the judge.
         env_type: the environment of the task, for tasks of an environment service.
         env: how an episode gets an instance of the environment; None for tasks of other readers.
+        source: the reader of a mixture that the task comes from; "" without a mixture.
     """
 
     task_id: str
@@ -40,6 +41,7 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     env_type: str = "no_env"
     env: EnvTask | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,8 +324,17 @@ class TokenCounts:
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """The training and validation tasks of a run; `skipped_rows` counts invalid rows (see `skip_bad_rows`)."""
+    """The tasks of a run.
+
+    Attributes:
+        training, validation: the tasks, with unique ids within each split.
+        skipped_rows: the number of invalid rows (see `skip_bad_rows`).
+        weights: for a mixture, the weights of its readers by `Task.source`.
+        left_out: the number of tasks that filters left out, by cause.
+    """
 
     training: Sequence[Task]
     validation: Sequence[Task]
     skipped_rows: int = 0
+    weights: Mapping[str, float] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)

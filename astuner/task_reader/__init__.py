@@ -1,7 +1,9 @@
-"""Reads training and validation tasks from files and Hugging Face data sets."""
+"""Reads training and validation tasks from files, Hugging Face data sets and classes of the user, and filters them."""
 
 from __future__ import annotations
 
+from astuner.task_reader.filters import apply_filters, describe_left_out
 from astuner.task_reader.reader import read_tasks
+from astuner.task_reader.task_reader_base import BaseTaskReader
 
-__all__ = ["read_tasks"]
+__all__ = ["BaseTaskReader", "apply_filters", "describe_left_out", "read_tasks"]

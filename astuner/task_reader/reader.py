@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from loguru import logger
 
-from astuner.config.data import DatasetFileConfig, HuggingFaceConfig, TaskReaderConfig
+from astuner.config.data import (
+    DatasetFileConfig,
+    HuggingFaceConfig,
+    MixturePart,
+    TaskReaderConfig,
+    part_names,
+)
 from astuner.errors import ConfigError, TaskDataError
 from astuner.schema import Task, TaskSet
 from astuner.task_reader.dataset_file import file_splits
 from astuner.task_reader.huggingface_dat_repo import repo_splits
+from astuner.task_reader.task_reader_base import RandomDummyReader, load_reader, tasks_of
 from astuner.task_reader.tasks import DatasetSplit, make_tasks
 
 _PROBLEMS_SHOWN = 10
@@ -22,24 +30,47 @@ _PLACES_SHOWN = 3
 def read_tasks(
     config: TaskReaderConfig, *, base_dir: Path, search: Sequence[Path], transcripts: bool = False
 ) -> TaskSet:
-    """Read the training and validation tasks of section `task_reader`.
+    """Read the training and validation tasks of section `task_reader`. `apply_filters` then applies its filters.
 
     Args:
         config: the section.
         base_dir: the folder of the YAML file, for relative paths that do not exist in the working directory.
-        search: the folders in which to search for `package.module->function`.
+        search: the folders in which to search for `package.module->Name`.
         transcripts: the rows are conversations for supervised training. Each must have chat messages, at least one of
             them from the assistant; they become `Task.init_messages`. `main_query` is "", and `tools`, if a row has
             them, are in `metadata`.
 
     Returns:
-        The tasks, in the order of their rows; ids are unique within a split.
+        The tasks, in the order of their rows; ids are unique within a split. In a mixture, the tasks of a reader are
+        together, and their ids begin with the name of the reader.
 
     Raises:
         ConfigError: the reader is not supported, there is no path, or a subset is specified twice.
-        PluginError: `package.module->function` cannot be loaded.
+        PluginError: `package.module->Name` cannot be loaded, or a reader of the user cannot be created.
         TaskDataError: a source or a row cannot be read, different rows have the same id, or there is no training task.
     """
+    if config.type != "mixture":
+        return _read_source(config, "astuner.task_reader", base_dir, search, transcripts)
+    parts = dict(zip(part_names(config.mixture), config.mixture, strict=True))
+    sets = {}
+    for index, (name, part) in enumerate(parts.items()):
+        sets[name] = _read_source(part, f"astuner.task_reader.mixture.{index}", base_dir, search, transcripts)
+    return TaskSet(
+        training=tuple(_from_source(task, name) for name, tasks in sets.items() for task in tasks.training),
+        validation=tuple(_from_source(task, name) for name, tasks in sets.items() for task in tasks.validation),
+        skipped_rows=sum(tasks.skipped_rows for tasks in sets.values()),
+        weights={name: part.weight for name, part in parts.items()},
+    )
+
+
+def _from_source(task: Task, name: str) -> Task:
+    return replace(task, task_id=f"{name}/{task.task_id}", source=name)
+
+
+def _read_source(
+    config: TaskReaderConfig | MixturePart, key: str, base_dir: Path, search: Sequence[Path], transcripts: bool
+) -> TaskSet:
+    """Read the tasks of one reader; `key` is the name of its section."""
     section: DatasetFileConfig | HuggingFaceConfig
     if config.type == "dataset_file":
         section = config.dataset_file
@@ -47,16 +78,19 @@ def read_tasks(
     elif config.type == "huggingface_dat_repo":
         section = config.huggingface_dat_repo
         training_split, validation_split = repo_splits(section, base_dir)
+    elif config.type == "random_dummy":
+        return tasks_of(RandomDummyReader(config.random_dummy, transcripts=transcripts), config.type, transcripts)
+    elif "->" in config.type:
+        return tasks_of(load_reader(config.type, config.options, search), config.type, transcripts)
     else:
-        raise ConfigError(
-            f"astuner.task_reader.type {config.type!r} is not supported yet; use dataset_file or huggingface_dat_repo."
-        )
-    training, skipped = _read(training_split, section, config.type, transcripts)
+        raise ConfigError(f"{key}.type {config.type!r} is not supported yet; use dataset_file or huggingface_dat_repo.")
+    section_key = f"{key}.{config.type}"
+    training, skipped = _read(training_split, section, section_key, transcripts)
     if not training:
         raise TaskDataError(f"{training_split.source}: no training tasks{_why_empty(skipped)}.")
     validation: list[Task] = []
     if validation_split is not None:
-        validation, more = _read(validation_split, section, config.type, transcripts)
+        validation, more = _read(validation_split, section, section_key, transcripts)
         skipped += more
         if not validation:
             logger.warning("{}: no validation tasks{}.", validation_split.source, _why_empty(more))
@@ -64,7 +98,7 @@ def read_tasks(
 
 
 def _read(
-    split: DatasetSplit, section: DatasetFileConfig | HuggingFaceConfig, reader: str, transcripts: bool
+    split: DatasetSplit, section: DatasetFileConfig | HuggingFaceConfig, key: str, transcripts: bool
 ) -> tuple[list[Task], int]:
     """Return the tasks of a split and the number of skipped rows."""
     tasks, problems = make_tasks(split, section.fields, transcripts=transcripts)
@@ -79,9 +113,7 @@ def _read(
         lines.append(f"\n  and {other} more")
     summary = f"{split.source}: {skipped} of {len(tasks) + skipped} rows cannot be read:{''.join(lines)}"
     if not section.skip_bad_rows:
-        raise TaskDataError(
-            f"{summary}\nFix them, or set astuner.task_reader.{reader}.skip_bad_rows: true to skip them."
-        )
+        raise TaskDataError(f"{summary}\nFix them, or set {key}.skip_bad_rows: true to skip them.")
     logger.warning("{}\nThey are skipped.", summary)
     return tasks, skipped
 

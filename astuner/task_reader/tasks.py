@@ -95,6 +95,47 @@ def make_tasks(
     return tasks, problems
 
 
+def checked_tasks(items: Sequence[object], source: str, *, transcripts: bool) -> list[Task]:
+    """Return the tasks that a reader of the user returned, if they are valid.
+
+    Args:
+        items: what it returned.
+        source: the name of the reader, for messages.
+        transcripts: the tasks are conversations for supervised training (see `read_tasks`).
+
+    Raises:
+        TaskDataError: an item is no task, a task is invalid, or two have the same id.
+    """
+    tasks: list[Task] = []
+    ids: dict[str, int] = {}
+    for number, item in enumerate(items, 1):
+        where = f"{source}: item {number}"
+        if not isinstance(item, Task):
+            raise TaskDataError(f"{where} is {short_repr(item)}; expected an astuner.schema.Task.")
+        try:
+            _check_task(item, transcripts)
+        except _RowError as problem:
+            raise TaskDataError(f"{where}: {problem}.") from None
+        if (first := ids.setdefault(item.task_id, number)) != number:
+            raise TaskDataError(
+                f"{where} has the same task_id {short_repr(item.task_id)} as item {first}; make the ids unique."
+            )
+        tasks.append(item)
+    return tasks
+
+
+def _check_task(task: Task, transcripts: bool) -> None:
+    if not isinstance(task.task_id, str) or not task.task_id:
+        raise _RowError(f"task_id is {short_repr(task.task_id)}; expected a text")
+    if not isinstance(task.metadata, Mapping):
+        raise _RowError(f"metadata is of type {type(task.metadata).__name__}; expected a mapping")
+    messages = _messages(list(task.init_messages), "init_messages")
+    if transcripts:
+        _check_transcript({**task.metadata, "init_messages": task.init_messages}, "init_messages", messages)
+    else:
+        _question({"main_query": task.main_query}, FieldMapping(main_query="main_query"))
+
+
 def _parse_row(row: DatasetRow, fields: FieldMapping, transcripts: bool) -> _ParsedRow:
     if row.problem:
         raise _RowError(row.problem)

@@ -62,6 +62,14 @@ def scored(episodes: Sequence[Episode]) -> list[Episode]:
     return [episode for episode in episodes if episode.reward is not None]
 
 
+def success_rates(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the share of successful episodes by task id, for the tasks with a scored episode."""
+    successes: dict[str, list[float]] = defaultdict(list)
+    for episode in scored(episodes):
+        successes[episode.task.task_id].append(float(bool(episode.is_success)))
+    return {task_id: _mean(outcomes) for task_id, outcomes in successes.items()}
+
+
 def validation_result(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
     """Summarise validation episodes.
 

@@ -116,7 +116,11 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     rollout, trainer = run.setdefault("rollout", {}), run.setdefault("trainer_common", {})
     model = run.setdefault("model", {})
     model["path"] = model.get("path") or "some/model"
-    run.setdefault("task_reader", {})["type"] = "huggingface_dat_repo"
+    reader = run.setdefault("task_reader", {})
+    reader["type"] = "huggingface_dat_repo"
+    reader["random_dummy"] = {"max_words": 100_000}
+    reader["mixture"] = [{"type": "a->B", "options": {"${x}": ["???x", 1]}}]
+    reader["filters"] = [{"type": "regex", "pattern": "${x}|1e-6"}, {"type": "difficulty", "max": 0.5}]
     run.setdefault("task_judge", {})["judge_type"] = "customized_protocol"
     run.pop("context_tracker", None)
     run.get("asynchrony", {}).pop("sync_interval", None)

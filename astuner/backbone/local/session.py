@@ -58,7 +58,7 @@ class LocalSession(TrainingSession):
     def optimizer(self) -> Optimizer:
         """The optimizer of the policy. Created lazily."""
         common = self._config.trainer_common
-        order = TaskOrder.from_config(self._config, self.context.run_inputs.tasks.training)
+        order = TaskOrder.from_config(self._config, self.context.run_inputs.tasks)
         total_steps = order.total_steps(common.total_epochs, common.total_training_steps)
         return Optimizer(self.policy.trainable(), common.optim, total_steps)
 

@@ -69,6 +69,7 @@ class SupervisedLoop(RlLoop):
                 return_free_memory()
             norm = session.optimizer.step(step)
             state.step = step
+            self.end_task_step(step, {})
             tokens = sum(len(row.token_ids) for row in rows)
             trained = int(sum(np.sum(row.train_counts) for row in rows))
             state.totals.tokens += TokenCounts(tokens, tokens, trained)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import ClassVar
@@ -28,7 +28,7 @@ from astuner.debugging.signals import signals_deferred
 from astuner.errors import LogprobGapError, NoSignalError
 from astuner.run_record import RunFinding, RunSummary, plot_run
 from astuner.schema import Episode
-from astuner.task_rollout.statistics import batch_metrics, tokens_of
+from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
 
 _NO_UPDATE = UpdateResult({}, (), signal=False)
 
@@ -61,7 +61,7 @@ class RlLoop:
     @cached_property
     def order(self) -> TaskOrder:
         """The tasks of each step."""
-        return TaskOrder.from_config(self.config, self.context.run_inputs.tasks.training)
+        return TaskOrder.from_config(self.config, self.context.run_inputs.tasks, self.session.steps_ahead)
 
     @cached_property
     def total_steps(self) -> int:
@@ -78,6 +78,7 @@ class RlLoop:
             KeyboardInterrupt: the run was interrupted; a checkpoint is written.
         """
         self._restore()
+        self.session.use_order(self.order)
         try:
             self._train()
         except KeyboardInterrupt:
@@ -97,6 +98,8 @@ class RlLoop:
             self.context.record.truncate_after(-1)
             return
         state = self.state = RunState.load(progress)
+        if self.order.sampler is not None and state.task_sampling is not None:
+            self.order.sampler.restore(state.task_sampling)
         # The run may have been killed after a validation that followed the checkpoint.
         self.context.record.truncate_after(state.step, -1 if state.validated is None else state.validated)
         self._saved = (state.step, state.validated)
@@ -163,7 +166,7 @@ class RlLoop:
             # Record.
             state.step = step
             state.totals.add(episodes)
-            metrics = batch_metrics(episodes) | result.metrics
+            metrics = batch_metrics(episodes) | result.metrics | self.end_task_step(step, success_rates(episodes))
             metrics |= {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
             ids = [episode.episode_id for episode in usable]
             context.record.end_step(
@@ -173,6 +176,16 @@ class RlLoop:
             context.record.log_metrics(step, metrics)
         self._check_signal(result.signal, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
+
+    def end_task_step(self, step: int, rates: Mapping[str, float]) -> dict[str, float]:
+        """Give the success rates of a step to what draws the tasks of the next ones, and return its metrics."""
+        sampler = self.order.sampler
+        if sampler is None:
+            return {}
+        sampler.record(step, rates)
+        self.session.record_success(step, rates)
+        self.state.task_sampling = sampler.state()
+        return sampler.metrics()
 
     def _update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
         """Update the weights, and look for faults in the result."""

@@ -29,7 +29,7 @@ from astuner.redaction.output import redacted_output
 from astuner.run_record import RunFinding
 from astuner.schema import LlmCall, TaskSet
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_reader import read_tasks
+from astuner.task_reader import apply_filters, read_tasks
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
 from astuner.tools import sandbox_agentscope
@@ -183,20 +183,29 @@ def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None =
     check_context_length(path, config.rollout.max_model_len)
     tokenizer = load_tokenizer(path)
     codec = ChatCodec(tokenizer, config.model.renderer)
+    tasks = apply_filters(
+        tasks,
+        config.task_reader.filters,
+        count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
+        search=search,
+    )
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search)
 
 
 def check_names(config: AstunerConfig, config_dir: Path) -> None:
-    """Check that the modules and names of the workflow and the judge exist, without importing PyTorch or user code.
+    """Check that the user's modules and names exist, without importing PyTorch or user code.
 
     Raises:
         PluginError: one does not exist.
     """
-    if config.trainer_common.algorithm.adv_estimator == "sft":
-        return
+    reader = config.task_reader
+    paths = [path for path in (reader.type, *(part.type for part in reader.mixture)) if "->" in path]
+    paths += [entry.function for entry in reader.filters if entry.type == "function"]
+    if config.trainer_common.algorithm.adv_estimator != "sft":
+        paths += filter(None, (config.rollout.agentscope_workflow, config.task_judge.judge_protocol))
+        paths += [player for player in config.rollout.players.values() if player != "random"]
     with redacted_output():
-        players = (player for player in config.rollout.players.values() if player != "random")
-        for path in filter(None, (config.rollout.agentscope_workflow, config.task_judge.judge_protocol, *players)):
+        for path in paths:
             reject_missing(path, search=(Path.cwd(), config_dir.absolute()))
 
 

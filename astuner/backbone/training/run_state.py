@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, NonNegativeInt, TypeAdapter, ValidationError
 
+from astuner.backbone.training.task_sampling import SamplingState
 from astuner.clock import timestamp
 from astuner.errors import RecordError, first_line
 from astuner.run_record import (
@@ -35,6 +37,7 @@ class RunState:
         validated: the step of the latest validation; None if there was none.
         totals: sums over the training episodes.
         steps_without_signal: number of consecutive steps without learning signal, up to the current one.
+        task_sampling: the state of the task sampler after `step`; None if the run has none.
     """
 
     step: NonNegativeInt = 0
@@ -46,6 +49,7 @@ class RunState:
     validated: NonNegativeInt | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     steps_without_signal: NonNegativeInt = 0
+    task_sampling: SamplingState | None = None
 
     def dump(self, started: float) -> dict[str, Any]:
         """Return the counters as plain values, for a checkpoint."""
@@ -80,7 +84,9 @@ class RunState:
         """Return the duration of the run in seconds, including earlier processes; `started` is a `timestamp`."""
         return self.seconds_before + timestamp() - started
 
-    def summary(self, *, backbone: str, seed: int, started: float, model: str | None) -> RunSummary:
+    def summary(
+        self, *, backbone: str, seed: int, started: float, model: str | None, tasks_left_out: Mapping[str, int]
+    ) -> RunSummary:
         """Return the content of `summary.json`."""
         totals = self.totals
         return RunSummary(
@@ -93,6 +99,7 @@ class RunState:
             tokens=TokensSummary(**asdict(totals.tokens)),
             episodes=EpisodesSummary(ok=totals.ok, failed=totals.failed, dropped=totals.dropped),
             model=model,
+            tasks_left_out=dict(tasks_left_out),
         )
 
 

@@ -1,4 +1,4 @@
-"""Task order and learning rate. They depend on the configuration and the step only, so resuming needs no state."""
+"""Task order and learning rate. Without a sampler, they depend on the configuration and the step only."""
 
 from __future__ import annotations
 
@@ -7,30 +7,41 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from astuner.backbone.training.task_sampling import TaskSampler
 from astuner.config.optimizer import OptimConfig
 from astuner.config.root import AstunerConfig
-from astuner.schema import Task
+from astuner.schema import Task, TaskSet
 
 
 @dataclass(frozen=True)
 class TaskOrder:
-    """Batches of tasks, epoch after epoch; the last batch of an epoch may be smaller.
+    """Batches of tasks, epoch after epoch. Without a sampler, the last batch of an epoch may be smaller.
 
     Attributes:
         tasks: all training tasks.
         batch_size: tasks per step.
         seed: shuffles each epoch differently; None keeps the order of the data.
+        sampler: draws the batches, if they depend on weights of readers or on the success of earlier steps. An epoch is
+            then as many steps as without it.
     """
 
     tasks: Sequence[Task]
     batch_size: int
     seed: int | None
+    sampler: TaskSampler | None = None
 
     @staticmethod
-    def from_config(config: AstunerConfig, tasks: Sequence[Task]) -> TaskOrder:
-        """Return the configured order of the training tasks."""
+    def from_config(config: AstunerConfig, tasks: TaskSet, steps_ahead: int = 0) -> TaskOrder:
+        """Return the configured order of the training tasks.
+
+        Args:
+            config: the configuration.
+            tasks: the tasks of the run.
+            steps_ahead: how many batches may start before the results of a step are known.
+        """
         seed = config.trainer_common.seed if config.data.shuffle else None
-        return TaskOrder(tasks, config.data.train_batch_size, seed)
+        sampler = TaskSampler.from_config(config, tasks, steps_ahead)
+        return TaskOrder(tasks.training, config.data.train_batch_size, seed, sampler)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -44,6 +55,8 @@ class TaskOrder:
 
     def batch(self, step: int) -> list[Task]:
         """Return the tasks of training step `step` (1-based)."""
+        if self.sampler is not None:
+            return self.sampler.batch(step)
         epoch, index = divmod(step - 1, self.steps_per_epoch)
         order = list(range(len(self.tasks)))
         if self.seed is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.run_inputs import call_settings, greedy_validation_notice, validation_repeats
 from astuner.backbone.training.run_state import RunState, validation_entry
+from astuner.backbone.training.schedule import TaskOrder
 from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
@@ -96,6 +98,22 @@ class TrainingSession(Protocol):
         return None
 
     # Hooks for backbones whose rollout and update run asynchronously, in other processes.
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many training steps may start before the results of a step are known."""
+        return 0
+
+    def use_order(self, order: TaskOrder) -> None:
+        """Take the order of the training tasks. Called once, before the first training step."""
+        return
+
+    def record_success(self, step: int, success_rates: Mapping[str, float]) -> None:
+        """Take the share of successful episodes by task id of a finished training step.
+
+        Called only if the tasks of later steps depend on it; `order.sampler` of `use_order` already has it.
+        """
+        return
 
     def wait_for_update(self, step: int) -> None:
         """Wait until `update(..., step)` can return immediately. A signal can interrupt this wait, but not `update`."""
@@ -231,11 +249,18 @@ def write_summary(context: RunContext, state: RunState, model: str | None) -> Ru
     """Write `summary.json` and return it; `model` is the folder or the name of the tuned or evaluated model."""
     config = context.config.astuner
     debug = config.backbone == "debug"
+    tasks = context.run_inputs.tasks
+    left_out = Counter(tasks.left_out)
+    if tasks.skipped_rows:
+        left_out["invalid row"] = tasks.skipped_rows
+    if state.task_sampling is not None:
+        left_out.update(task.cause for task in state.task_sampling.left_out.values())
     summary = state.summary(
         backbone=config.backbone,
         seed=config.debug.debug_vllm_seed if debug else config.trainer_common.seed,
         started=context.started,
         model=model,
+        tasks_left_out=left_out,
     )
     context.record.write_summary(summary)
     return summary

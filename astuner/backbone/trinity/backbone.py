@@ -275,7 +275,7 @@ def _run_facts(
     common = config.trainer_common
     model = _resolved_model_path(preflight_context.run_inputs.model_path)
     max_model_len = config.rollout.max_model_len
-    order = TaskOrder.from_config(config, tasks.training)
+    order = TaskOrder.from_config(config, tasks)
     return TrinityRunFacts(
         mode=mode,
         device=training_backend.device,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,6 +113,13 @@ class Coordinator:
         self._paused_after = step
         await self._notify_all()
 
+    async def record_success(self, step: int, success_rates: Mapping[str, float]) -> None:
+        """Take the results of a training step, on which the tasks of later steps may depend."""
+        assert self._schedule is not None
+        if self._schedule.order.sampler is not None:
+            self._schedule.order.sampler.record(step, success_rates)
+        await self._notify_all()
+
     async def request_evaluation(self, request: BatchRequest) -> None:
         """Set the batch of the explorer's next evaluation."""
         self._evaluation = request
@@ -162,6 +169,8 @@ class Coordinator:
         if step > schedule.last_step:
             return self._is_fully_async and step <= schedule.last_step + schedule.max_steps_ahead
         if step - 1 - self._trained_steps > schedule.max_steps_ahead:
+            return False
+        if schedule.order.sampler is not None and not schedule.order.sampler.is_ready(step):
             return False
         return (step - 1) // schedule.pause_every * schedule.pause_every <= self._paused_after
 

@@ -82,11 +82,25 @@ class TrinitySession(TrainingSession):
         # Optimizer steps of Trinity's trainer in a training step.
         self._updates = self._config.trainer_common.mini_batch_num
         self._trained: _TrainedStep | None = None
+        self._order = TaskOrder((), 1, None)
 
     @property
     def _is_training(self) -> bool:
         """Whether explorer and trainer have been started."""
         return self.event_consumer.last_trainer_step > 0
+
+    @property
+    def steps_ahead(self) -> int:
+        """How many training steps the explorer may start ahead of the trainer."""
+        return steps_ahead(self._config)
+
+    def use_order(self, order: TaskOrder) -> None:
+        """Take the order of the training tasks, of which the coordinator gets a copy."""
+        self._order = order
+
+    def record_success(self, step: int, success_rates: Mapping[str, float]) -> None:
+        """Send the results of a step to the coordinator, whose next batches may depend on them."""
+        _call(self.event_consumer.coordinator.record_success, step, success_rates)
 
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Wait for the episodes of a training step, or have the explorer run those of a validation.
@@ -109,11 +123,11 @@ class TrinitySession(TrainingSession):
         config, inputs = self._config, self.context.run_inputs
         total_steps = self.facts.total_steps
         schedule = StepSchedule(
-            order=TaskOrder.from_config(config, inputs.tasks.training),
+            order=self._order,
             request=batch_request(config, (), config.rollout.num_repeat, "train", 0),
             steps_done=steps_done,
             last_step=total_steps,
-            max_steps_ahead=steps_ahead(config),
+            max_steps_ahead=self.steps_ahead,
             max_staleness=config.asynchrony.max_staleness,
             pause_every=config.trainer_common.test_freq if inputs.tasks.validation else total_steps,
         )
@@ -234,9 +248,9 @@ class TrinitySession(TrainingSession):
         return self.trinity_state.saved_weights(trainer_step)
 
 
-def _call(method: Any, argument: object) -> None:
+def _call(method: Any, *arguments: object) -> None:
     """Call a method of the coordinator and wait until it has returned."""
     try:
-        ray.get(method.remote(argument))
+        ray.get(method.remote(*arguments))
     except RayError as error:
         raise coordinator_lost(error) from error

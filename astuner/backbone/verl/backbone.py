@@ -205,7 +205,7 @@ def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
     engine = _rollout_engine(config, device)
     if engine == "vllm" and device.type == "cpu":
         check_head_size(path, text_config)
-    order = TaskOrder.from_config(config, inputs.tasks.training)
+    order = TaskOrder.from_config(config, inputs.tasks)
     return VerlRunFacts(
         device="cuda" if device.type == "cuda" else "cpu",
         rollout_engine=engine,

@@ -1,0 +1,301 @@
+"""Draws the tasks of each step where they depend on weights of readers or on the success of earlier steps."""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from loguru import logger
+from pydantic import Field, NonNegativeInt
+
+from astuner.config.root import AstunerConfig
+from astuner.config.task_selection import CurriculumConfig, DifficultyFilter
+from astuner.schema import Task, TaskSet
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+# Batches that may be asked for again: of steps whose episodes are still running or waiting for the trainer.
+_BATCHES_KEPT = 64
+
+
+@dataclass
+class SourceState:
+    """Where the draws from one reader are.
+
+    Attributes:
+        passes: the number of finished passes over the reader's tasks.
+        position: the number of tasks that the current pass has drawn or skipped.
+        deferred: ids of tasks that the batch of their turn already had.
+        credit: how much the reader's share of the draws is behind its weight.
+    """
+
+    passes: NonNegativeInt = 0
+    position: NonNegativeInt = 0
+    deferred: list[str] = field(default_factory=list)
+    credit: float = 0.0
+
+
+@dataclass
+class LeftOutTask:
+    """A task that the difficulty filter leaves out, and the step after which it did."""
+
+    step: NonNegativeInt
+    cause: Literal["too easy", "too hard"]
+
+
+@dataclass
+class SamplingState:
+    """The state of a `TaskSampler` after a step, for checkpoints.
+
+    Attributes:
+        step: the last step whose batch is drawn.
+        recorded: the last step whose results are known.
+        sources: the state of each reader by name; "" is the name without a mixture.
+        waiting: success rates by step and task id, of steps on which no batch depends yet.
+        recent: the latest success rates by task id, the oldest first.
+        left_out: the tasks that the difficulty filter leaves out, by id.
+    """
+
+    step: NonNegativeInt = 0
+    recorded: NonNegativeInt = 0
+    sources: dict[str, SourceState] = field(default_factory=dict)
+    waiting: dict[NonNegativeInt, dict[str, Rate]] = field(default_factory=dict)
+    recent: dict[str, list[Rate]] = field(default_factory=dict)
+    left_out: dict[str, LeftOutTask] = field(default_factory=dict)
+
+
+class TaskSampler:
+    """Draws batches without duplicates. They depend on the seed and on the results of earlier steps only.
+
+    The readers of a mixture share the draws in proportion to their weights. Without a curriculum, the draws from a
+    reader pass over its tasks again and again, in a new order each time.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        *,
+        weights: Mapping[str, float],
+        batch_size: int,
+        seed: int,
+        shuffle: bool,
+        difficulty: DifficultyFilter | None = None,
+        curriculum: CurriculumConfig | None = None,
+        steps_ahead: int = 0,
+    ) -> None:
+        """Create a sampler at the start of a run.
+
+        Args:
+            tasks: all training tasks.
+            weights: the weights of the readers by `Task.source`; empty without a mixture.
+            batch_size: tasks per step.
+            seed: the seed of the run.
+            shuffle: whether passes have a random order.
+            difficulty: leaves out tasks that are always or never solved; None to leave out none.
+            curriculum: draws tasks by their success; None to pass over them.
+            steps_ahead: how many batches are drawn before the results of a step are known.
+        """
+        self._batch_size = batch_size
+        self._seed = seed
+        self._shuffle = shuffle
+        self._difficulty = difficulty
+        self._curriculum = curriculum
+        self._steps_ahead = steps_ahead
+        self._tasks = {task.task_id: task for task in tasks}
+        self._ids: dict[str, list[str]] = {}
+        for task in tasks:
+            self._ids.setdefault(task.source if weights else "", []).append(task.task_id)
+        self._weights = {name: weights.get(name, 1.0) for name in self._ids}
+        self._state = SamplingState(sources={name: SourceState() for name in self._ids})
+        self._orders: dict[str, tuple[int, list[str]]] = {}
+        self._drawn: dict[int, list[Task]] = {}
+
+    @staticmethod
+    def from_config(config: AstunerConfig, tasks: TaskSet, steps_ahead: int) -> TaskSampler | None:
+        """Return the sampler that a configuration needs; None if its batches depend on nothing but the epoch."""
+        reader = config.task_reader
+        difficulty = next((entry for entry in reader.filters if isinstance(entry, DifficultyFilter)), None)
+        curriculum = reader.curriculum if reader.curriculum.enable else None
+        if not tasks.weights and difficulty is None and curriculum is None:
+            return None
+        return TaskSampler(
+            tasks.training,
+            weights=tasks.weights,
+            batch_size=config.data.train_batch_size,
+            seed=config.trainer_common.seed,
+            shuffle=config.data.shuffle,
+            difficulty=difficulty,
+            curriculum=curriculum,
+            steps_ahead=steps_ahead,
+        )
+
+    def state(self) -> SamplingState:
+        """Return a copy of the state, for a checkpoint."""
+        return copy.deepcopy(self._state)
+
+    def restore(self, state: SamplingState) -> None:
+        """Continue from the state of a checkpoint. Tasks that are gone are ignored."""
+        self._state = copy.deepcopy(state)
+        for name in self._ids:
+            self._state.sources.setdefault(name, SourceState())
+        self._drawn.clear()
+
+    def is_ready(self, step: int) -> bool:
+        """Return whether the results on which the batch of a step depends are known."""
+        return not self._uses_results or self._state.recorded >= step - 1 - self._steps_ahead
+
+    def record(self, step: int, success_rates: Mapping[str, float]) -> None:
+        """Take the results of a step.
+
+        Args:
+            step: 1-based; each step is recorded once, in order.
+            success_rates: the share of successful episodes by task id, for the tasks with a scored episode.
+        """
+        if self._uses_results:
+            self._state.recorded = step
+            self._state.waiting[step] = dict(success_rates)
+
+    def metrics(self) -> dict[str, float]:
+        """Return how many tasks the difficulty filter leaves out, by cause."""
+        if self._difficulty is None:
+            return {}
+        causes = [task.cause for task in self._state.left_out.values()]
+        return {"tasks/too_easy": causes.count("too easy"), "tasks/too_hard": causes.count("too hard")}
+
+    def batch(self, step: int) -> list[Task]:
+        """Return the tasks of a training step.
+
+        Args:
+            step: 1-based; at most a few steps before the last one that was asked for.
+        """
+        while self._state.step < step:
+            self._state.step += 1
+            self._drawn[self._state.step] = self._draw(self._state.step)
+            self._drawn.pop(self._state.step - self._steps_ahead - _BATCHES_KEPT, None)
+        return self._drawn[step]
+
+    @property
+    def _uses_results(self) -> bool:
+        return self._difficulty is not None or self._curriculum is not None
+
+    def _draw(self, step: int) -> list[Task]:
+        self._take_results(step)
+        left_out = self._state.left_out
+        active = {name: [task for task in ids if task not in left_out] for name, ids in self._ids.items()}
+        if not any(active.values()):
+            logger.warning("step {}: the difficulty filter leaves out all tasks, so all of them come back", step)
+            for task in left_out:
+                self._state.recent.pop(task, None)
+            left_out.clear()
+            active = self._ids
+        picks = self._shares({name: len(ids) for name, ids in active.items()})
+        draws: dict[str, Iterator[str]] = {}
+        for name in dict.fromkeys(picks):
+            count = picks.count(name)
+            drawn = self._by_success(name, active[name], count, step) if self._curriculum else self._pass(name, count)
+            draws[name] = iter(drawn)
+        return [self._tasks[next(draws[name])] for name in picks]
+
+    def _shares(self, available: Mapping[str, int]) -> list[str]:
+        """Return the reader of each task of a batch, by smooth weighted round robin.
+
+        Where a reader has fewer tasks than its share of a batch, the others fill the batch.
+        """
+        left = {name: count for name, count in available.items() if count}
+        sources = self._state.sources
+        picks: list[str] = []
+        while left and len(picks) < self._batch_size:
+            for name in left:
+                sources[name].credit += self._weights[name]
+            pick = max(left, key=lambda name: sources[name].credit)
+            sources[pick].credit -= math.fsum(self._weights[name] for name in left)
+            picks.append(pick)
+            left[pick] -= 1
+            if not left[pick]:
+                del left[pick]
+        return picks
+
+    def _pass(self, name: str, count: int) -> list[str]:
+        """Return the next tasks of the passes over a reader's tasks. There are at least `count` that are not left out.
+
+        Where a batch contains the end of a pass, the tasks of the next pass that it already has are deferred to the
+        next batch.
+        """
+        source, left_out = self._state.sources[name], self._state.left_out
+        queue = [task for task in source.deferred if task in self._tasks and task not in left_out]
+        drawn, source.deferred = queue[:count], queue[count:]
+        in_batch = set(drawn)
+        while len(drawn) < count:
+            order = self._order(name, source.passes)
+            if source.position >= len(order):
+                source.passes, source.position = source.passes + 1, 0
+                continue
+            task = order[source.position]
+            source.position += 1
+            if task in in_batch:
+                source.deferred.append(task)
+            elif task not in left_out:
+                drawn.append(task)
+                in_batch.add(task)
+        return drawn
+
+    def _order(self, name: str, number: int) -> list[str]:
+        if not self._shuffle:
+            return self._ids[name]
+        cached = self._orders.get(name)
+        if cached is None or cached[0] != number:
+            order = list(self._ids[name])
+            random.Random(f"{self._seed}|{name}|pass|{number}").shuffle(order)
+            cached = self._orders[name] = (number, order)
+        return cached[1]
+
+    def _by_success(self, name: str, active: Sequence[str], count: int, step: int) -> list[str]:
+        """Return tasks drawn without replacement, with weights that are largest where half of the episodes succeed.
+
+        Algorithm A-Res of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
+        """
+        rng = random.Random(f"{self._seed}|{name}|curriculum|{step}")
+        keys = {task: math.log(1.0 - rng.random()) / self._learnability(task) for task in active}
+        return heapq.nlargest(count, active, key=keys.__getitem__)
+
+    def _learnability(self, task: str) -> float:
+        """Return the weight of a task: 4p(1 - p) for a success rate of p, 1 without results.
+
+        p(1 - p) is the variance of success: Foster et al., "Learning to reason at the frontier of learnability",
+        arXiv:2502.12272.
+        """
+        assert self._curriculum is not None
+        rates = self._state.recent.get(task, ())[-self._curriculum.window :]
+        rate = math.fsum(rates) / len(rates) if rates else 0.5
+        return max(4.0 * rate * (1.0 - rate), self._curriculum.min_weight)
+
+    def _take_results(self, step: int) -> None:
+        """Take the results of the steps on which the batch of `step` depends."""
+        state, windows = self._state, [used.window for used in (self._difficulty, self._curriculum) if used is not None]
+        for recorded in sorted(number for number in state.waiting if number <= step - 1 - self._steps_ahead):
+            for task, rate in state.waiting.pop(recorded).items():
+                state.recent[task] = [*state.recent.get(task, ()), rate][-max(windows) :]
+                self._leave_out(task, recorded)
+        if self._difficulty is not None and self._difficulty.retry_after is not None:
+            for task, entry in list(state.left_out.items()):
+                if step - entry.step > self._difficulty.retry_after:
+                    del state.left_out[task]
+                    state.recent.pop(task, None)
+
+    def _leave_out(self, task: str, step: int) -> None:
+        """Leave a task out if its recent success has reached a bound of the difficulty filter."""
+        filter_ = self._difficulty
+        if filter_ is None or task in self._state.left_out:
+            return
+        rates = self._state.recent[task][-filter_.window :]
+        if len(rates) < filter_.window:
+            return
+        rate = math.fsum(rates) / len(rates)
+        if rate >= filter_.max:
+            self._state.left_out[task] = LeftOutTask(step, "too easy")
+        elif rate <= filter_.min:
+            self._state.left_out[task] = LeftOutTask(step, "too hard")
