@@ -89,9 +89,13 @@ def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -
         console.print(f"           {notice}", soft_wrap=True)
     if run_inputs.workflow is not None:
         command = config.workflow.command
-        agent = config.rollout.agentscope_workflow if command is None else shlex.join(redact_argv(command))
+        if not config.rollout.use_agentscope_protocol:
+            agent, returned = "the built-in agent loop", "the environment rewards each step"
+        elif command is None:
+            agent, returned = str(config.rollout.agentscope_workflow), "the workflow returns its reward"
+        else:
+            agent, returned = shlex.join(redact_argv(command)), "the command's last line is the reward"
         console.print(escape(f"workflow   {agent}"), soft_wrap=True)
-        returned = "the workflow returns its reward" if command is None else "the command's last line is the reward"
         judge = config.task_judge.judge_protocol or f"none: {returned}"
         console.print(escape(f"judge      {judge}"), soft_wrap=True)
     skipped = f", {tasks.skipped_rows} invalid rows skipped" if tasks.skipped_rows else ""
