@@ -277,7 +277,7 @@ def report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
     cut = sum(episode.status == "ok" and episode.error_kind == CallLimitError.kind for episode in episodes)
     if cut:
         logger.info(
-            "{} step {}: {} of {} episodes were cut at rollout.multi_turn.max_steps and judged with their last answers",
+            "{} step {}: {} of {} episodes were cut at rollout.multi_turn.max_steps and scored as they were then",
             request.split,
             request.step,
             cut,

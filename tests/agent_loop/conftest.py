@@ -118,6 +118,7 @@ class LocalInstance:
     """An instance in the process of the test."""
 
     environment: Environment
+    split: str = "train"
     env_type: str = "local"
     profile: TaskProfile = field(init=False)
     observation: Observation = field(init=False)
@@ -125,9 +126,9 @@ class LocalInstance:
     steps: list[StepResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        task_id = self.environment.task_ids("train")[0]
-        self.profile = self.environment.profile("train", task_id)
-        self.observation = self.environment.reset("train", task_id, 0)
+        task_id = self.environment.task_ids(self.split)[0]
+        self.profile = self.environment.profile(self.split, task_id)
+        self.observation = self.environment.reset(self.split, task_id, 0)
         self.tools = self.environment.tools
 
     async def step(self, action: Action) -> StepResult:

@@ -1,0 +1,115 @@
+"""Tokens and success of the history managers on FrozenLake 8 x 8, as a table.
+
+    python -m tests.campaigns.history_managers [--episodes 50] [--model FOLDER]
+
+Without `--model`, a program answers in place of a model: it thinks aloud, and one in ten of its moves is random. It
+reads the last map of the prompt, so the success is that of the program and the table compares the tokens. With
+`--model`, that model plays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from astuner.agent_loop import EnvWorkflow, LoopSettings
+from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.context_tracker import certificate, count_tokens
+from astuner.env_service import load_environment
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
+from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
+from astuner.task_runner import TaskRunner
+from tests.agent_loop.conftest import LocalInstance
+from tutorial.example_frozenlake.prepare_model import MOVES, best_moves, build_tokenizer, transcript
+
+TYPES = ("linear", "sliding_window", "linear_think", "auto_context")
+ENVIRONMENT = "gymnasium/FrozenLake8x8-v1"
+MAX_STEPS = 40
+CONTEXT = 16_384
+
+
+@dataclass
+class ThinkingPlayer:
+    """Answers as a model that thinks aloud: best moves, one random move in ten, and a summary on request."""
+
+    codec: ChatCodec
+    rng: random.Random
+
+    def answer(self, prompt_ids: Sequence[int], params: SamplingParams) -> Sequence[int]:
+        """Return the ids of the answer to a prompt."""
+        request = self.codec.decode(prompt_ids).rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
+        if "Summarize the steps" in request:
+            text = "I know the map and walk towards the goal around the holes."
+        else:
+            move = self.rng.choice(list(MOVES) if self.rng.random() < 0.1 else best_moves(request))
+            text = f"<think>\nThe goal is at the lower right. The way without holes goes {move}.\n</think>\n\n{move}"
+        return self.codec.tokenizer.encode(f"{text}<|im_end|>", add_special_tokens=False)
+
+
+def main() -> None:
+    """Play the maps of the validation split with each history manager, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=50)
+    parser.add_argument("--model", type=Path)
+    arguments = parser.parse_args()
+    codec, engine = _player(arguments.model)
+    print("| history | success | LLM calls | tokens | distinct tokens | trained tokens | longest prompt | samples |")
+    print("|---|---|---|---|---|---|---|---|")
+    for kind in TYPES:
+        episodes = [asyncio.run(play(kind, number, codec, engine)) for number in range(arguments.episodes)]
+        print(row(kind, episodes))
+
+
+def _player(model: Path | None) -> tuple[ChatCodec, LlmEngine]:
+    renderer = {"name": "qwen3", "thinking_retention": "all"}
+    if model is not None:
+        from transformers import AutoModelForCausalLM
+
+        codec = ChatCodec(load_tokenizer(str(model)), renderer)
+        return codec, EmbeddedEngine(AutoModelForCausalLM.from_pretrained(model), max_model_len=CONTEXT)
+    environment = load_environment(ENVIRONMENT, {"train_tasks": 50})
+    rows = [transcript(environment, str(number), random.Random(number)) for number in range(50)]
+    codec = ChatCodec(build_tokenizer(rows), renderer)
+    return codec, ScriptedEngine(ThinkingPlayer(codec, random.Random(0)).answer, max_model_len=CONTEXT)
+
+
+async def play(kind: str, number: int, codec: ChatCodec, engine: LlmEngine) -> Episode:
+    """Return the episode of a map."""
+    history = {"context_tracker_type": kind, "max_env_len": 1000, "alien_llm_response_length": 128}
+    settings = LoopSettings("text", ContextTrackerConfig.model_validate(history))
+    runner = TaskRunner(lambda: EnvWorkflow(settings), None, engine, codec, max_samples=MAX_STEPS)
+    instance = LocalInstance(load_environment(ENVIRONMENT, {"validation_tasks": 1, "seed": number}), split="validation")
+    task = WorkflowTask(Task(str(number), ""), f"{kind}/{number}", seed=number, env=instance)
+    lengths: dict[str, Any] = dict.fromkeys(("max_model_len", "max_prompt_length", "max_response_length"), CONTEXT)
+    episode = await runner.run(task, runner.tuner(task, CallSettings(max_calls=MAX_STEPS, **lengths)))
+    instance.environment.close()
+    assert episode.status == "ok", episode.error
+    assert certificate(episode.calls, episode.samples) == 1.0
+    return episode
+
+
+def row(kind: str, episodes: Sequence[Episode]) -> str:
+    """Return a row of the table: means over the episodes."""
+    tokens = [count_tokens(episode.calls) for episode in episodes]
+    means = [
+        sum(len(episode.calls) for episode in episodes),
+        sum(count.raw for count in tokens),
+        sum(count.distinct for count in tokens),
+        sum(count.trained for count in tokens),
+        sum(max(len(call.prompt_ids) for call in episode.calls) for episode in episodes),
+        sum(len(episode.samples) for episode in episodes),
+    ]
+    success = sum(bool(episode.is_success) for episode in episodes) / len(episodes)
+    return f"| `{kind}` | {success:.2f} | " + " | ".join(f"{total / len(episodes):,.0f}" for total in means) + " |"
+
+
+if __name__ == "__main__":
+    main()
