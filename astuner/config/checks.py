@@ -267,10 +267,17 @@ def _targets(run: AstunerConfig) -> Iterator[Problem]:
                 key,
                 "astuner.rollout.trainable_targets",
             )
-        if (model.base_url is None) != (model.model == "policy"):
+        if (model.base_url is None) != (model.model in ("policy", "starting_model")):
             yield _problem(
                 f"rollout.frozen_models.{tag} has model {model.model!r} and base_url {model.base_url!r}; write both to "
-                "use an endpoint, or neither to use the model in training",
+                "use an endpoint, neither to use the model in training, or only `model: starting_model` to use its "
+                "weights at the start of the run",
+                key,
+            )
+        elif model.model == "starting_model" and run.backbone in ("trinity", "verl"):
+            yield _problem(
+                f"rollout.frozen_models.{tag} is the starting model, which {run.backbone} does not keep for sampling; "
+                "use backbone local, or serve the model at an endpoint and write its base_url",
                 key,
             )
 

@@ -17,6 +17,11 @@ def samples_in_validation(run: AstunerConfig) -> bool:
     return run.rollout.val_kwargs.do_sample and run.rollout.val_kwargs.temperature > 0
 
 
+def uses_starting_model(rollout: RolloutConfig) -> bool:
+    """Return whether the starting model answers for an agent."""
+    return any(model.model == "starting_model" and model.base_url is None for model in rollout.frozen_models.values())
+
+
 def is_cut(rollout: RolloutConfig) -> bool:
     """Return whether top-p or top-k restricts sampling in training; they have no effect on greedy sampling."""
     return rollout.temperature > 0 and (rollout.top_p < 1 or rollout.top_k > 0)

@@ -109,7 +109,7 @@ class FrozenModelConfig(Section):
     """An entry of `rollout.frozen_models`: the model behind an agent that is not trained."""
 
     model: str = "policy"
-    """The model's name at the endpoint; policy is the model in training, whose answers are then not trained."""
+    """The model at the endpoint; or policy, the model in training, or starting_model, its weights at the start."""
     base_url: str | None = None
     """An OpenAI-compatible endpoint, e.g. https://api.openai.com/v1."""
     api_key_env: str | None = None

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from astuner.errors import WorkflowError
 from astuner.model_tuner.agent_names import AUTO_AGENT, agent_by_hash, agent_by_text
@@ -36,8 +36,8 @@ class FrozenModel:
     """The model that answers for a target that is not trained.
 
     Attributes:
-        model: the name of the model at the endpoint.
-        base_url: an OpenAI-compatible endpoint; None for the model in training.
+        model: the name of the model at the endpoint; `policy` or `starting_model` without an endpoint.
+        base_url: an OpenAI-compatible endpoint; None for the model in training, or a copy of its starting weights.
         api_key: the API key of the endpoint.
         setting: the configuration key that names the model, for messages; "" for rollout.frozen_models.
     """
@@ -82,6 +82,11 @@ class Targets:
     def trains(self, tag: str) -> bool:
         """Return whether the calls of a target are trained."""
         return tag not in self.frozen if self.trainable is None else tag in self.trainable
+
+    def weights(self, tag: str) -> Literal["policy", "starting_model"]:
+        """Return the weights that answer for a target without an endpoint."""
+        frozen = self.frozen.get(tag, FrozenModel())
+        return "starting_model" if not self.trains(tag) and frozen.model == "starting_model" else "policy"
 
     def frozen_model(self, tag: str, debug_model: DebugModel | None) -> FrozenModel | DebugModel:
         """Return the model that answers for a target that is not trained.

@@ -235,6 +235,7 @@ class ModelTuner(ModelFaces):
         else:
             prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"], edit)
         params = self._sampling(prompt, options, tools, trained=call_fields["trained"])
+        params = replace(params, weights=self._targets.weights(call_fields["target_tag"]))
         requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
         with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):
             completions = await gather_answers(

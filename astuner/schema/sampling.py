@@ -43,6 +43,7 @@ class SamplingParams:
         frequency_penalty: subtracted from these logits once per occurrence.
         top_logprobs: the number of most likely tokens to return for each token.
         constraint: a grammar for the text; None for any text.
+        weights: those of the policy or those of the starting model, for engines that have both.
     """
 
     temperature: float = 1.0
@@ -56,6 +57,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     top_logprobs: int = 0
     constraint: OutputConstraint | None = None
+    weights: Literal["policy", "starting_model"] = "policy"
 
 
 @dataclass(frozen=True, slots=True)

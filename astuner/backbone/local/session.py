@@ -22,8 +22,10 @@ from astuner.backbone.training.checkpoints import CheckpointFolder, save_synced,
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.worker_process_pool import make_rollout
+from astuner.config.conditions import uses_starting_model
 from astuner.errors import first_line
 from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.starting_model import EngineWithStartingModel
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode, TaskRollout
 
@@ -52,6 +54,7 @@ class LocalSession(TrainingSession):
         keep = self._config.trainer_common.max_checkpoints_to_keep
         self._checkpoints = CheckpointFolder(context.record.folder / "checkpoints", keep)
         self._engine: EmbeddedEngine | None = None
+        self._starting_model: EmbeddedEngine | None = None
         self._rollout: TaskRollout | None = None
 
     @cached_property
@@ -77,13 +80,15 @@ class LocalSession(TrainingSession):
         assert self._engine is not None
         assert self._rollout is not None
         episodes = self._rollout.run(request, on_episode, on_attempt)
-        self._engine.raise_if_broken()
+        for engine in filter(None, (self._engine, self._starting_model)):
+            engine.raise_if_broken()
         return episodes
 
     def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
         """Update the weights."""
         assert self._engine is not None
-        self._engine.free_cache()
+        for engine in filter(None, (self._engine, self._starting_model)):
+            engine.free_cache()
         return_free_memory()
         self.policy.prepare_update()
         try:
@@ -95,18 +100,25 @@ class LocalSession(TrainingSession):
         """Copy the policy's weights to the engine, which is started by the first call."""
         if self._engine is None:
             with self.context.phase("load_model"):
-                self._engine = EmbeddedEngine(
-                    self.policy.frozen_copy(),
-                    max_model_len=min(self._config.rollout.max_model_len, self.policy.max_length),
-                    max_num_seqs=self._config.rollout.max_num_seqs,
-                    tokenizer=self.context.run_inputs.tokenizer,
-                )
-            context = self.context
-            self._rollout = make_rollout(self._config, context.run_inputs, self._engine, context.active_episodes)
+                self._engine = self._new_engine()
+                if uses_starting_model(self._config.rollout):
+                    self._starting_model = self._new_engine()
+            context, engine = self.context, self._engine
+            engines = EngineWithStartingModel(engine, self._starting_model) if self._starting_model else engine
+            self._rollout = make_rollout(self._config, context.run_inputs, engines, context.active_episodes)
         else:
             self.spare_cores.adapt_threads()
         self._engine.update_weights(self.policy.full_weights(), step)
         return_free_memory()
+
+    def _new_engine(self) -> EmbeddedEngine:
+        """Return an engine with the weights of the starting model."""
+        return EmbeddedEngine(
+            self.policy.frozen_copy(),
+            max_model_len=min(self._config.rollout.max_model_len, self.policy.max_length),
+            max_num_seqs=self._config.rollout.max_num_seqs,
+            tokenizer=self.context.run_inputs.tokenizer,
+        )
 
     def save(self, step: int, progress: dict[str, Any]) -> bool:
         """Write the checkpoint of `step`."""
@@ -150,8 +162,8 @@ class LocalSession(TrainingSession):
         """Stop the engine and the threads that run episodes."""
         if self._rollout is not None:
             self._rollout.close()
-        if self._engine is not None:
-            self._engine.close()
+        for engine in filter(None, (self._engine, self._starting_model)):
+            engine.close()
 
 
 class SpareCores:

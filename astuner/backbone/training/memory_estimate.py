@@ -8,7 +8,7 @@ fills its micro-batches, these lengths matter little.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 from astuner.backbone.base import MemoryEstimate, MemoryPart
 from astuner.backbone.training.lora import with_lora
 from astuner.backbone.training.run_inputs import RunInputs, validation_repeats
+from astuner.config.conditions import uses_starting_model
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, ModelError
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
@@ -260,6 +261,8 @@ def engine_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) ->
     parts = [MemoryPart("engine: weights", shape.parameters * shape.width, SMALLER_MODEL)]
     if shape.joins_weights:
         parts.append(MemoryPart("engine: joined weights", shape.parameters * shape.width, SMALLER_MODEL))
+    if uses_starting_model(config.rollout):
+        parts += [replace(part, name=part.name.replace("engine", "starting model")) for part in parts]
     kv, seqs = shape.kv, config.rollout.max_num_seqs
     running = min(batch.concurrent * batch.row, default_lane_tokens(kv, seqs, config.rollout.max_model_len))
     kept = min(batch.distinct * config.trainer_common.mini_batch_num, default_prefix_cache_tokens(kv, seqs))
