@@ -261,6 +261,8 @@ class _Checks:
         if reference is not None:
             self._check_reference(first, reference, name)
         for kind, answer in (("empty", ""), ("garbage", GARBAGE)):
+            if reference is not None and all(action == answer for action in reference.actions):
+                continue  # the solution of some tasks is an empty text
             try:
                 wrong = await self._play(task, [answer] * _WRONG_STEPS)
             except EnvError as error:

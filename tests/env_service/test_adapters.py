@@ -158,6 +158,30 @@ def test_an_action_is_a_name_a_number_the_last_line_or_a_tool_call(action: Actio
 
 
 @pytest.mark.parametrize(
+    ("form", "action", "is_valid"),
+    [
+        ("box", "It is \\boxed{left}, or \\boxed{ down }.", True),
+        ("box", "\\boxed{\\text{down}}", False),
+        ("box", "\\boxed{down", False),
+        ("box", "down", True),
+        ("box", {"name": "act", "arguments": {"action": "down"}}, True),
+        ("code", "I think:\n```text\ndown\n```\nThis is it.", True),
+        ("code", "```\nleft\n```\n```\ndown```", True),
+        ("code", "```\ndown and left\n```", False),
+        ("code", "down", True),
+        ("text", "\\boxed{down}", False),
+    ],
+)
+def test_the_preferred_form_is_asked_for_and_read(form: Any, action: Action, is_valid: bool) -> None:
+    env = environment("gymnasium/FrozenLake-v1")
+    env.action_preference = form
+    asked = {"box": "Put it in \\boxed{}.", "code": "Put it in a code block.", "text": "put it on the last line."}
+    assert env.profile("train", "0").main_query.endswith(asked[form])
+    env.reset("train", "0", 0)
+    assert env.step(action).is_valid is is_valid
+
+
+@pytest.mark.parametrize(
     "action",
     [
         *("", "go", "4", "-1", "down or left", "down\nno, wait", "downwards", "¤"),

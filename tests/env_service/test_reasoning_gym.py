@@ -89,6 +89,18 @@ def test_the_answer_is_the_text_or_what_its_tags_contain(form: str, is_valid: bo
     assert (result.is_valid, result.reward) == (is_valid, score)
 
 
+@pytest.mark.parametrize(("form", "text"), [("box", "So \\boxed{{{}}}."), ("code", "So\n```\n{}\n```")])
+def test_the_preferred_form_is_asked_for_and_read(form: Any, text: str) -> None:
+    env = load_environment("reasoning_gym/graph_color")
+    env.action_preference = form
+    assert "<answer>" not in env.profile("train", "0").main_query
+    reference = env.reference("train", "0")
+    assert reference is not None
+    env.reset("train", "0", 0)
+    result = env.step(text.format(*reference.actions))  # JSON, with braces of its own
+    assert result.reward == 1
+
+
 def test_a_tool_call_answers() -> None:
     env = load_environment("reasoning_gym/chain_sum")
     reference = env.reference("train", "5")

@@ -64,6 +64,16 @@ class Checked(Environment):
         return Evaluation(2.0 if self._answer == "yes" else 0.0, is_success=self._answer == "yes")
 
 
+class Silent(Checked):
+    """The solution is an empty text."""
+
+    def profile(self, split: str, task_id: str) -> TaskProfile:
+        return TaskProfile(task_id, "Say nothing.", reference=Reference(("",), 3.0))
+
+    def evaluate(self) -> Evaluation:
+        return Evaluation(3.0 if self._answer == "" else 0.0)
+
+
 CHECKED = f"{__file__}->Checked"
 
 # For each class: the fault, a part of the error, and some fields of its row.
@@ -167,11 +177,14 @@ def test_a_running_service_is_checked_over_http(service: Service, monkeypatch: p
     assert "the service has no environment 'chess'" in rows(result)[0]["error"]
 
 
-def test_instances_of_one_process_are_checked_too() -> None:
-    result = run("validate", f"{ENVIRONMENTS}->AsyncGuessNumber", f"{ENVIRONMENTS}->TwoSeats", "--json")
-    one, two = rows(result)
+def test_instances_of_one_process_seats_and_empty_solutions_are_checked() -> None:
+    result = run(
+        *("validate", f"{ENVIRONMENTS}->AsyncGuessNumber", f"{ENVIRONMENTS}->TwoSeats", f"{__file__}->Silent", "--json")
+    )
+    one, two, silent = rows(result)
     assert (one["ok"], one["reference"]) == (True, 1)
     assert "scores -1 instead of 1" in two["error"]
+    assert (silent["ok"], silent["reference"], silent["empty"], silent["garbage"]) == (True, 3, None, 0)
 
 
 def test_nothing_to_check_is_a_usage_error() -> None:

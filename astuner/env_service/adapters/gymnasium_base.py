@@ -19,6 +19,11 @@ from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, Reference, StepResult, TaskProfile
 
 _MAX_NUMBERS = 100
+_FORMS = {
+    "text": "If you write more, put it on the last line.",
+    "box": "Put it in \\boxed{}.",
+    "code": "Put it in a code block.",
+}
 _COLOURED = re.compile(r"\x1b\[[0-9;]+m(.*?)\x1b\[0?m")
 _SECTIONS = ("Description", "Action Space", "Observation Space", "Rewards", "Episode End", "Episode Termination")
 
@@ -113,7 +118,7 @@ class GymnasiumEnvironment(SeededEnvironment):
     def profile(self, split: str, task_id: str) -> TaskProfile:
         """Return the instruction."""
         task = self.task(split, task_id)
-        form = f"Each turn, reply with one action: {self._expected()}. If you write more, put it on the last line."
+        form = f"Each turn, reply with one action: {self._expected()}. {_FORMS[self.action_preference]}"
         instruction, max_steps = task.data
         metadata = {"id": self.env_id, "seed": task.seed}
         return TaskProfile(task_id, f"{instruction}\n\n{form}", metadata=metadata, max_steps=max_steps)
@@ -138,7 +143,7 @@ class GymnasiumEnvironment(SeededEnvironment):
 
     def act(self, action: Action) -> StepResult:
         """Perform an action, given by its name, number or tool call."""
-        text = chosen_action(action, self.action_names, tool="act", argument="action")
+        text = chosen_action(action, self.action_preference, self.action_names, tool="act", argument="action")
         chosen = self._parse(text)
         if chosen is None:
             refusal = f"{short_repr(shorten(text))} is not an action. The actions are: {self._expected()}."

@@ -24,10 +24,11 @@ from astuner.env_service.adapters.seeded import SeededEnvironment, SeededTask, a
 from astuner.errors import EnvError, describe_error, short_repr
 from astuner.schema import Action, Evaluation, Observation, Reference, StepResult, TaskProfile
 
-_FORM = (
-    "Reply with the answer in the form that the question asks for. You may write your reasoning first; then put the "
-    "answer between <answer> and </answer>."
-)
+_FORMS = {
+    "text": "You may write your reasoning first; then put the answer between <answer> and </answer>.",
+    "box": "Put the answer in \\boxed{}.",
+    "code": "Put the answer in a code block.",
+}
 # Generators compute a question from seed + index, and some from tables that they build for the whole data set.
 _BLOCK = 256
 _MAX_BLOCKS = 8
@@ -93,7 +94,7 @@ class ReasoningGymEnvironment(SeededEnvironment):
     def profile(self, split: str, task_id: str) -> TaskProfile:
         """Return the question, and its answer if the generator gives one."""
         task = self.task(split, task_id)
-        metadata = task.data["metadata"]
+        form, metadata = _FORMS[self.action_preference], task.data["metadata"]
         answer = task.data["answer"]
         if (
             answer is None
@@ -102,7 +103,7 @@ class ReasoningGymEnvironment(SeededEnvironment):
             answer = example if isinstance(example, str) else json.dumps(example)
         return TaskProfile(
             task_id,
-            f"{task.content}\n\n{_FORM}",
+            f"{task.content}\n\nReply with the answer in the form that the question asks for. {form}",
             metadata={"generator": self.name, "seed": task.seed},
             reference=None if answer is None else Reference((str(answer),)),
             max_steps=1,
@@ -115,8 +116,8 @@ class ReasoningGymEnvironment(SeededEnvironment):
         return Observation("")
 
     def act(self, action: Action) -> StepResult:
-        """Score the answer: the text between <answer> and </answer>, or the whole text."""
-        text = chosen_action(action, (), tool="answer", argument="answer")
+        """Score the answer: what is between <answer> and </answer> in the text, or the whole text."""
+        text = chosen_action(action, self.action_preference, (), tool="answer", argument="answer")
         answer = extract_answer(text)
         answer = text if answer is None else answer
         details: dict[str, Any] = {"answer": answer}

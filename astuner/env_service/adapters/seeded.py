@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from astuner.schema import Action, Evaluation, Observation, StepResult
 MAX_SEED = 1023
 MAX_TASKS = 65_536
 _ATTEMPTS = 32
+_BOX = "\\boxed{"
+_CODE_BLOCK = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -176,11 +179,13 @@ class SeededEnvironment(Environment):
         return first_task
 
 
-def chosen_action(action: Action, names: Sequence[str], *, tool: str, argument: str) -> str:
+def chosen_action(action: Action, form: str, names: Sequence[str], *, tool: str, argument: str) -> str:
     """Return the text of an action, which may be a call of the environment's tool.
 
     Args:
         action: a text, or a tool call.
+        form: the form of actions that the agent prefers: `box` for the content of the last `\\boxed{...}`, `code` for
+            that of the last fenced code block. A text without either is the action itself.
         names: the actions that may also be called as a tool of that name.
         tool, argument: the name of the tool, and the name of its argument that has the action.
 
@@ -188,11 +193,24 @@ def chosen_action(action: Action, names: Sequence[str], *, tool: str, argument: 
         The text without white space around it; "" if the call has another name or form.
     """
     if isinstance(action, str):
-        return action.strip()
+        blocks = _CODE_BLOCK.findall(action) if form == "code" else []
+        box = _last_box(action) if form == "box" else None
+        return (blocks[-1] if blocks else action if box is None else box).strip()
     name, arguments = action.get("name"), action.get("arguments")
     if name == tool and isinstance(arguments, Mapping):
         return str(arguments.get(argument, "")).strip()
     return name if isinstance(name, str) and name in names else ""
+
+
+def _last_box(text: str) -> str | None:
+    """Return the content of the last `\\boxed{...}`, or None if there is none that is closed."""
+    start = text.rfind(_BOX)
+    depth = 1
+    for position in range(start + len(_BOX), len(text) if start >= 0 else 0):
+        depth += {"{": 1, "}": -1}.get(text[position], 0)
+        if not depth:
+            return text[start + len(_BOX) : position]
+    return None
 
 
 def action_tool(tool: str, description: str, argument: str, names: Sequence[str] = ()) -> Mapping[str, Any]:
