@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tutorial.example_frozenlake.prepare_model import MOVES, best_moves, build_tokenizer, transcript
+
 from astuner.agent_loop import EnvWorkflow, LoopSettings
 from astuner.config.agent_loop import ContextTrackerConfig
 from astuner.context_tracker import certificate, count_tokens
@@ -28,7 +30,6 @@ from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner import TaskRunner
 from tests.agent_loop.conftest import LocalInstance
-from tutorial.example_frozenlake.prepare_model import MOVES, best_moves, build_tokenizer, transcript
 
 TYPES = ("linear", "sliding_window", "linear_think", "auto_context")
 ENVIRONMENT = "gymnasium/FrozenLake8x8-v1"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from astuner.backbone.training.schedule import TaskOrder
+from astuner.backbone.training.task_sampling import TaskSampler
 from astuner.config.root import AstunerConfig
+from astuner.config.task_selection import CurriculumConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.model_tuner import CallSettings
 from astuner.schema import Episode, Task
@@ -104,6 +107,36 @@ async def test_resumed_run_continues_at_its_step():
     assert list(batch.request.tasks) == TASKS[2:4]
     assert batch.min_version == 4 * 2
     assert not await can_start(coordinator, 6)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+async def test_batches_that_depend_on_results_wait_for_them(steps_ahead: int):
+    from astuner.backbone.trinity.events import MetricsLogged
+
+    def sampler() -> TaskSampler:
+        settings = {"batch_size": 2, "seed": 1, "shuffle": True, "steps_ahead": steps_ahead}
+        return TaskSampler(TASKS, weights={}, curriculum=CurriculumConfig(enable=True), **settings)
+
+    coordinator, schedule = make_coordinator(updates=1, max_steps_ahead=steps_ahead, pause_every=100)
+    launcher = sampler()
+    await coordinator.start_training(replace(schedule, order=TaskOrder(TASKS, 2, None, sampler())))
+    for step in range(1, 7):
+        next_step = step + 1 + steps_ahead
+        batch = await coordinator.training_batch(step)
+        assert list(batch.request.tasks) == launcher.batch(step)
+        assert not await can_start(coordinator, next_step)
+        await coordinator.post_event(MetricsLogged("trainer", step, {}))
+        assert not await can_start(coordinator, next_step), "the trainer is done, and the results are not known"
+        rates = {task.task_id: step % 3 / 2 for task in launcher.batch(step)}
+        launcher.record(step, rates)
+        waiting = asyncio.create_task(coordinator.training_batch(next_step))
+        await asyncio.sleep(0)
+        await coordinator.record_success(step, rates)
+        if next_step <= 7:
+            assert (await waiting).request.step == next_step
+        waiting.cancel()
+    episodes = await coordinator.pop_usable_episodes(6)
+    assert episodes == []
 
 
 async def test_waiting_batch_is_returned_when_it_may_start():

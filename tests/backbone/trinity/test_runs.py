@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from astuner import AstunerJob
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, losses
+from tests.backbone.sampling_runs import SELECTING, check_kill_and_resume
 from tests.backbone.trinity.runs import trinity_job
 
 pytestmark = pytest.mark.trinity
@@ -171,3 +172,10 @@ def test_run_with_a_policy_resumes(model_folder: Path, tmp_path: Path):
     first.process.wait()
     assert first.leftovers() == []
     check_resumes(job, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps_ahead", [0, 2])
+def test_tasks_depend_on_earlier_results_also_after_a_kill(model_folder: Path, tmp_path: Path, steps_ahead: int):
+    job = trinity_job(model_folder, tmp_path, **SELECTING, asynchrony__max_staleness=steps_ahead)
+    check_kill_and_resume(job, tmp_path, 6, steps_ahead)

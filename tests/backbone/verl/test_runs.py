@@ -16,6 +16,7 @@ from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, error_beside_a_record, losses
+from tests.backbone.sampling_runs import SELECTING, check_kill_and_resume
 from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -143,3 +144,7 @@ def test_an_invalid_configuration_does_not_move_the_earlier_record(
     model_folder: Path, tmp_path: Path, mistake: str, message: str
 ):
     assert message in error_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)
+
+
+def test_tasks_depend_on_earlier_results_also_after_a_kill(model_folder: Path, tmp_path: Path):
+    check_kill_and_resume(make_job("Letters", model_folder, tmp_path, **SELECTING), tmp_path, 6)
