@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,30 @@ def test_an_answer_that_the_generator_cannot_score_is_wrong_and_its_error_is_kep
     assert result.reward == 0
     assert "ValueError" in result.info["scoring_error"]
     assert env.evaluate().details["scoring_error"] == result.info["scoring_error"]
+
+
+@pytest.mark.parametrize("name", ["spiral_matrix", "binary_matrix", "string_insertion", "simple_integration"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[__import__('os').system('touch made')]",
+        "[__import__('subprocess').run(['touch', 'made'])]",
+        "[open('made', 'w')]",
+        "[__import__('pathlib').Path('made').touch()]",
+        "[exit()]",
+    ],
+)
+def test_answers_that_generators_evaluate_have_no_effects(
+    name: str, answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = load_environment(f"reasoning_gym/{name}")
+    env.reset("train", "0", 0)
+    result = env.step(answer)
+    assert result.is_done
+    assert float(result.reward) < 1  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "afterwards").touch()
 
 
 def test_generators_leave_the_global_random_generators_alone() -> None:

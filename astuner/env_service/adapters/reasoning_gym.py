@@ -6,12 +6,15 @@ An environment has one step: the action is the answer.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
+import os
 import random
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,7 +77,7 @@ class ReasoningGymEnvironment(SeededEnvironment):
         if name == "composite" and all(isinstance(entry, Mapping) for entry in config.get("datasets") or ()):
             config["datasets"] = [DatasetSpec(**entry) for entry in config.get("datasets") or ()]
         self._config = config
-        self._block = lru_cache(_MAX_BLOCKS)(self._create_block)
+        self._block = functools.lru_cache(_MAX_BLOCKS)(self._create_block)
         settings = DATASETS[name][1](**config)
         if hasattr(settings, "validate"):
             settings.validate()
@@ -122,9 +125,9 @@ class ReasoningGymEnvironment(SeededEnvironment):
         answer = text if answer is None else answer
         details: dict[str, Any] = {"answer": answer}
         try:
-            with _isolated(0):
+            with _isolated(0), _without_effects():
                 score = float(self._block(self._task.seed // _BLOCK).score_answer(answer, self._task.data))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Some generators cannot parse every text. Such an answer is wrong; the cause is kept.
             score, details["scoring_error"] = 0.0, describe_error(error)
         if not math.isfinite(score):
@@ -135,6 +138,39 @@ class ReasoningGymEnvironment(SeededEnvironment):
     def score(self) -> Evaluation:
         """Return the score of the answer, from 0 to 1; 0 before it."""
         return self._evaluation
+
+
+_EFFECTS = {
+    *("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg"),
+    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.chmod", "os.chown", "os.truncate", "os.link", "os.symlink"),
+    *("subprocess.Popen", "pty.spawn", "socket.__new__", "ctypes.dlopen", "shutil.rmtree", "shutil.move"),
+}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_scoring_threads: set[int] = set()
+
+
+def _refuse_effects(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook that refuses to start processes, use the network or write files while an answer is scored."""
+    if _scoring_threads and threading.get_ident() in _scoring_threads:
+        writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
+        if writes or event in _EFFECTS:
+            raise PermissionError(f"an answer must not use {event}")
+
+
+@functools.cache
+def _add_hook() -> None:
+    sys.addaudithook(_refuse_effects)
+
+
+@contextlib.contextmanager
+def _without_effects() -> Iterator[None]:
+    """Refuse effects on the machine meanwhile: some generators evaluate answers as Python or with SymPy's parser."""
+    _add_hook()
+    _scoring_threads.add(threading.get_ident())
+    try:
+        yield
+    finally:
+        _scoring_threads.discard(threading.get_ident())
 
 
 @contextlib.contextmanager
