@@ -109,7 +109,10 @@ def _check_key(override: Override, line: str, result: CommandLine) -> None:
         key = bare_key(key)
     owner = schema().owner(key)
     if owner is not None and owner != key and not schema().keys[owner].free_form:
-        result.reject(f"{dotted(owner)} is a single value; there is no key {key[-1]!r} under it")
+        if isinstance(schema().keys[owner].default, list | tuple):
+            result.reject(f"{dotted(owner)} is a list, whose items cannot be set one by one; write the whole list")
+        else:
+            result.reject(f"{dotted(owner)} is a single value; there is no key {key[-1]!r} under it")
         return
     unknown = outermost_unknown(paths_in(value, key))
     if unknown:

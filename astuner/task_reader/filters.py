@@ -61,6 +61,11 @@ def apply_filters(
             f"the filters left out all training tasks: {describe_left_out(left_out)}. Change "
             "astuner.task_reader.filters."
         )
+    if empty := tasks.weights.keys() - {task.source for task in training}:
+        logger.warning(
+            "the filters left out all training tasks of {}; the other readers of the mixture take its share",
+            " and of ".join(sorted(empty)),
+        )
     return replace(tasks, training=tuple(training), validation=tuple(validation), left_out=dict(left_out))
 
 

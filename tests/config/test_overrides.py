@@ -73,6 +73,7 @@ def test_overrides_resolve_references(write: Write, minimal: str) -> None:
         ("num_repeats=4", "unknown key 'num_repeats'; keys of the top level: astuner, verl, trinity"),
         ("lr=4", r"unknown key 'lr'; did you mean 'astuner.trainer_common.optim.lr'\?"),
         ("astuner.rollout={num_repeat: 4, foo: 1}", "unknown key 'astuner.rollout.foo'"),
+        ("astuner.task_reader.mixture.0.weight=4", r"task_reader.mixture is a list, .*; write the whole list"),
         ("astuner.rollout.num_repeat.x=4", "astuner.rollout.num_repeat is a single value; there is no key 'x' under"),
         ("astuner.rollout.num_repeat=four", "astuner.rollout.num_repeat is 'four'; expected a whole number"),
         ("astuner.rollout=4", "astuner.rollout is 4; expected a section"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from astuner.config.data import TaskReaderConfig
 from astuner.diagnostics import CHECKS
 from astuner.model_tuner import ChatCodec
 from astuner.schema import Episode, Fork, LlmCall, SamplingParams
@@ -154,6 +155,10 @@ def test_the_tasks_of_the_step_before(evidence: Evidence):
     assert found("same_tasks_again", evidence.step(episodes, previous_tasks=again))
     assert found("same_tasks_again", evidence.step(episodes, previous_tasks=again - {"t0"} | {"t9"})) == []
     assert found("same_tasks_again", evidence.step(episodes)) == []
+    step = evidence.step(episodes, previous_tasks=again)
+    for reader in ({"curriculum": {"enable": True}}, {"filters": [{"type": "difficulty"}]}):
+        adaptive = step.start.config.model_copy(update={"task_reader": TaskReaderConfig.model_validate(reader)})
+        assert found("same_tasks_again", replace(step, start=replace(step.start, config=adaptive))) == []
 
 
 def test_truncation_of_every_answer(evidence: Evidence):

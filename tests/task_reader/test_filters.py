@@ -121,6 +121,13 @@ def test_no_task_left_is_an_error() -> None:
         filtered(questions("a", "b"), {"type": "length", "min": 9})
 
 
+def test_a_reader_of_a_mixture_without_a_task_left_is_named(log: list[str]) -> None:
+    tasks = TaskSet((Task("a/1", "x", source="a"), Task("b/1", "xyz", source="b")), (), weights={"a": 1, "b": 1})
+    entries = TaskReaderConfig.model_validate({"filters": [{"type": "length", "min": 3}]}).filters
+    assert len(apply_filters(tasks, entries, count_tokens=len, search=[]).training) == 1
+    assert any("left out all training tasks of a; the other readers" in line for line in log)
+
+
 def test_a_difficulty_filter_leaves_out_nothing_when_tasks_are_read() -> None:
     assert len(filtered(questions("a", "b"), {"type": "difficulty"}).training) == 2
 
