@@ -3,8 +3,8 @@
     python -m tests.campaigns.history_managers [--episodes 50] [--model FOLDER]
 
 Without `--model`, a program answers in place of a model: it thinks aloud, and one in ten of its moves is random. It
-reads the last map of the prompt, so the success is that of the program and the table compares the tokens. With
-`--model`, that model plays.
+reads the last map of the prompt only, so it plays the same games with every history, and the table compares the tokens.
+With `--model`, that model plays.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tutorial.example_frozenlake.prepare_model import MOVES, best_moves, build_tokenizer, transcript
 
 from astuner.agent_loop import EnvWorkflow, LoopSettings
 from astuner.config.agent_loop import ContextTrackerConfig
@@ -30,6 +28,7 @@ from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner import TaskRunner
 from tests.agent_loop.conftest import LocalInstance
+from tutorial.example_frozenlake.prepare_model import MOVES, best_moves, build_tokenizer, transcript
 
 TYPES = ("linear", "sliding_window", "linear_think", "auto_context")
 ENVIRONMENT = "gymnasium/FrozenLake8x8-v1"
@@ -61,25 +60,27 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=50)
     parser.add_argument("--model", type=Path)
     arguments = parser.parse_args()
-    codec, engine = _player(arguments.model)
+    codec, engine_of = _player(arguments.model)
     print("| history | success | LLM calls | tokens | distinct tokens | trained tokens | longest prompt | samples |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in TYPES:
-        episodes = [asyncio.run(play(kind, number, codec, engine)) for number in range(arguments.episodes)]
+        episodes = [asyncio.run(play(kind, number, codec, engine_of(number))) for number in range(arguments.episodes)]
         print(row(kind, episodes))
 
 
-def _player(model: Path | None) -> tuple[ChatCodec, LlmEngine]:
+def _player(model: Path | None) -> tuple[ChatCodec, Callable[[int], LlmEngine]]:
+    """Return the codec, and a function that returns the engine of the episode of a number."""
     renderer = {"name": "qwen3", "thinking_retention": "all"}
     if model is not None:
         from transformers import AutoModelForCausalLM
 
         codec = ChatCodec(load_tokenizer(str(model)), renderer)
-        return codec, EmbeddedEngine(AutoModelForCausalLM.from_pretrained(model), max_model_len=CONTEXT)
+        engine = EmbeddedEngine(AutoModelForCausalLM.from_pretrained(model), max_model_len=CONTEXT)
+        return codec, lambda number: engine
     environment = load_environment(ENVIRONMENT, {"train_tasks": 50})
     rows = [transcript(environment, str(number), random.Random(number)) for number in range(50)]
     codec = ChatCodec(build_tokenizer(rows), renderer)
-    return codec, ScriptedEngine(ThinkingPlayer(codec, random.Random(0)).answer, max_model_len=CONTEXT)
+    return codec, lambda number: ScriptedEngine(ThinkingPlayer(codec, random.Random(number)).answer, CONTEXT)
 
 
 async def play(kind: str, number: int, codec: ChatCodec, engine: LlmEngine) -> Episode:

@@ -219,7 +219,9 @@ def test_yaml_loads(block: Block, tmp_path: Path):
             (tmp_path / other.file).write_text(other.text)
     fragment = tmp_path / "fragment.yaml"
     content = _merged(BASE, yaml.safe_load(block.text))
-    if (content["astuner"].get("workflow") or {}).get("command"):  # which replaces the class
+    astuner = content["astuner"]
+    # Both replace the class.
+    if (astuner.get("workflow") or {}).get("command") or astuner["rollout"].get("use_agentscope_protocol") is False:
         content = _merged(content, {"astuner": {"rollout": {"agentscope_workflow": None}}})
     fragment.write_text(yaml.safe_dump(content, sort_keys=False))
     load_config(fragment)
