@@ -37,6 +37,7 @@ ALIASES = (
     Alias("section", "ajet", "astuner"),
     Alias("key", "astuner.rollout.agentscope_learn_protocol", "astuner.rollout.agentscope_workflow"),
     Alias("key", "astuner.trainer_common.trinity_only__n_vllm_engine", "astuner.rollout.n_vllm_engine"),
+    Alias("key", "astuner.task_reader.env_service.env", "astuner.task_reader.env_service.env_type"),
     Alias("bare", "astuner.trainer_common.algorithm", "astuner.trainer_common.algorithm.adv_estimator"),
     Alias("value", "customized_protocal", "customized_protocol", key="astuner.task_judge.judge_type"),
     Alias("value", "hf", "huggingface_dat_repo", key="astuner.task_reader.type"),

@@ -34,6 +34,7 @@ from astuner.config.section import (
     sets,
     unsupported,
 )
+from astuner.config.services import http_address
 from astuner.config.task_selection import CurriculumConfig, TaskFilter
 
 
@@ -112,19 +113,25 @@ class HuggingFaceConfig(Section):
     """Skip and count rows that cannot be read, instead of stopping at the first."""
 
 
+def _env_url(url: str) -> str:
+    return url if url == "auto" else http_address(url)
+
+
 class EnvServiceConfig(Section):
-    """`task_reader.env_service`: tasks from an environment service."""
+    """`task_reader.env_service`: tasks of an environment, and its instances for their episodes."""
 
     env_type: str = "appworld"
-    """The type of environment that the service runs."""
-    env_url: str = key("http://127.0.0.1:8080", resume="any")
-    """Address of the service."""
+    """The environment, as the service calls it: FAMILY/NAME, `package.module->Class`, or the name that --env gives."""
+    env_params: dict[str, Any] = key({})
+    """The keyword arguments of the environment."""
+    env_url: Annotated[str, AfterValidator(_env_url)] = key("http://127.0.0.1:8080", resume="any")
+    """Address of the service, or auto to start one for the run. The variable ASTUNER_ENV_TOKEN has its token."""
     env_action_preference: Literal["code", "text", "box"] = "code"
-    """The form of actions that the environment prefers."""
+    """The form of actions that the environment asks for, if it has several."""
     training_split: str = "train"
     """Name of the training split."""
-    validation_split: str = "dev"
-    """Name of the validation split."""
+    validation_split: str | None = "validation"
+    """Name of the validation split; null for none."""
 
 
 class RandomDummyConfig(Section):
@@ -192,15 +199,8 @@ def part_names(parts: Sequence[MixturePart]) -> list[str]:
 class TaskReaderConfig(Section):
     """`task_reader`: the source of the tasks."""
 
-    type: Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "mixture"] | ReaderClass = key(
-        "huggingface_dat_repo",
-        unsupported=(
-            unsupported(
-                "env_service",
-                why="tasks from an environment service are not supported yet; "
-                "write dataset_file or huggingface_dat_repo",
-            ),
-        ),
+    type: Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "mixture"] | ReaderClass = (
+        "huggingface_dat_repo"
     )
     """The reader: env_service, dataset_file, huggingface_dat_repo, random_dummy, mixture, or a class of your own."""
     dataset_file: DatasetFileConfig = key(DatasetFileConfig(), no_effect=(NOT_DATASET_FILE,))

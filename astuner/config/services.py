@@ -35,7 +35,12 @@ def _command(command: str | list[str]) -> str | list[str]:
     return command
 
 
-def _url(url: str) -> str:
+def http_address(url: str) -> str:
+    """Check that a text is the address of an HTTP server.
+
+    Raises:
+        ValueError: it is not.
+    """
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -57,7 +62,7 @@ EnvValue = Annotated[str, BeforeValidator(_number_as_text)]
 class HealthConfig(Section):
     """`health` of a service: how astuner checks that it is ready; one of the keys, or neither."""
 
-    http: Annotated[str, AfterValidator(_url)] | None = None
+    http: Annotated[str, AfterValidator(http_address)] | None = None
     """An address that answers with a status below 400 once the service is ready."""
     port: Port | None = None
     """A port of 127.0.0.1 that accepts connections once the service is ready."""

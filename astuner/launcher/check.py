@@ -53,7 +53,7 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
         backbone.check_config(launcher.config, launcher.origins, launcher.services.ray, trains=True)
         stack.enter_context(launcher.services.running())
         with warn_if_slow("read_tasks", config.deadlines, ActiveEpisodes()):
-            run_inputs = load_run_inputs(config, launcher.config_dir)
+            run_inputs = load_run_inputs(config, launcher.config_dir, env_service=launcher.services.env_service)
         folder = Path(config.experiment_dir)
         backbone.preflight(
             PreflightContext(launcher.config, run_inputs, folder, launcher.origins, launcher.services.ray)

@@ -144,7 +144,7 @@ class Launcher:
             )
 
         def load_inputs() -> RunInputs:
-            return _only_validation(load_run_inputs(self.config.astuner, self.config_dir, model), tasks)
+            return _only_validation(self._load_inputs(model), tasks)
 
         def evaluate(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
             return backbone.evaluate(context)
@@ -205,8 +205,8 @@ class Launcher:
 
         return self._run("-debug", load_backbone, load_inputs, roll_out)
 
-    def _load_inputs(self) -> RunInputs:
-        return load_run_inputs(self.config.astuner, self.config_dir)
+    def _load_inputs(self, model: str | None = None) -> RunInputs:
+        return load_run_inputs(self.config.astuner, self.config_dir, model, self.services.env_service)
 
     def _run(
         self,

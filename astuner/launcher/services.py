@@ -19,8 +19,11 @@ from loguru import logger
 
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
+from astuner.env_service.client import EnvServiceAddress
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.built_in_services import BuiltInService, built_in_service
+from astuner.launcher.env_service import SERVICE_NAME as ENV_SERVICE
+from astuner.launcher.env_service import automatic_env_service
 from astuner.localhost import is_port_taken, port_holder
 from astuner.processes.guarded_process import GuardedProcess, TempDir
 from astuner.processes.log import ProcessLog
@@ -219,7 +222,11 @@ class Services:
     """The services of one run."""
 
     def __init__(
-        self, services: Sequence[Service] = (), ray: StartedRay | None = None, port_locks: Sequence[object] = ()
+        self,
+        services: Sequence[Service] = (),
+        ray: StartedRay | None = None,
+        port_locks: Sequence[object] = (),
+        env_service: EnvServiceAddress | None = None,
     ) -> None:
         """Collect services.
 
@@ -227,9 +234,11 @@ class Services:
             services: in the order in which they start.
             ray: the Ray instance that one of the services starts.
             port_locks: are held as long as this object.
+            env_service: the address of the environment service that one of them is.
         """
         self._services = services
         self.ray = ray
+        self.env_service = env_service
         self._port_locks = port_locks
         self._is_running = False
 
@@ -257,17 +266,15 @@ class Services:
             learn_secrets(service.env)
         _check_ports_distinct({name: service.config for name, service in selected.items()})
         services = [
-            Service(
-                name,
-                service.config,
-                _find_folder(name, service.config, config_dir),
-                service.temp_dir,
-                service.ready_text,
-            )
-            for name, service in selected.items()
+            Service(name, each.config, _find_folder(name, each.config, config_dir), each.temp_dir, each.ready_text)
+            for name, each in selected.items()
         ]
         ray = next((service.ray for service in selected.values() if service.ray is not None), None)
-        return cls(services, ray, [service.port_lock for service in selected.values()])
+        locks = [service.port_lock for service in selected.values()]
+        automatic = automatic_env_service(config.astuner, config_dir)
+        if automatic is None:
+            return cls(services, ray, locks)
+        return cls([Service(ENV_SERVICE, automatic[0], Path.cwd()), *services], ray, locks, automatic[1])
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

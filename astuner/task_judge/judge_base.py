@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
     from astuner.schema import WorkflowOutput, WorkflowTask
+
+Score = float | Mapping[str, float]
+"""The reward of an episode, or of its agents by name."""
 
 
 class BaseJudge(ABC):
@@ -24,7 +27,7 @@ class BaseJudge(ABC):
     @abstractmethod
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
-    ) -> tuple[float, bool] | Awaitable[tuple[float, bool]]:
+    ) -> tuple[Score, bool] | Awaitable[tuple[Score, bool]]:
         """Score one episode; may be a synchronous or an `async` method.
 
         Args:
@@ -32,5 +35,5 @@ class BaseJudge(ABC):
             workflow_output: the output of the workflow; for example `workflow_output.metadata["final_answer"]`.
 
         Returns:
-            The reward, a finite number, and whether the task was solved.
+            The reward, a finite number or the rewards of the agents by name, and whether the task was solved.
         """

@@ -8,7 +8,7 @@ import inspect
 import threading
 import time
 from bdb import BdbQuit
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +19,7 @@ from astuner.debugging.tracebacks import traceback_of, waits_for_thread
 from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError, describe_error, short_repr, shorten
 from astuner.plugin import raised_at
 from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.judge_base import BaseJudge, Score
 
 _Call = Callable[..., Awaitable[object]]
 
@@ -30,7 +30,7 @@ async def score(
     workflow_output: WorkflowOutput,
     timeout: float | None,
     details: Callable[[], str] = str,
-) -> tuple[float, bool]:
+) -> tuple[Score, bool]:
     """Score one episode with `judge`.
 
     A synchronous `compute_reward` runs in its own thread, an `async` one on the running event loop. If the judge does
@@ -60,7 +60,7 @@ async def score_inline(
     workflow_output: WorkflowOutput,
     timeout: float | None,
     details: Callable[[], str] = str,
-) -> tuple[float, bool]:
+) -> tuple[Score, bool]:
     """Score one episode like `score`, with a synchronous `compute_reward` in this thread, where breakpoints work.
 
     Only Ctrl-C ends a judge that blocks.
@@ -75,11 +75,11 @@ async def _score(
     timeout: float | None,
     details: Callable[[], str],
     call: _Call,
-) -> tuple[float, bool]:
+) -> tuple[Score, bool]:
     """Score one episode; `call` calls a synchronous `compute_reward`."""
     ended: list[float] = []
 
-    async def call_judge() -> tuple[float, bool]:
+    async def call_judge() -> tuple[Score, bool]:
         try:
             return await _call_judge(judge, workflow_task, workflow_output, call)
         finally:
@@ -116,7 +116,7 @@ def _late(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, 
 
 async def _call_judge(
     judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, call: _Call
-) -> tuple[float, bool]:
+) -> tuple[Score, bool]:
     try:
         if inspect.iscoroutinefunction(judge.compute_reward):
             answer: object = await judge.compute_reward(workflow_task, workflow_output)
@@ -185,7 +185,7 @@ def _as_exception(error: BaseException) -> Exception:
     return stand_in.with_traceback(traceback_of(error))
 
 
-def _checked(answer: object, judge: BaseJudge) -> tuple[float, bool]:
+def _checked(answer: object, judge: BaseJudge) -> tuple[Score, bool]:
     expected = "expected (reward, is_success): a finite number and a bool"
     reward, success = answer, None
     if isinstance(answer, tuple | list):
@@ -196,6 +196,9 @@ def _checked(answer: object, judge: BaseJudge) -> tuple[float, bool]:
         if not isinstance(success, bool):
             raise JudgeError(f"judge {_name(judge)} returned is_success={short_repr(success)}; {expected}.")
     try:
+        if isinstance(reward, Mapping) and reward and reward is not answer:
+            by_agent = {str(name): checked_reward(number, "the reward") for name, number in reward.items()}
+            return by_agent, sum(by_agent.values()) > 0 if success is None else success
         number = checked_reward(reward, "the reward")
     except WorkflowError:
         raise JudgeError(f"judge {_name(judge)} returned {short_repr(answer)}; {expected}.") from None

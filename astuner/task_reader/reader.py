@@ -11,14 +11,17 @@ from loguru import logger
 
 from astuner.config.data import (
     DatasetFileConfig,
+    EnvServiceConfig,
     HuggingFaceConfig,
     MixturePart,
     TaskReaderConfig,
     part_names,
 )
+from astuner.env_service.client import EnvServiceAddress
 from astuner.errors import ConfigError, TaskDataError
 from astuner.schema import Task, TaskSet
 from astuner.task_reader.dataset_file import file_splits
+from astuner.task_reader.env_service import env_splits
 from astuner.task_reader.huggingface_dat_repo import repo_splits
 from astuner.task_reader.task_reader_base import RandomDummyReader, load_reader, tasks_of
 from astuner.task_reader.tasks import DatasetSplit, make_tasks
@@ -28,7 +31,12 @@ _PLACES_SHOWN = 3
 
 
 def read_tasks(
-    config: TaskReaderConfig, *, base_dir: Path, search: Sequence[Path], transcripts: bool = False
+    config: TaskReaderConfig,
+    *,
+    base_dir: Path,
+    search: Sequence[Path],
+    transcripts: bool = False,
+    env_service: EnvServiceAddress | None = None,
 ) -> TaskSet:
     """Read the training and validation tasks of section `task_reader`. `apply_filters` then applies its filters.
 
@@ -39,22 +47,24 @@ def read_tasks(
         transcripts: the rows are conversations for supervised training. Each must have chat messages, at least one of
             them from the assistant; they become `Task.init_messages`. `main_query` is "", and `tools`, if a row has
             them, are in `metadata`.
+        env_service: the environment service that the run has started.
 
     Returns:
         The tasks, in the order of their rows; ids are unique within a split. In a mixture, the tasks of a reader are
         together, and their ids begin with the name of the reader.
 
     Raises:
-        ConfigError: the reader is not supported, there is no path, or a subset is specified twice.
+        ConfigError: there is no path, a subset is specified twice, or an environment has no transcripts.
         PluginError: `package.module->Name` cannot be loaded, or a reader of the user cannot be created.
         TaskDataError: a source or a row cannot be read, different rows have the same id, or there is no training task.
     """
     if config.type != "mixture":
-        return _read_source(config, "astuner.task_reader", base_dir, search, transcripts)
+        return _read_source(config, "astuner.task_reader", base_dir, search, transcripts, env_service)
     parts = dict(zip(part_names(config.mixture), config.mixture, strict=True))
     sets = {}
     for index, (name, part) in enumerate(parts.items()):
-        sets[name] = _read_source(part, f"astuner.task_reader.mixture.{index}", base_dir, search, transcripts)
+        key = f"astuner.task_reader.mixture.{index}"
+        sets[name] = _read_source(part, key, base_dir, search, transcripts, env_service)
     return TaskSet(
         training=tuple(_from_source(task, name) for name, tasks in sets.items() for task in tasks.training),
         validation=tuple(_from_source(task, name) for name, tasks in sets.items() for task in tasks.validation),
@@ -68,7 +78,12 @@ def _from_source(task: Task, name: str) -> Task:
 
 
 def _read_source(
-    config: TaskReaderConfig | MixturePart, key: str, base_dir: Path, search: Sequence[Path], transcripts: bool
+    config: TaskReaderConfig | MixturePart,
+    key: str,
+    base_dir: Path,
+    search: Sequence[Path],
+    transcripts: bool,
+    env_service: EnvServiceAddress | None,
 ) -> TaskSet:
     """Read the tasks of one reader; `key` is the name of its section."""
     section: DatasetFileConfig | HuggingFaceConfig
@@ -83,7 +98,7 @@ def _read_source(
     elif "->" in config.type:
         return tasks_of(load_reader(config.type, config.options, search), config.type, transcripts)
     else:
-        raise ConfigError(f"{key}.type {config.type!r} is not supported yet; use dataset_file or huggingface_dat_repo.")
+        return _env_tasks(config.env_service, key, transcripts, env_service)
     section_key = f"{key}.{config.type}"
     training, skipped = _read(training_split, section, section_key, transcripts)
     if not training:
@@ -95,6 +110,18 @@ def _read_source(
         if not validation:
             logger.warning("{}: no validation tasks{}.", validation_split.source, _why_empty(more))
     return TaskSet(tuple(training), tuple(validation), skipped)
+
+
+def _env_tasks(config: EnvServiceConfig, key: str, transcripts: bool, env_service: EnvServiceAddress | None) -> TaskSet:
+    if transcripts:
+        raise ConfigError(
+            f"algorithm sft trains on transcripts, and an environment has none; set {key}.type to dataset_file or "
+            "huggingface_dat_repo"
+        )
+    training, validation = env_splits(config, f"{key}.env_service", env_service)
+    if not training:
+        raise TaskDataError(f"split {config.training_split!r} of {config.env_type} has no training tasks.")
+    return TaskSet(tuple(training), tuple(validation))
 
 
 def _read(

@@ -144,6 +144,7 @@ class TaskRollout:
             self.processes.close()
         end_all_episodes()
         self.runner.gateway.close()
+        self.runner.environments.close()
         self._pool.close()
 
     def _run_once(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
@@ -171,6 +172,7 @@ class TaskRollout:
                 task, tuner = tasks[index], tuners[index]
                 processes[index].end()
                 self.runner.gateway.end_episode(tuner)
+                self.runner.environments.release(task.episode_id)
                 stack = format_stack(result.stack)
                 logger.debug(
                     "{}, {}, blocked its thread at\n{}", shorten(task.episode_id), describe_calls(tuner), stack

@@ -19,6 +19,7 @@ from astuner.context_tracker import MergeMode
 from astuner.debugging.breakpoints import DebuggerQuit, is_debugged
 from astuner.debugging.deadlines import deadline
 from astuner.debugging.tracebacks import error_stack, format_error
+from astuner.env_service.episodes import EpisodeEnvironments
 from astuner.errors import (
     AgentMadness,
     CallLimitError,
@@ -65,6 +66,7 @@ class TaskRunner:
         judge_inline: run the judge in the episode's thread, where breakpoints work as in the workflow.
         on_call: called with each finished LLM call.
         gateway: serves the model of the episodes over HTTP.
+        environments: creates the environments of the episodes.
     """
 
     workflow: Callable[[], Workflow]
@@ -81,6 +83,7 @@ class TaskRunner:
     judge_inline: bool = False
     on_call: Callable[[LlmCall], None] | None = None
     gateway: Gateway = field(default_factory=Gateway)
+    environments: EpisodeEnvironments = field(default_factory=EpisodeEnvironments)
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
         """Return the model for one episode, which records the episode's calls."""
@@ -109,9 +112,11 @@ class TaskRunner:
         )
         started_workflow: list[Workflow] = []
         try:
-            # The workflow may change its task, which other episodes and the record share.
-            own_task = replace(workflow_task, task=copy.deepcopy(workflow_task.task))
-            output = await self._rewarded_output(own_task, tuner, started_workflow)
+            limit = None if is_debugged() else self.episode_timeout
+            async with self.environments.instance(workflow_task, limit) as env:
+                # The workflow may change its task, which other episodes and the record share.
+                own_task = replace(workflow_task, task=copy.deepcopy(workflow_task.task), env=env)
+                output = await self._rewarded_output(own_task, tuner, started_workflow)
             assert output.reward is not None
             episode = replace(
                 episode,

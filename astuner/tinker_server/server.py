@@ -17,7 +17,7 @@ from loguru import logger
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
-from astuner.backbone.training.run_inputs import model_path
+from astuner.backbone.training.model_folder import model_path
 from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, POLICY_HEADER, TinkerPolicy
 from astuner.errors import AstunerError
 from astuner.localhost import ADDRESS, listen, local_hosts

@@ -32,6 +32,11 @@ USES = {
         "astuner.rollout.n_vllm_engine",
         7,
     ),
+    "astuner.task_reader.env_service.env": (
+        f"{START}  task_reader: {{type: env_service, env_service: {{env: reasoning_gym/chain_sum}}}}\n",
+        "astuner.task_reader.env_service.env_type",
+        "reasoning_gym/chain_sum",
+    ),
     "astuner.trainer_common.algorithm": (
         f"{START}  trainer_common: {{algorithm: rloo}}\n",
         "astuner.trainer_common.algorithm.adv_estimator",

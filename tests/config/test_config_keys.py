@@ -19,9 +19,9 @@ def test_every_key_is_documented_and_has_its_default() -> None:
 def test_free_form_keys_know_what_is_below_them() -> None:
     free = {dotted(key.path) for key in schema().keys.values() if key.free_form}
     of_astuner = {
-        "model.renderer", "rollout.frozen_models", "rollout.players", "services", "task_reader.options",
-        "workflow.agents", "workflow.env",
-    }  # fmt: skip
+        *("model.renderer", "rollout.frozen_models", "rollout.players", "services", "workflow.agents", "workflow.env"),
+        *("task_reader.options", "task_reader.env_service.env_params"),
+    }
     assert free == {"verl", "trinity", *(f"astuner.{name}" for name in of_astuner)}
     assert schema().knows(("verl", "trainer", "x.y"))
     assert schema().owner(("verl", "trainer")) == ("verl",)

@@ -11,6 +11,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from astuner.config.data import EnvServiceConfig
 from astuner.config.loading import check_config, load_config, resolve_names
 from astuner.config.root import RunConfig
 from astuner.errors import ConfigError
@@ -62,12 +63,20 @@ def test_a_file_with_only_the_astuner_section_has_all_defaults(write: Write, min
     assert load_config(write(minimal)).config == RunConfig.model_validate(expected)
 
 
-def test_the_appendix_of_spec_3_needs_one_change_for_what_is_not_offered() -> None:
-    with pytest.raises(ConfigError, match=r"spec3_appendix\.yaml:95: astuner\.task_reader\.type is 'env_service'"):
-        load_config(DATA / "spec3_appendix.yaml")
+def test_the_appendix_of_spec_3_names_an_environment() -> None:
+    reader = load_config(DATA / "spec3_appendix.yaml").config.astuner.task_reader
+    assert reader.type == "env_service"
+    expected = EnvServiceConfig(
+        env_type="appworld",
+        env_url="http://127.0.0.1:8080",
+        env_action_preference="code",
+        training_split="train",
+        validation_split="dev",
+    )
+    assert reader.env_service == expected
 
 
-def test_the_appendix_of_spec_3_loads() -> None:
+def test_the_appendix_of_spec_3_loads_with_another_reader() -> None:
     overrides = ["astuner.task_reader.type=dataset_file"]
     loaded = load_config(DATA / "spec3_appendix.yaml", overrides)
     run = loaded.config.astuner
@@ -85,6 +94,7 @@ def test_the_appendix_of_spec_3_loads() -> None:
         "write 'customized_protocol'",
         "astuner.execute_test is accepted for older files and has no effect",
         "astuner.execute_testing_lambda is accepted for older files and has no effect",
+        "astuner.task_reader.env_service.validation_split",
         "astuner.task_judge.alien_llm_model, astuner.task_judge.alien_llm_response_length",
         "astuner.task_judge.rubrics_auto_grader.dataset_file.training.file_path",
         "astuner.context_tracker.context_tracker_type, astuner.context_tracker.alien_llm_model, "

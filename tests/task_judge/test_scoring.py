@@ -77,6 +77,12 @@ async def test_accepted_results_of_a_judge(make: Make, answer: Any, scored: tupl
 
 
 @both
+async def test_a_judge_may_reward_agents_by_name(make: Make) -> None:
+    result = await score(make(lambda: ({"white": 1, "black": Fraction(-1, 2)}, True)), TASK, OUTPUT, timeout=10)
+    assert result == ({"white": 1.0, "black": -0.5}, True)
+
+
+@both
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
@@ -95,6 +101,8 @@ async def test_accepted_results_of_a_judge(make: Make, answer: Any, scored: tupl
         ((1.0, 1), "is_success=1"),
         ((1.0, None), "is_success=None"),
         ({"reward": 1}, "reward"),
+        (({}, True), "{}"),
+        (({"white": float("nan")}, True), "white"),
     ],
 )
 async def test_wrong_result_is_shown_in_the_error(make: Make, answer: Any, named: str) -> None:

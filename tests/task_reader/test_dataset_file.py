@@ -355,8 +355,8 @@ def test_missing_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         read(tmp_path)
     with pytest.raises(ConfigError, match=r"training\.file_path is empty"):
         read("")
-    with pytest.raises(ConfigError, match="'env_service' is not supported yet"):
-        read_tasks(TaskReaderConfig(type="env_service"), base_dir=tmp_path, search=[])
+    with pytest.raises(ConfigError, match="sft trains on transcripts, and an environment has none"):
+        read_tasks(TaskReaderConfig(type="env_service"), base_dir=tmp_path, search=[], transcripts=True)
 
 
 def test_function_returns_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from loguru import logger
 from astuner.backbone.training.run_inputs import load_agent_inputs
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import Breakpoints, reached_tags, set_breakpoints
+from astuner.env_service.client import EnvServiceAddress
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.redaction import redact, secret_variables
@@ -40,6 +41,7 @@ class AgentJob:
         folder: the working directory of the run; paths in the user's code may be relative to it.
         model_path: the model, whose tokenizer is loaded.
         breakpoints: the breakpoints of `--db`.
+        env_services: the environment services by their addresses as configured.
     """
 
     config: AstunerConfig
@@ -47,6 +49,7 @@ class AgentJob:
     folder: Path
     model_path: str
     breakpoints: Breakpoints
+    env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class EpisodeWorker:
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
         set_breakpoints(job.breakpoints)
-        run_inputs = load_agent_inputs(job.config, job.search, job.model_path, codec)
+        run_inputs = load_agent_inputs(job.config, job.search, job.model_path, codec, job.env_services)
         self._running = ActiveEpisodes()
         self._rollout = run_inputs.rollout(job.config, engine, self._running, on_call)
         self._threads = ThreadPoolExecutor(1)

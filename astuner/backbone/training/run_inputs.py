@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from loguru import logger
-
 from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings, load_player
+from astuner.backbone.training.model_folder import model_path
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.diagnostics import Monitor
-from astuner.errors import AstunerError, ConfigError, ModelError, PluginError
+from astuner.env_service.client import EnvServiceAddress
+from astuner.env_service.episodes import EpisodeEnvironments, service_address
+from astuner.errors import ConfigError, PluginError
 from astuner.gateway import Gateway, GatewaySettings
 from astuner.llm_engine.context_length import check_context_length, shortened_context
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
-from astuner.plugin import load_class, load_function, raised_at, reject_missing
+from astuner.plugin import load_class, raised_at, reject_missing
 from astuner.redaction.output import redacted_output
 from astuner.run_record import RunFinding
 from astuner.schema import LlmCall, TaskSet
@@ -48,6 +48,7 @@ class RunInputs:
         workflow: returns a new workflow; None for supervised training.
         judge: the judge; None if the workflow returns its reward.
         search: absolute folders that are searched for the user's code and for relative paths.
+        env_services: the environment services by their addresses as configured.
     """
 
     tasks: TaskSet
@@ -57,6 +58,7 @@ class RunInputs:
     workflow: Callable[[], Workflow] | None
     judge: BaseJudge | None
     search: tuple[Path, ...] = ()
+    env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict)
 
     def monitor(self, config: AstunerConfig, record: Callable[[RunFinding], None], *, trains: bool) -> Monitor:
         """Return the monitor of a run, which gives its findings to `record`.
@@ -103,6 +105,7 @@ class RunInputs:
             judge_inline=runs_inline(config),
             on_call=on_call,
             gateway=self._gateway(config),
+            environments=EpisodeEnvironments(self.env_services),
         )
         sandbox_agentscope(enabled=config.rollout.sandbox)
         is_debug = config.backbone == "debug"
@@ -164,13 +167,19 @@ def api_key(setting: str, variable: str | None) -> str | None:
     return key
 
 
-def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None = None) -> RunInputs:
+def load_run_inputs(
+    config: AstunerConfig,
+    config_dir: Path,
+    model: str | None = None,
+    env_service: EnvServiceAddress | None = None,
+) -> RunInputs:
     """Load the user's inputs. Cheap checks run before slow steps.
 
     Args:
         config: the resolved configuration.
         config_dir: the YAML's folder.
         model: a model to use instead of `model.path`.
+        env_service: the environment service that the run has started.
 
     Raises:
         AstunerError: an input cannot be loaded.
@@ -178,7 +187,10 @@ def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None =
     search = (Path.cwd(), config_dir.absolute())
     workflow, judge = _load_agent(config, search)
     supervised = config.trainer_common.algorithm.adv_estimator == "sft"
-    tasks = read_tasks(config.task_reader, base_dir=config_dir, search=search, transcripts=supervised)
+    tasks = read_tasks(
+        config.task_reader, base_dir=config_dir, search=search, transcripts=supervised, env_service=env_service
+    )
+    urls = {task.env.url for task in (*tasks.training, *tasks.validation) if task.env is not None}
     path = model_path(model, "--model", search) if model else model_path(config.model.path, "model.path", search)
     check_context_length(path, config.rollout.max_model_len)
     tokenizer = load_tokenizer(path)
@@ -189,7 +201,8 @@ def load_run_inputs(config: AstunerConfig, config_dir: Path, model: str | None =
         count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
         search=search,
     )
-    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search)
+    env_services = {url: service_address(url, env_service) for url in sorted(urls)}
+    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services)
 
 
 def check_names(config: AstunerConfig, config_dir: Path) -> None:
@@ -210,13 +223,17 @@ def check_names(config: AstunerConfig, config_dir: Path) -> None:
 
 
 def load_agent_inputs(
-    config: AstunerConfig, search: Sequence[Path], model_path: str, codec: ChatCodec | None = None
+    config: AstunerConfig,
+    search: Sequence[Path],
+    model_path: str,
+    codec: ChatCodec | None = None,
+    env_services: Mapping[str, EnvServiceAddress] | None = None,
 ) -> RunInputs:
     """Load the inputs that a worker process needs to run episodes: all except the tasks.
 
     Args:
         config: the resolved configuration.
-        search, model_path: as in the `RunInputs` of the main process.
+        search, model_path, env_services: as in the `RunInputs` of the main process.
         codec: the codec of the model; None to load it.
 
     Raises:
@@ -224,7 +241,9 @@ def load_agent_inputs(
     """
     workflow, judge = _load_agent(config, search)
     codec = codec or ChatCodec(load_tokenizer(model_path), config.model.renderer)
-    return RunInputs(TaskSet((), ()), model_path, codec.tokenizer, codec, workflow, judge, tuple(search))
+    return RunInputs(
+        TaskSet((), ()), model_path, codec.tokenizer, codec, workflow, judge, tuple(search), env_services or {}
+    )
 
 
 def _load_agent(
@@ -332,69 +351,3 @@ def _make_judge(path: str, config: TaskJudgeConfig, search: Sequence[Path]) -> B
             f"task_judge.judge_protocol `{path}` could not be created from its configuration section: "
             f"{type(error).__name__}: {error} (at {raised_at(error)})"
         ) from error
-
-
-def model_path(path: str, key: str, search: Sequence[Path]) -> str:
-    """Return the folder or Hugging Face name of a model.
-
-    Args:
-        path: a folder, a Hugging Face name, or `package.module->function`, a function that returns a folder.
-        key: the configuration key or option that has `path`, for messages.
-        search: folders in which relative paths are searched.
-
-    Raises:
-        ModelError: a local path does not exist, or contains no model.
-        PluginError: the function cannot be loaded.
-    """
-    if "->" in path:
-        return str(_checked_folder(_call_folder_function(path, search), f"{path} returned"))
-    relative = Path(path).expanduser()
-    local = next((match for folder in search if (match := folder / relative).exists()), None)
-    # The name of a model on Hugging Face has at most one slash.
-    if local is None and (path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")):
-        raise ModelError(f"{key} is {path!r}, which does not exist; {_folder_hint(relative, search)}")
-    if local is None:
-        logger.info("{} {!r} is not a local folder; loading it from Hugging Face", key, path)
-        return path
-    folder = _checked_folder(local, f"{key} is")
-    return str(relative) if (Path.cwd() / relative).exists() else str(folder)
-
-
-def _call_folder_function(path: str, search: Sequence[Path]) -> Path:
-    function = load_function(path, search=search)
-    try:
-        return Path(function())
-    except AstunerError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ModelError(
-            f"model.path {path!r} did not return a folder: {type(error).__name__}: {error} (at {raised_at(error)})"
-        ) from error
-
-
-def _folder_hint(path: Path, search: Sequence[Path]) -> str:
-    """Return the end of an error message: the expected folder, and a folder with a similar name."""
-    parents = [parent for folder in search if (parent := (folder / path).parent).is_dir()]
-    names = [entry.name for parent in parents for entry in parent.iterdir() if entry.is_dir()]
-    for folder in search:
-        # The model of a run, for a path near it: RUN, RUN/models, RUN/model/step_10.
-        for near in (folder / path, *(folder / path).parents[:3]):
-            if near != folder and (near / "model/config.json").exists():
-                return f"a folder in transformers' format is expected; did you mean {str(near / 'model')!r}?"
-    matches = get_close_matches(path.name, names, 1)
-    hint = f"; did you mean {str(path.with_name(matches[0]))!r}?" if matches else ""
-    return f"a folder in transformers' format is expected{hint}"
-
-
-def _checked_folder(folder: Path, subject: str) -> Path:
-    if not folder.is_dir():
-        kind = "is a file" if folder.exists() else "does not exist"
-        raise ModelError(f"{subject} {str(folder)!r}, which {kind}; a folder in transformers' format is expected")
-    if not (folder / "config.json").exists():
-        contents = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
-        inside = next((name for name in ("model", "merged_model") if (folder / name / "config.json").exists()), None)
-        hint = f"; did you mean {str(folder / inside)!r}?" if inside else ""
-        raise ModelError(
-            f"{subject} {str(folder)!r}, which is not a model: it has no config.json but contains {contents}{hint}"
-        )
-    return folder

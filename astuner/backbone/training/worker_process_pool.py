@@ -56,7 +56,14 @@ def make_rollout(
             "rollout.isolation: process has no effect"
         )
         return rollout
-    job = AgentJob(config, run_inputs.search, Path.cwd(), run_inputs.model_path, active_breakpoints())
+    job = AgentJob(
+        config,
+        run_inputs.search,
+        Path.cwd(),
+        run_inputs.model_path,
+        active_breakpoints(),
+        env_services=run_inputs.env_services,
+    )
     deadline = config.rollout.episode_timeout + config.task_judge.timeout
     return replace(rollout, processes=WorkerProcessPool(job, engine, rollout.workers, deadline))
 

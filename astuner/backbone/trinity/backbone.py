@@ -236,7 +236,10 @@ def _start_session(
     from astuner.backbone.trinity.event_consumer import EventConsumer
     from astuner.backbone.trinity.session import TrinitySession
 
-    agent = AgentJob(config, context.run_inputs.search, Path.cwd(), facts.model_path, active_breakpoints())
+    run_inputs, folder = context.run_inputs, Path.cwd()
+    agent = AgentJob(
+        config, run_inputs.search, folder, facts.model_path, active_breakpoints(), env_services=run_inputs.env_services
+    )
     coordinator = start_coordinator(
         CoordinatorJob(
             agent=agent,

@@ -166,7 +166,16 @@ def _start_session(
     dtype = compute_dtype(config.model.dtype, torch.device(facts.device))
     trainer = stack.enter_context(started_trainer(composed, config, dtype))
     engine = VerlEngine(trainer.get_llm_client(), composed.actor_rollout_ref.rollout.max_model_len)
-    job = WorkerJob(config, context.run_inputs.search, Path.cwd(), facts.model_path, active_breakpoints(), engine)
+    run_inputs = context.run_inputs
+    job = WorkerJob(
+        config,
+        run_inputs.search,
+        Path.cwd(),
+        facts.model_path,
+        active_breakpoints(),
+        engine,
+        env_services=run_inputs.env_services,
+    )
     worker_pool = EpisodeWorkerPool(job, context.active_episodes)
     stack.callback(worker_pool.close)
     worker_pool.start()

@@ -1,0 +1,111 @@
+"""Gives episodes their environments, and releases them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from uuid import uuid4
+
+from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
+from astuner.env_service.protocol import TOKEN_VARIABLE
+from astuner.errors import EnvError, EpisodeTimeout
+from astuner.schema import EnvInstance, EnvTask, WorkflowTask
+
+AUTO = "auto"
+"""The address of the service that the run starts."""
+# Environments that use NumPy's older generators or C code accept no larger seed.
+_SEEDS = 2**31
+_RELEASE_SECONDS = 5.0
+
+
+def service_address(url: str, started: EnvServiceAddress | None = None) -> EnvServiceAddress:
+    """Return the address of a service, with the token of this process's environment variable.
+
+    Args:
+        url: the address as configured.
+        started: the service that the run has started, for `auto`.
+
+    Raises:
+        EnvError: there is no such service.
+    """
+    if url != AUTO:
+        return EnvServiceAddress(url, os.environ.get(TOKEN_VARIABLE, ""))
+    if started is None:
+        raise EnvError(
+            "env_url is auto, but no run has started the service; start one with `astuner env serve`, and set env_url "
+            "to its address"
+        )
+    return started
+
+
+class EpisodeEnvironments:
+    """Creates and releases the environments of the episodes of a process. Thread-safe.
+
+    Args:
+        addresses: the services by their addresses as configured.
+    """
+
+    def __init__(self, addresses: Mapping[str, EnvServiceAddress] | None = None) -> None:
+        self._addresses = addresses or {}
+        self._clients: dict[str, EnvServiceClient] = {}
+        self._instances: dict[str, tuple[EnvServiceClient, str]] = {}
+        self._lock = threading.Lock()
+
+    @contextlib.asynccontextmanager
+    async def instance(self, workflow_task: WorkflowTask, seconds: float | None) -> AsyncIterator[EnvInstance | None]:
+        """Create the instance of an episode's task, and release it at the end of the block; None without environment.
+
+        Args:
+            workflow_task: the task.
+            seconds: the time limit of the creation, which waits for a free instance; None for no limit.
+
+        Raises:
+            EnvError: the environment cannot be created.
+            EpisodeTimeout: it was not created in time.
+        """
+        task = workflow_task.task.env
+        if task is None:
+            yield None
+            return
+        client, instance_id = self._client(task), uuid4().hex
+        self._instances[workflow_task.episode_id] = client, instance_id
+        try:
+            try:
+                async with asyncio.timeout(seconds) as limit:
+                    instance = await client.create(task, workflow_task.seed % _SEEDS, instance_id)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise EpisodeTimeout(
+                    f"environment {task.env_type} was not created within rollout.episode_timeout ({seconds:g} s)"
+                ) from error
+            yield instance
+        finally:
+            released = self.release(workflow_task.episode_id)
+            if released is not None:
+                # The next episode then finds a free instance.
+                await asyncio.wait([asyncio.wrap_future(released)], timeout=_RELEASE_SECONDS)
+
+    def release(self, episode_id: str) -> Future[None] | None:
+        """Start to release the environment of an episode, if it has one. May be called again, from any thread."""
+        client, instance_id = self._instances.pop(episode_id, (None, ""))
+        return None if client is None else client.release(instance_id)
+
+    def close(self) -> None:
+        """Release all environments."""
+        with self._lock:
+            clients, self._clients = list(self._clients.values()), {}
+        for client in clients:
+            client.close()
+
+    def _client(self, task: EnvTask) -> EnvServiceClient:
+        with self._lock:
+            client = self._clients.get(task.url)
+            if client is None:
+                address = self._addresses.get(task.url) or service_address(task.url)
+                client = self._clients[task.url] = EnvServiceClient(address)
+            return client

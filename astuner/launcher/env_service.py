@@ -1,0 +1,39 @@
+"""The environment service that a run starts for `task_reader.env_service.env_url: auto`."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+
+from astuner.config.root import AstunerConfig
+from astuner.config.services import HealthConfig, ServiceConfig
+from astuner.env_service.client import EnvServiceAddress
+from astuner.env_service.episodes import AUTO
+from astuner.env_service.protocol import TOKEN_VARIABLE
+from astuner.localhost import ADDRESS, free_port
+from astuner.redaction import learn_secrets
+
+SERVICE_NAME = "env_service"
+_MIN_INSTANCES = 128
+_MAX_RESTARTS = 10
+
+
+def automatic_env_service(config: AstunerConfig, config_dir: Path) -> tuple[ServiceConfig, EnvServiceAddress] | None:
+    """Return the environment service of a run, and its address; None if the run needs none."""
+    reader = config.task_reader
+    sources = reader.mixture if reader.type == "mixture" else [reader]
+    used = [source.env_service for source in sources if source.type == "env_service"]
+    environments = dict.fromkeys(each.env_type for each in used if each.env_url == AUTO)
+    if not environments:
+        return None
+    port = free_port()
+    # An instance may be released after its episode has ended.
+    instances = max(_MIN_INSTANCES, 2 * config.rollout.max_env_worker)
+    command = [sys.executable, "-m", "astuner", "env", "serve", f"--port={port}", f"--max-instances={instances}"]
+    command += [f"--path={config_dir.absolute()}", *(f"--env={each}={each}" for each in environments)]
+    address = EnvServiceAddress(f"http://{ADDRESS}:{port}", secrets.token_urlsafe(24))
+    variables = {TOKEN_VARIABLE: address.token}
+    learn_secrets(variables)
+    health = HealthConfig(http=f"{address.url}/health")
+    return ServiceConfig(command=command, env=variables, health=health, restart=_MAX_RESTARTS), address
