@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.backbone.training.run_state import RunState
@@ -77,7 +77,6 @@ def test_a_reader_with_too_few_tasks_leaves_its_share_to_the_others() -> None:
         assert (len(batch), len(set(batch)), {"a/0", "a/1"} <= set(batch)) == (10, 10, True)
 
 
-@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from("abcd"), st.tuples(st.integers(1, 9), st.floats(0.1, 10)), min_size=1),
     st.integers(1, 12),

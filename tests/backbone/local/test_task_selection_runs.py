@@ -63,7 +63,7 @@ def test_a_run_takes_tasks_of_all_readers_by_weight(selecting: tuple[Runs, Path]
     assert read_summary(whole).tasks_left_out == {cause: count for cause, count in left_out.items() if count}
 
 
-@pytest.mark.parametrize("checkpoint", ["step_000002", ".partial_step_000004"])
+@pytest.mark.parametrize("checkpoint", ["step_000002", "step_000004"])
 def test_a_killed_run_takes_the_same_tasks(selecting: tuple[Runs, Path], tmp_path: Path, checkpoint: str) -> None:
     runs, whole = selecting
     moment = tmp_path / "run/checkpoints" / checkpoint
