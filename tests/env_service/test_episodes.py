@@ -143,3 +143,13 @@ def test_tasks_carry_what_an_instance_needs(service: Service) -> None:
 def test_what_cannot_be_read_is_one_clear_error(service: Service, settings: dict[str, Any], error: str) -> None:
     with pytest.raises(TaskDataError, match=f"task_reader.env_service: .*{error}"):
         read(service, **settings)
+
+
+def test_a_mixture_has_tasks_of_environments(service: Service) -> None:
+    environment = {"type": "env_service", "env_service": {"env_type": "guess", "env_url": service.address.url}}
+    parts = [environment, {"type": "random_dummy", "weight": 2}]
+    config = TaskReaderConfig.model_validate({"type": "mixture", "mixture": parts})
+    alone, mixed = read(service), read_tasks(config, base_dir=Path(), search=[]).training
+    of_service = [task for task in mixed if task.source == "env_service"]
+    assert of_service == [replace(task, task_id=f"env_service/{task.task_id}", source="env_service") for task in alone]
+    assert {task.env for task in mixed if task.source == "random_dummy"} == {None}
