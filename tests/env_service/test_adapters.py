@@ -336,6 +336,10 @@ def test_there_is_no_reference_if_the_search_is_too_long(monkeypatch: pytest.Mon
     assert env.reference("train", "0") is None
 
 
+def test_a_bot_that_searches_without_end_gives_no_reference() -> None:
+    assert environment("minigrid/BabyAI-UnlockToUnlock-v0").reference("validation", "0") is None
+
+
 def test_minigrid_lists_what_can_be_created() -> None:
     listed = adapter("minigrid").names()
     assert {"MiniGrid-DoorKey-5x5-v0", "BabyAI-BossLevel-v0"} <= set(listed)

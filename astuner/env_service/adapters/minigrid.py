@@ -18,6 +18,7 @@ from astuner.errors import EnvError, short_repr
 
 VIEWS = ("description", "grid")
 _MAX_STATES = 6000
+_MAX_SEARCHES = 5000
 
 if "MiniGrid-Empty-8x8-v0" not in gymnasium.registry:
     minigrid.register_minigrid_envs()
@@ -125,7 +126,7 @@ class MiniGridEnvironment(GymnasiumEnvironment):
         plan: list[int] = []
         with contextlib.redirect_stdout(io.StringIO()):
             try:
-                bot = BabyAIBot(env)
+                bot = _BoundedBot(env)
                 while len(plan) < int(env.unwrapped.max_steps):
                     plan.append(int(bot.replan()))
                     _, reward, terminated, truncated, _ = env.step(plan[-1])
@@ -140,6 +141,15 @@ class MiniGridEnvironment(GymnasiumEnvironment):
         env, _ = self.opened(env.np_random_seed)
         results = [env.step(action) for action in plan]
         return self.solved(env, float(results[-1][1]), bool(results[-1][2]))
+
+
+class _BoundedBot(BabyAIBot):  # type: ignore[misc]
+    """BabyAI's bot, with a limit to its searches for paths: in some worlds it searches without end."""
+
+    def _breadth_first_search(self, *arguments: Any, **options: Any) -> Any:
+        if self.bfs_counter > _MAX_SEARCHES:
+            raise RuntimeError(f"the bot searched for {_MAX_SEARCHES} paths")
+        return super()._breadth_first_search(*arguments, **options)
 
 
 def describe_view(world: Any) -> str:
