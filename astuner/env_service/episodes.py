@@ -67,6 +67,9 @@ class EpisodeEnvironments:
             EnvError: the environment cannot be created.
             EpisodeTimeout: it was not created in time.
         """
+        if workflow_task.env is not None:  # the caller has created it, and releases it
+            yield workflow_task.env
+            return
         task = workflow_task.task.env
         if task is None:
             yield None
