@@ -45,6 +45,8 @@ class RemoteInstance:
         if self.steps and self.steps[-1].is_done:
             raise EnvError("the task has ended, so the instance accepts no further action; see steps[-1].is_done")
         try:
+            if not isinstance(action, str | Mapping):
+                raise TypeError
             plain = ACTION.dump_python(ACTION.validate_python(action, strict=False), mode="json")
         except (ValidationError, ValueError, TypeError) as error:
             raise EnvError(

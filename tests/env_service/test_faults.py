@@ -1,0 +1,184 @@
+"""Faults of environments, clients and services: each is one clear error, and leaves no process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
+from astuner.errors import EnvError
+from astuner.schema import EnvTask
+from tests.env_service.services import Service, serving, wait_until
+
+
+def faulty(fault: str = "") -> EnvTask:
+    return EnvTask("faulty", "train", "number-1", {"fault": fault})
+
+
+@pytest.mark.parametrize(
+    ("action", "error"),
+    [
+        ("raise", r"step raised RuntimeError: the dice are lost \(at .*environments.py:\d+\)"),
+        ("system exit", "step raised SystemExit: 3"),
+        ("exit", "the process of the environment ended with exit code 7"),
+        ("kill", r"was killed by signal 9 \(SIGKILL\)"),
+        ("hang", r"step took longer than 5 s \(--step-timeout\)"),
+        ("nan", "step returned the reward nan; expected a finite number"),
+        ("nan by agent", "inf.*; expected a finite number"),
+        ("large", "10,485,760 bytes long; the limit of the service is 1,048,576 bytes"),
+        ("large info", "the limit of the service is 1,048,576 bytes"),
+        ("none", "step returned None; expected a StepResult"),
+        ("tuple", "expected a StepResult"),
+        ("no text", "expected an Observation with a text"),
+        ("surrogate", "cannot be written as JSON"),
+    ],
+)
+async def test_a_fault_in_a_step(client: EnvServiceClient, action: str, error: str) -> None:
+    instance = await client.create(faulty())
+    for _ in range(2):  # the instance stays useless
+        with pytest.raises(EnvError, match=f"environment faulty, task number-1: .*{error}"):
+            await instance.step(action)
+    with pytest.raises(EnvError):
+        await instance.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        ("init", "ValueError: no such mode"),
+        ("reset", "reset raised RuntimeError: the board is missing"),
+        ("hang", "reset took longer than 5 s"),
+        ("profile", "profile raised KeyError: 'no profile'"),
+    ],
+)
+async def test_a_fault_at_the_start(client: EnvServiceClient, service: Service, fault: str, error: str) -> None:
+    with pytest.raises(EnvError, match=error):
+        await client.create(faulty(fault))
+    assert client.client_id not in {each["client_id"] for each in service.instances()}
+
+
+@pytest.mark.parametrize(("fault", "error"), [("evaluate", "the score is lost"), ("nan score", "the score nan")])
+async def test_a_fault_in_the_evaluation(client: EnvServiceClient, fault: str, error: str) -> None:
+    instance = await client.create(faulty(fault))
+    with pytest.raises(EnvError, match=error):
+        await instance.evaluate()
+
+
+@pytest.mark.parametrize("fault", ["close", "hang in close"])
+async def test_a_fault_at_the_end_leaves_no_process(client: EnvServiceClient, service: Service, fault: str) -> None:
+    instance = await client.create(faulty(fault))
+    (pid,) = [each["pid"] for each in service.instances() if each["instance_id"] == instance.instance_id]
+    instance.release().result(30)
+    wait_until(lambda: not psutil.pid_exists(int(str(pid))))
+
+
+async def test_the_processes_of_an_environment_end_with_its_instance(client: EnvServiceClient) -> None:
+    instance = await client.create(faulty())
+    child = int((await instance.step("child")).observation.text)
+    assert psutil.pid_exists(child)
+    instance.release().result(30)
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_values_that_json_lacks_become_texts(client: EnvServiceClient) -> None:
+    info = (await (await client.create(faulty())).step("object in info")).info
+    assert info["set"] == [1]
+    assert info["numpy"] == 0.5
+    assert "object object" in info["object"]
+
+
+async def test_an_action_that_is_no_action(client: EnvServiceClient) -> None:
+    instance = await client.create(faulty())
+    for action in (5, None, b"x", {"name": object()}):
+        with pytest.raises(EnvError, match="expected a text, or a tool call"):
+            await instance.step(action)  # type: ignore[arg-type]
+
+
+async def test_a_wrong_token_is_rejected(tmp_path: Path) -> None:
+    with serving(tmp_path, token="open-sesame") as service:
+        for token in ("", "wrong"):
+            client = EnvServiceClient(replace(service.address, token=token))
+            with pytest.raises(EnvError, match=r"the token is missing or wrong; set .* ASTUNER_ENV_TOKEN"):
+                await client.create(EnvTask("guess", "train", "number-1"))
+            client.close()
+        client = EnvServiceClient(service.address)
+        assert (await client.create(EnvTask("guess", "train", "number-1"))).observation.text
+        client.close()
+
+
+async def test_a_service_that_is_gone_is_named() -> None:
+    client = EnvServiceClient(EnvServiceAddress("http://127.0.0.1:9"), retry_seconds=1.0)
+    with pytest.raises(EnvError, match=r"service at http://127.0.0.1:9 cannot be reached .* attempts in"):
+        await client.create(EnvTask("guess", "train", "number-1"))
+    client.close()
+
+
+async def test_a_full_service_makes_clients_wait(tmp_path: Path) -> None:
+    with serving(tmp_path, "--max-instances=2") as service:
+        client = EnvServiceClient(service.address)
+        task = EnvTask("guess", "train", "number-1")
+        first, _ = await asyncio.gather(client.create(task), client.create(task))
+        waiting = asyncio.ensure_future(client.create(task))
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        first.release().result(30)
+        assert (await waiting).observation.text
+        hurried = EnvServiceClient(service.address, wait_seconds=0.5)
+        with pytest.raises(EnvError, match="the service has 2 instances, the maximum"):
+            await hurried.create(task)
+        for each in (client, hurried):
+            each.close()
+
+
+_CLIENT = """
+import asyncio, sys, time
+from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
+from astuner.schema import EnvTask
+async def main():
+    client = EnvServiceClient(EnvServiceAddress(sys.argv[1]))
+    held = [await client.create(EnvTask("guess", "train", "number-1")) for _ in range(3)]
+    print("ready", flush=True)
+    time.sleep(3600)
+asyncio.run(main())
+"""
+
+
+def test_the_instances_of_a_killed_client_are_released(tmp_path: Path) -> None:
+    with serving(tmp_path, "--lease-seconds=6") as service:
+        client = subprocess.Popen(
+            [sys.executable, "-c", _CLIENT, service.address.url], stdout=subprocess.PIPE, text=True
+        )
+        assert client.stdout is not None
+        assert client.stdout.readline() == "ready\n"
+        assert len(service.instances()) == 3
+        client.kill()
+        client.wait()
+        client.stdout.close()
+        wait_until(lambda: not service.instances())
+
+
+async def test_a_killed_service_leaves_no_process_and_can_be_restarted(tmp_path: Path) -> None:
+    with serving(tmp_path) as service:
+        client = EnvServiceClient(service.address, retry_seconds=60.0)
+        instance = await client.create(EnvTask("faulty", "train", "number-1"))
+        child = int((await instance.step("child")).observation.text)
+        below = service.processes()
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, below, 30)
+        assert not alive
+        await asyncio.to_thread(wait_until, lambda: not psutil.pid_exists(child))
+    port = int(service.address.url.rpartition(":")[2])
+    with serving(tmp_path, port=port):
+        with pytest.raises(EnvError, match="does not exist; the service may have been restarted"):
+            await instance.step("1")
+        assert (await client.create(EnvTask("guess", "train", "number-1"))).observation.text
+        client.close()
