@@ -113,10 +113,13 @@ class TaskRunner:
         started_workflow: list[Workflow] = []
         try:
             limit = None if is_debugged() else self.episode_timeout
+            entered = time.monotonic()
             async with self.environments.instance(workflow_task, limit) as env:
+                # The limit is that of the whole episode, also for the pools that end episodes from outside.
+                left = None if limit is None else max(limit - (time.monotonic() - entered), 0.0)
                 # The workflow may change its task, which other episodes and the record share.
                 own_task = replace(workflow_task, task=copy.deepcopy(workflow_task.task), env=env)
-                output = await self._rewarded_output(own_task, tuner, started_workflow)
+                output = await self._rewarded_output(own_task, tuner, started_workflow, left)
             assert output.reward is not None
             episode = replace(
                 episode,
@@ -147,11 +150,15 @@ class TaskRunner:
         return with_samples(episode, max_samples=self.max_samples, merge=self.merge, seed=workflow_task.seed)
 
     async def _rewarded_output(
-        self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
+        self,
+        workflow_task: WorkflowTask,
+        tuner: ModelTuner,
+        started_workflow: list[Workflow],
+        seconds: float | None,
     ) -> WorkflowOutput:
         """Return the output with `reward` and `is_success` set, and append the workflow to `started_workflow`."""
         try:
-            output = await self._execute_at_gateway(workflow_task, tuner, started_workflow)
+            output = await self._execute_at_gateway(workflow_task, tuner, started_workflow, seconds)
         except AgentMadness:
             output = WorkflowOutput()
         except CallLimitError as error:
@@ -192,9 +199,13 @@ class TaskRunner:
         return output
 
     async def _execute_at_gateway(
-        self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
+        self,
+        workflow_task: WorkflowTask,
+        tuner: ModelTuner,
+        started_workflow: list[Workflow],
+        limit: float | None,
     ) -> WorkflowOutput:
-        """Run the workflow while the gateway serves its model."""
+        """Run the workflow for at most `limit` seconds while the gateway serves its model."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
@@ -203,10 +214,9 @@ class TaskRunner:
                 # After the workflow, the judge runs in the same task.
                 loop.call_soon_threadsafe(lambda: session.is_closed or task.cancel())
 
-        limit = None if is_debugged() else self.episode_timeout
         with self.gateway.episode(tuner, cancel, limit) as session:
             try:
-                output = await self._execute(workflow_task, tuner, started_workflow)
+                output = await self._execute(workflow_task, tuner, started_workflow, limit)
             except WorkflowError as error:
                 cause = session.cause_of(error)
                 if cause is None:
@@ -217,9 +227,12 @@ class TaskRunner:
         return output
 
     async def _execute(
-        self, workflow_task: WorkflowTask, tuner: ModelTuner, started_workflow: list[Workflow]
+        self,
+        workflow_task: WorkflowTask,
+        tuner: ModelTuner,
+        started_workflow: list[Workflow],
+        limit: float | None,
     ) -> WorkflowOutput:
-        limit = None if is_debugged() else self.episode_timeout
         started = time.monotonic()
 
         def late() -> str:

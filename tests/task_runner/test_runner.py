@@ -7,7 +7,8 @@ import contextlib
 import json
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,8 @@ import pytest
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
 from astuner.context_tracker import MergeMode, build_samples
+from astuner.debugging.deadlines import deadline
+from astuner.env_service.episodes import EpisodeEnvironments
 from astuner.errors import CallLimitError, EpisodeStopped
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
@@ -190,6 +193,27 @@ def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
     episode = run(tokenizer, Hangs, episode_timeout=2.0)
     assert (episode.status, episode.error_kind, len(episode.calls)) == ("failed", "timeout", 1)
     assert "train-000001-t-0/0" in (episode.error or "")
+
+
+class SlowEnvironments(EpisodeEnvironments):
+    @contextlib.asynccontextmanager
+    async def instance(self, workflow_task: WorkflowTask, seconds: float | None) -> AsyncIterator[None]:
+        await asyncio.sleep(0.2)
+        yield None
+
+
+def test_the_creation_of_the_environment_counts_towards_the_time_limit(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
+    limits = []
+
+    def recorded(seconds: float | None, message: Callable[[], str]) -> AbstractAsyncContextManager[asyncio.Timeout]:
+        limits.append(seconds)
+        return deadline(seconds, message)
+
+    monkeypatch.setattr("astuner.task_runner.runner.deadline", recorded)
+    assert run(tokenizer, Talk, environments=SlowEnvironments(), episode_timeout=300.0).status == "ok"
+    (limit,) = limits
+    assert limit is not None
+    assert limit <= 299.8
 
 
 def test_interrupt_before_the_workflow_starts_is_a_failed_episode(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
