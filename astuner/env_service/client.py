@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -60,7 +60,7 @@ class EnvServiceAddress:
     """
 
     url: str
-    token: str = ""
+    token: str = field(default="", repr=False)
 
 
 class EnvServiceClient:
@@ -145,6 +145,10 @@ class EnvServiceClient:
 
     def release(self, instance_id: str) -> Future[None]:
         """Start to release an instance, also one whose creation has not finished. Never raises."""
+        if self._loop is None or os.getpid() != self._pid:  # a client that is closed has no instances
+            released: Future[None] = Future()
+            released.set_result(None)
+            return released
         return self.submit(self._release(instance_id))
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:

@@ -106,7 +106,12 @@ class _ForkServer:
         if not data:
             return False
         (number,) = REQUEST_HEADER.unpack(data)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes, or too little memory
+            os.close(descriptors[0])
+            self._send(failed=number, error=str(error))
+            return True
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for name in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
@@ -129,7 +134,7 @@ class _ForkServer:
                 self._hosts.discard(ended.si_pid)
                 self._send(ended=ended.si_pid, code=os.waitstatus_to_exitcode(status))
 
-    def _send(self, **message: int) -> None:
+    def _send(self, **message: int | str) -> None:
         with contextlib.suppress(OSError):  # the service has ended
             self._control.sendall(json.dumps(message).encode() + b"\n")
 

@@ -25,6 +25,7 @@ from astuner.errors import ServiceError
 
 _START_SECONDS = 120.0
 _EXIT_SECONDS = 5.0
+_EXIT_CODE_SECONDS = 30.0
 _RELEASE_SECONDS = 2.0
 
 
@@ -34,7 +35,8 @@ class HostServer:
     def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
         self._numbers = itertools.count(1)
-        self._started: dict[int, asyncio.Future[int]] = {}
+        # By the number of the request: the id of the new process, and its exit code to come.
+        self._started: dict[int, asyncio.Future[tuple[int, asyncio.Future[int]]]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -73,7 +75,7 @@ class HostServer:
         """Fork a host.
 
         Raises:
-            ServiceRequestError: the process that forks has ended.
+            ServiceRequestError: the process that forks has ended, or cannot fork.
         """
         assert self._control is not None
         assert self._reading is not None
@@ -89,9 +91,18 @@ class HostServer:
             except OSError as error:
                 own.close()
                 raise _no_fork_server() from error
-            pid = await started
+            try:
+                pid, exited = await started
+            except BaseException:
+                own.close()
+                raise
         reader, writer = await asyncio.open_connection(sock=own)
-        return Host(pid, reader, writer, self._exits[pid])
+        return Host(pid, reader, writer, exited)
+
+    async def wait(self) -> None:
+        """Wait until the process has ended."""
+        assert self._reading is not None
+        await asyncio.wait([self._reading])
 
     async def close(self) -> None:
         """End the hosts and the process, and wait for it."""
@@ -116,12 +127,18 @@ class HostServer:
         loop = asyncio.get_running_loop()
         try:
             while line := await reader.readline():
-                message: dict[str, int] = json.loads(line)
+                message: dict[str, Any] = json.loads(line)
                 if "started" in message:
-                    self._exits[message["pid"]] = loop.create_future()
-                    self._started.pop(message["started"]).set_result(message["pid"])
-                elif (exited := self._exits.pop(message["ended"], None)) is not None:
-                    exited.set_result(message["code"])
+                    pid, started = message["pid"], self._started.pop(message["started"])
+                    exited = self._exits[pid] = loop.create_future()
+                    if not started.done():  # it is if its request was cancelled
+                        started.set_result((pid, exited))
+                elif "failed" in message:
+                    started = self._started.pop(message["failed"])
+                    if not started.done():
+                        started.set_exception(_no_host(message["error"]))
+                elif (ended := self._exits.pop(message["ended"], None)) is not None:
+                    ended.set_result(message["code"])
         finally:
             writer.close()
             for started in self._started.values():
@@ -132,6 +149,14 @@ class HostServer:
 def _no_fork_server() -> ServiceRequestError:
     return ServiceRequestError(
         "process_ended", "the process that starts environments has ended; restart the environment service"
+    )
+
+
+def _no_host(reason: str) -> ServiceRequestError:
+    return ServiceRequestError(
+        "process_ended",
+        f"the process of an instance could not be started: {reason}. Lower --max-instances or the number of episodes "
+        "at a time (rollout.max_env_worker), or raise the limit of processes (ulimit -u)",
     )
 
 
@@ -230,7 +255,7 @@ class Host:
         """Return the error for a process that has ended by itself."""
         how = "closed its connection to the service"
         with contextlib.suppress(TimeoutError):
-            code = await asyncio.wait_for(asyncio.shield(self._exited), _EXIT_SECONDS)
+            code = await asyncio.wait_for(asyncio.shield(self._exited), _EXIT_CODE_SECONDS)
             how = f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
         return ServiceRequestError("process_ended", f"the process of the environment {how}")
 

@@ -121,6 +121,10 @@ class InstanceTable:
         self._catalogs.close(ServiceRequestError("shutting_down", "the service has ended"))
         await self._server.close()
 
+    async def wait(self) -> None:
+        """Wait until the process that starts environments has ended. The table is useless then."""
+        await self._server.wait()
+
     @property
     def count(self) -> int:
         """The number of instances."""

@@ -44,6 +44,7 @@ _MAX_BODY_BYTES = 8 * 2**20
 _MAX_PAGE = 1000
 _SHUTDOWN_SECONDS = 3
 _BACKLOG = 2048
+_LOCAL = (ADDRESS, "localhost", "::1")
 _OPEN_PATHS = ("/health", "/openapi.json")
 
 
@@ -78,9 +79,10 @@ def serve(options: EnvServiceOptions, on_ready: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: an address other than 127.0.0.1 is served without a token.
-        ServiceError: the port is in use, or the environments cannot be imported.
+        ServiceError: the port is in use, the environments cannot be imported, or the process that starts them has
+            ended.
     """
-    if options.host not in (ADDRESS, "localhost", "::1") and not options.token:
+    if options.host not in _LOCAL and not options.token:
         raise ConfigError(
             f"--host {options.host} can be reached from other machines, which could run code through the environments; "
             f"set the environment variable {TOKEN_VARIABLE} (or --token), or use --host {ADDRESS}"
@@ -93,7 +95,7 @@ async def _serve(options: EnvServiceOptions, on_ready: Callable[[str], None]) ->
     with _listen(options.host, options.port) as listener:
         port = listener.getsockname()[1]
         table = InstanceTable(options.env_types, search, options.limits)
-        hosts = local_hosts(port) if options.host == ADDRESS else None
+        hosts = [*local_hosts(port), f"[::1]:{port}"] if options.host in _LOCAL else None
         config = uvicorn.Config(
             create_app(table, options.token, hosts),
             log_level="warning",
@@ -109,9 +111,32 @@ async def _serve(options: EnvServiceOptions, on_ready: Callable[[str], None]) ->
         try:
             await table.start()
             on_ready(f"http://{address}:{port}")
-            await uvicorn.Server(config).serve([listener])
+            await _serve_until_end(uvicorn.Server(config), listener, table)
         finally:
             await table.close()
+
+
+async def _serve_until_end(server: uvicorn.Server, listener: socket.socket, table: InstanceTable) -> None:
+    """Serve until a signal ends the server.
+
+    Raises:
+        ServiceError: the process that starts environments has ended. What runs this service may restart it.
+    """
+    has_failed = False
+
+    async def watch() -> None:
+        nonlocal has_failed
+        await table.wait()
+        if not server.should_exit:  # the end of the service ends the table, too
+            has_failed = server.should_exit = True
+
+    watching = asyncio.create_task(watch())
+    try:
+        await server.serve([listener])
+    finally:
+        watching.cancel()
+    if has_failed:
+        raise ServiceError("the process that starts environments has ended, so the environment service ends, too")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -159,6 +184,10 @@ def create_app(table: InstanceTable, token: str, hosts: Collection[str] | None) 
     @app.exception_handler(StarletteHTTPException)
     def unknown_route(request: Request, error: StarletteHTTPException) -> Response:
         message = f"the service has no {request.method} {request.url.path}; GET /openapi.json describes what it has"
+        if isinstance(error.__cause__, ServiceRequestError):  # raised while the body was read
+            return _error_response(error.__cause__)
+        if request.scope.get("endpoint") is not None and error.status_code == 400:
+            message = f"the body of the request cannot be read: {error.detail}"
         response = _error_response(ServiceRequestError("invalid_request", message))
         response.status_code = error.status_code
         return response

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
+from astuner.env_service import host_process
 from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
 from astuner.errors import EnvError
 from astuner.schema import EnvTask
-from tests.env_service.services import Service, serving, wait_until
+from tests.env_service.services import Service, has_ended, serving, wait_until
 
 
 def faulty(fault: str = "") -> EnvTask:
@@ -30,7 +35,6 @@ def faulty(fault: str = "") -> EnvTask:
         ("system exit", "step raised SystemExit: 3"),
         ("exit", "the process of the environment ended with exit code 7"),
         ("kill", r"was killed by signal 9 \(SIGKILL\)"),
-        ("hang", r"step took longer than 5 s \(--step-timeout\)"),
         ("nan", "step returned the reward nan; expected a finite number"),
         ("nan by agent", "inf.*; expected a finite number"),
         ("large", "10,485,760 bytes long; the limit of the service is 1,048,576 bytes"),
@@ -55,7 +59,6 @@ async def test_a_fault_in_a_step(client: EnvServiceClient, action: str, error: s
     [
         ("init", "ValueError: no such mode"),
         ("reset", "reset raised RuntimeError: the board is missing"),
-        ("hang", "reset took longer than 5 s"),
         ("profile", "profile raised KeyError: 'no profile'"),
     ],
 )
@@ -63,6 +66,27 @@ async def test_a_fault_at_the_start(client: EnvServiceClient, service: Service, 
     with pytest.raises(EnvError, match=error):
         await client.create(faulty(fault))
     assert client.client_id not in {each["client_id"] for each in service.instances()}
+
+
+async def test_what_takes_too_long_ends_the_instance(tmp_path: Path) -> None:
+    # The limit also applies to the creation of the instance whose step hangs.
+    with serving(tmp_path, "--step-timeout=15") as service:
+        client = EnvServiceClient(service.address)
+
+        async def hang_in_step() -> None:
+            instance = await client.create(faulty())
+            for _ in range(2):
+                with pytest.raises(EnvError, match=r"step took longer than 15 s \(--step-timeout\)"):
+                    await instance.step("hang")
+            with pytest.raises(EnvError, match="step took longer"):
+                await instance.evaluate()
+
+        async def hang_in_reset() -> None:
+            with pytest.raises(EnvError, match=r"reset took longer than 15 s \(--step-timeout\)"):
+                await client.create(faulty("hang"))
+
+        await asyncio.gather(hang_in_step(), hang_in_reset())
+        client.close()
 
 
 @pytest.mark.parametrize(("fault", "error"), [("evaluate", "the score is lost"), ("nan score", "the score nan")])
@@ -76,16 +100,16 @@ async def test_a_fault_in_the_evaluation(client: EnvServiceClient, fault: str, e
 async def test_a_fault_at_the_end_leaves_no_process(client: EnvServiceClient, service: Service, fault: str) -> None:
     instance = await client.create(faulty(fault))
     (pid,) = [each["pid"] for each in service.instances() if each["instance_id"] == instance.instance_id]
-    instance.release().result(30)
-    wait_until(lambda: not psutil.pid_exists(int(str(pid))))
+    instance.release().result(300)
+    wait_until(lambda: has_ended(int(str(pid))))
 
 
 async def test_the_processes_of_an_environment_end_with_its_instance(client: EnvServiceClient) -> None:
     instance = await client.create(faulty())
     child = int((await instance.step("child")).observation.text)
     assert psutil.pid_exists(child)
-    instance.release().result(30)
-    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    instance.release().result(300)
+    wait_until(lambda: has_ended(child))
 
 
 async def test_values_that_json_lacks_become_texts(client: EnvServiceClient) -> None:
@@ -115,10 +139,13 @@ async def test_a_wrong_token_is_rejected(tmp_path: Path) -> None:
 
 
 async def test_a_service_that_is_gone_is_named() -> None:
-    client = EnvServiceClient(EnvServiceAddress("http://127.0.0.1:9"), retry_seconds=1.0)
-    with pytest.raises(EnvError, match=r"service at http://127.0.0.1:9 cannot be reached .* attempts in"):
-        await client.create(EnvTask("guess", "train", "number-1"))
-    client.close()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        client = EnvServiceClient(EnvServiceAddress(url), retry_seconds=1.0)
+        with pytest.raises(EnvError, match=rf"service at {url} cannot be reached .* attempts in"):
+            await client.create(EnvTask("guess", "train", "number-1"))
+        client.close()
 
 
 async def test_a_full_service_makes_clients_wait(tmp_path: Path) -> None:
@@ -129,7 +156,7 @@ async def test_a_full_service_makes_clients_wait(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(client.create(task))
         await asyncio.sleep(0.5)
         assert not waiting.done()
-        first.release().result(30)
+        first.release().result(300)
         assert (await waiting).observation.text
         hurried = EnvServiceClient(service.address, wait_seconds=0.5)
         with pytest.raises(EnvError, match="the service has 2 instances, the maximum"):
@@ -140,6 +167,7 @@ async def test_a_full_service_makes_clients_wait(tmp_path: Path) -> None:
 
 _CLIENT = """
 import asyncio, sys, time
+from astuner.env_service import host_process
 from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
 from astuner.schema import EnvTask
 async def main():
@@ -152,7 +180,7 @@ asyncio.run(main())
 
 
 def test_the_instances_of_a_killed_client_are_released(tmp_path: Path) -> None:
-    with serving(tmp_path, "--lease-seconds=6") as service:
+    with serving(tmp_path, "--lease-seconds=20") as service:
         client = subprocess.Popen(
             [sys.executable, "-c", _CLIENT, service.address.url], stdout=subprocess.PIPE, text=True
         )
@@ -167,18 +195,65 @@ def test_the_instances_of_a_killed_client_are_released(tmp_path: Path) -> None:
 
 async def test_a_killed_service_leaves_no_process_and_can_be_restarted(tmp_path: Path) -> None:
     with serving(tmp_path) as service:
-        client = EnvServiceClient(service.address, retry_seconds=60.0)
+        client = EnvServiceClient(service.address, retry_seconds=300.0)
         instance = await client.create(EnvTask("faulty", "train", "number-1"))
         child = int((await instance.step("child")).observation.text)
         below = service.processes()
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, below, 30)
-        assert not alive
-        await asyncio.to_thread(wait_until, lambda: not psutil.pid_exists(child))
+        ended = [child, *(process.pid for process in below)]
+        await asyncio.to_thread(wait_until, lambda: all(map(has_ended, ended)))
     port = int(service.address.url.rpartition(":")[2])
     with serving(tmp_path, port=port):
         with pytest.raises(EnvError, match="does not exist; the service may have been restarted"):
             await instance.step("1")
         assert (await client.create(EnvTask("guess", "train", "number-1"))).observation.text
         client.close()
+
+
+async def test_a_service_ends_if_it_cannot_start_environments(tmp_path: Path) -> None:
+    with serving(tmp_path) as service:
+        client = EnvServiceClient(service.address)
+        await client.create(EnvTask("guess", "train", "number-1"))
+        (forker,) = psutil.Process(service.process.pid).children()
+        forker.kill()
+        assert await asyncio.to_thread(service.process.wait, 300) == 1
+        client.close()
+    assert "the process that starts environments has ended" in "".join(
+        log.read_text() for log in tmp_path.glob("service-*.log")
+    )
+
+
+def test_a_client_that_is_closed_during_a_creation_leaves_no_thread() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        client = EnvServiceClient(EnvServiceAddress(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        before = set(threading.enumerate())
+        creating = client.submit(client._create(EnvTask("guess", "train", "number-1"), 0, "an id"))
+        assert len(set(threading.enumerate()) - before) == 1
+        client.close()
+        assert not set(threading.enumerate()) - before
+        assert creating.done()
+        client.release("an id").result(0)
+
+
+async def test_a_large_request_is_rejected(service: Service) -> None:
+    async with httpx.AsyncClient(base_url=service.address.url, trust_env=False) as http:
+        answer = await http.post("/v1/instances", json={"instance_id": "x" * 9_000_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+
+
+def test_a_process_that_cannot_be_forked_is_an_error_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_fork() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", no_fork)
+    own, control = socket.socketpair()
+    first, second = socket.socketpair()
+    with own, control, first, second:
+        server = object.__new__(host_process._ForkServer)
+        server._control = control
+        socket.send_fds(own, [host_process.REQUEST_HEADER.pack(5)], [second.fileno()])
+        assert server._start()
+        answer = json.loads(own.recv(1000))
+    assert answer == {"failed": 5, "error": "[Errno 11] Resource temporarily unavailable"}
