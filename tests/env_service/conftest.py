@@ -17,7 +17,7 @@ NewClient = Callable[..., EnvServiceClient]
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service that tests share."""
-    with serving(tmp_path_factory.mktemp("service"), "--step-timeout=5") as served:
+    with serving(tmp_path_factory.mktemp("service"), "--step-timeout=300") as served:
         yield served
 
 

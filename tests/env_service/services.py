@@ -20,7 +20,8 @@ from astuner.env_service.client import EnvServiceAddress
 
 ENVIRONMENTS = Path(__file__).parent / "environments.py"
 CLASSES = {"guess": "GuessNumber", "async": "AsyncGuessNumber", "faulty": "Faulty", "seats": "TwoSeats"}
-_START_SECONDS = 120
+_START_SECONDS = 600
+_END_SECONDS = 300
 
 
 @dataclass
@@ -62,14 +63,14 @@ def serving(folder: Path, *options: str, token: str = "", port: int = 0) -> Iter
             below = psutil.Process(process.pid).children(recursive=True)
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(30)
+                process.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 for child in below:
                     with contextlib.suppress(psutil.Error):
                         child.kill()
                 raise
-        process.wait(30)
+        process.wait(_END_SECONDS)
 
 
 def _environment(token: str) -> dict[str, str]:
@@ -78,10 +79,18 @@ def _environment(token: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": python_path, "ASTUNER_ENV_TOKEN": token}
 
 
-def wait_until(condition: object, seconds: float = 60.0) -> None:
+def wait_until(condition: object, seconds: float = 300.0) -> None:
     """Wait until a function returns a true value."""
     assert callable(condition)
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.05)
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process has ended, perhaps without a parent that collects it."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

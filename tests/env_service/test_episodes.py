@@ -42,7 +42,7 @@ def start(model_folder: Path, tokenizer: Any, service: Service) -> Iterator[Star
         job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
             "rollout__isolation": isolation,
             "rollout__max_env_worker": 2,
-            "rollout__episode_timeout": 30.0,
+            "rollout__episode_timeout": 300.0,
         } | settings)  # fmt: skip
         job.set_workflow(f"{PLAYERS}->{workflow}").set_data("file", "unused.jsonl").set_judge(JUDGE)
         config = job.config.astuner
@@ -82,7 +82,8 @@ def test_the_environment_plays_and_scores(start: Start, service: Service, isolat
     [
         ("Raises", "thread", "workflow", "the player resigns", {}),
         ("Hangs", "thread", "timeout", "episode_timeout", {"rollout__episode_timeout": 4.0}),
-        ("Blocks", "thread", "timeout", "blocked its thread", {"rollout__episode_timeout": 4.0}),
+        # The environment must be created within the limit, also on a slow machine.
+        ("Blocks", "thread", "timeout", "blocked its thread", {"rollout__episode_timeout": 12.0}),
         ("CancelsItself", "thread", "workflow", "CancelledError", {}),
         ("Exits", "process", "worker", "exited with code 3", {}),
         ("Raises", "process", "workflow", "the player resigns", {}),
@@ -91,7 +92,8 @@ def test_the_environment_plays_and_scores(start: Start, service: Service, isolat
 def test_a_failed_episode_releases_its_environment(
     start: Start, tmp_path: Path, workflow: str, isolation: str, kind: str, error: str, settings: dict[str, Any]
 ) -> None:
-    with serving(tmp_path, "--lease-seconds=5") as service:
+    # The lease is that of the killed worker. A live one must not miss its heartbeats.
+    with serving(tmp_path, f"--lease-seconds={20 if workflow == 'Exits' else 600}") as service:
         rollout = start(workflow, isolation, service, **{"task_judge__timeout": 3.0} | settings)
         (episode,) = run(rollout, read(service)[:1])
         assert (episode.status, episode.error_kind) == ("failed", kind)
