@@ -22,7 +22,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ from astuner.env_service.environment import Environment, adapter, load_environme
 from astuner.env_service.protocol import ServiceRequestError
 from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
 from astuner.plugin import load_object, raised_at
+from astuner.processes.process_tree import child_pids
 from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, checked_reward
 
 REQUEST_HEADER = struct.Struct("!I")
@@ -141,8 +142,25 @@ class _ForkServer:
 
 def end_host(pid: int) -> None:
     """Kill a host and the processes that its environment has started."""
+    others = [child for child in _descendants(pid) if _group(child) != pid]
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+    for child in others:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(child, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Return the processes below a host. MCP servers, for example, have a group of their own."""
+    for child in child_pids(pid):
+        yield child
+        yield from _descendants(child)
+
+
+def _group(pid: int) -> int | None:
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(pid)
+    return None
 
 
 def _import(env_type: str, search: Sequence[str]) -> None:

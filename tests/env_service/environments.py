@@ -143,8 +143,9 @@ class Faulty(GuessNumber):
                 return StepResult(Observation("\ud800"))
             case "object in info":
                 return StepResult(Observation("x"), info={"object": object(), "set": {1}, "numpy": _numpy()})
-            case "child":
-                child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+            case "child" | "child with a session":
+                sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+                child = subprocess.Popen(sleep, start_new_session=action != "child")
                 return StepResult(Observation(str(child.pid)))
             case "slow":
                 time.sleep(0.3)

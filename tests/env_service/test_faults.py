@@ -104,9 +104,10 @@ async def test_a_fault_at_the_end_leaves_no_process(client: EnvServiceClient, se
     wait_until(lambda: has_ended(int(str(pid))))
 
 
-async def test_the_processes_of_an_environment_end_with_its_instance(client: EnvServiceClient) -> None:
+@pytest.mark.parametrize("kind", ["child", "child with a session"])
+async def test_the_processes_of_an_environment_end_with_its_instance(client: EnvServiceClient, kind: str) -> None:
     instance = await client.create(faulty())
-    child = int((await instance.step("child")).observation.text)
+    child = int((await instance.step(kind)).observation.text)
     assert psutil.pid_exists(child)
     instance.release().result(300)
     wait_until(lambda: has_ended(child))
@@ -197,11 +198,11 @@ async def test_a_killed_service_leaves_no_process_and_can_be_restarted(tmp_path:
     with serving(tmp_path) as service:
         client = EnvServiceClient(service.address, retry_seconds=300.0)
         instance = await client.create(EnvTask("faulty", "train", "number-1"))
-        child = int((await instance.step("child")).observation.text)
+        children = [int((await instance.step(kind)).observation.text) for kind in ("child", "child with a session")]
         below = service.processes()
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait()
-        ended = [child, *(process.pid for process in below)]
+        ended = [*children, *(process.pid for process in below)]
         await asyncio.to_thread(wait_until, lambda: all(map(has_ended, ended)))
     port = int(service.address.url.rpartition(":")[2])
     with serving(tmp_path, port=port):
