@@ -34,7 +34,6 @@ from astuner.env_service.environment import Environment, adapter, load_environme
 from astuner.env_service.protocol import ServiceRequestError
 from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
 from astuner.plugin import load_object, raised_at
-from astuner.processes.process_tree import child_pids
 from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, checked_reward
 
 REQUEST_HEADER = struct.Struct("!I")
@@ -151,10 +150,12 @@ def end_host(pid: int) -> None:
 
 
 def _descendants(pid: int) -> Iterator[int]:
-    """Return the processes below a host. MCP servers, for example, have a group of their own."""
-    for child in child_pids(pid):
-        yield child
-        yield from _descendants(child)
+    """Return the processes below a host, as far as Linux lists them. MCP servers have a group of their own."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                yield child
+                yield from _descendants(child)
 
 
 def _group(pid: int) -> int | None:
