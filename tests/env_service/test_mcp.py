@@ -121,7 +121,7 @@ def test_faults_of_a_server_are_named(make: Any, tmp_path: Path) -> None:
     with pytest.raises(EnvError, match=r"the MCP server '/no/such' did not start: FileNotFoundError"):
         make(command=["/no/such"]).reset("train", "a", 1)
     with pytest.raises(EnvError, match=r"the MCP server .* did not start: McpError: Connection closed"):
-        make(command=[sys.executable, "-c", ""]).reset("train", "a", 1)
+        make(command=[sys.executable, "-c", "input()"]).reset("train", "a", 1)
     with pytest.raises(EnvError, match=r"score_tool is 'scores', and the MCP server .* has the tools start, press"):
         make(command=STDIO["command"], score_tool="scores").reset("train", "a", 1)
     environment = make(command=STDIO["command"], score_tool="word")
