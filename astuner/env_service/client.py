@@ -43,6 +43,9 @@ _MAX_CONNECTIONS = 512
 _CONNECT_SECONDS = 10.0
 # The service answers within its time limit; the rest is for its queue and the network.
 _EXTRA_SECONDS = 30.0
+# The creation of the lists of tasks; then the request, or the creation of the instance and its reset.
+_GET_OPERATIONS = 2
+_CREATE_OPERATIONS = 3
 _FIRST_DELAY = 0.1
 _MAX_DELAY = 5.0
 _CLOSE_SECONDS = 5.0
@@ -218,7 +221,7 @@ class EnvServiceClient:
             health = await self._connected()
             if self._heartbeat is None:
                 self._heartbeat = asyncio.create_task(self._send_heartbeats(health.lease_seconds / 3))
-            body = await self.request("POST", "/v1/instances", request.model_dump())
+            body = await self.request("POST", "/v1/instances", request.model_dump(), operations=_CREATE_OPERATIONS)
             created = parsed(CreatedInstance.model_validate_json, body)
         except BaseException:
             # The service may have created it, for example if the caller was cancelled.
@@ -271,7 +274,7 @@ class EnvServiceClient:
 
     async def _get(self, path: str, query: Mapping[str, Any]) -> bytes:
         await self._connected()
-        return await self.request("GET", path, query=query)
+        return await self.request("GET", path, query=query, operations=_GET_OPERATIONS)
 
     async def _connected(self) -> Health:
         """Return the limits of the service, which the first request reads."""
@@ -306,9 +309,19 @@ class EnvServiceClient:
         return self._http
 
     async def request(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        query: Mapping[str, Any] | None = None,
+        *,
+        operations: int = 1,
     ) -> bytes:
         """Send a request until the service answers it, and return the body. To be run with `submit`.
+
+        Args:
+            method, path, body, query: the request.
+            operations: how many operations with a time limit the request consists of in the service.
 
         Raises:
             EnvError: the service is gone, or answers with an error.
@@ -316,7 +329,7 @@ class EnvServiceClient:
         http, started, attempts = self._client(), time.monotonic(), 0
         content = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"} if body is not None else None
-        seconds = _CONNECT_SECONDS if self._health is None else self._health.step_timeout + _EXTRA_SECONDS
+        seconds = _CONNECT_SECONDS if self._health is None else operations * self._health.step_timeout + _EXTRA_SECONDS
         timeout = httpx.Timeout(seconds, connect=_CONNECT_SECONDS, pool=None)
         while True:
             attempts += 1

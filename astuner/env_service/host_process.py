@@ -302,7 +302,10 @@ class _Object:
         if not isinstance(result, Evaluation):
             raise _invalid(f"evaluate returned {short_repr(result)}; expected an Evaluation")
         success = None if result.is_success is None else bool(result.is_success)
-        return replace(result, score=_checked_number(result.score, "evaluate returned the score"), is_success=success)
+        score = _checked_number(result.score, "evaluate returned the score")
+        if score == {}:
+            raise _invalid("evaluate returned no score; expected a number, or a number for each agent")
+        return replace(result, score=score, is_success=success)
 
     async def _task_ids(self, split: str) -> Sequence[str]:
         splits = list(await self.call("splits"))

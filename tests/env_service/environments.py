@@ -156,6 +156,8 @@ class Faulty(GuessNumber):
             raise RuntimeError("the score is lost")
         if self._fault == "nan score":
             return Evaluation(float("nan"))
+        if self._fault == "no score":
+            return Evaluation({})
         return super().evaluate()
 
     def close(self) -> None:

@@ -89,7 +89,10 @@ async def test_what_takes_too_long_ends_the_instance(tmp_path: Path) -> None:
         client.close()
 
 
-@pytest.mark.parametrize(("fault", "error"), [("evaluate", "the score is lost"), ("nan score", "the score nan")])
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [("evaluate", "the score is lost"), ("nan score", "the score nan"), ("no score", "returned no score")],
+)
 async def test_a_fault_in_the_evaluation(client: EnvServiceClient, fault: str, error: str) -> None:
     instance = await client.create(faulty(fault))
     with pytest.raises(EnvError, match=error):
@@ -258,3 +261,23 @@ def test_a_process_that_cannot_be_forked_is_an_error_of_its_request(monkeypatch:
         assert server._start()
         answer = json.loads(own.recv(1000))
     assert answer == {"failed": 5, "error": "[Errno 11] Resource temporarily unavailable"}
+
+
+async def test_a_creation_may_take_as_long_as_its_operations() -> None:
+    limits = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/health":
+            return httpx.Response(
+                200, json={"instances": 0, "max_instances": 1, "lease_seconds": 9, "step_timeout": 50}
+            )
+        limits.append((request.method, request.extensions["timeout"]["read"]))
+        return httpx.Response(404, json={"error": {"code": "unknown_task", "message": "no such task"}})
+
+    client = EnvServiceClient(EnvServiceAddress("http://127.0.0.1:1"), transport=httpx.MockTransport(answer))
+    with pytest.raises(EnvError, match="no such task"):
+        await client.create(EnvTask("guess", "train", "x"))
+    with pytest.raises(EnvError, match="no such task"):
+        await client.task(EnvTask("guess", "train", "x"))
+    client.close()
+    assert [limit for limit in limits if limit[0] != "DELETE"] == [("POST", 180.0), ("GET", 130.0)]
