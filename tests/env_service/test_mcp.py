@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,15 @@ from tests.env_service.services import wait_until
 
 SERVER = Path(__file__).parent / "mcp_server.py"
 STDIO = {"command": [sys.executable, str(SERVER)], "reset_tool": "start", "score_tool": "score"}
+
+
+@pytest.fixture(autouse=True)
+def _pipes_of_slow_servers() -> Iterator[None]:
+    """If a server ends late, the SDK terminates it and does not close its pipes. Other tests would be told of it."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

@@ -243,4 +243,4 @@ def test_env_list_names_the_unusable_games():
     assert "  textarena/SecretMafia-v0\n" in printed
     assert "  textarena/UsedCar-v0-balanced cannot be used: textarena 0.7.4 has no module" in printed
     row = json.loads(CliRunner().invoke(astuner, ["env", "list", "--family", "textarena", "--json"]).output)
-    assert row["unusable"] == dict(adapter.faults())
+    assert row["unusable"] == {f"textarena/{name}": fault for name, fault in adapter.faults().items()}

@@ -24,6 +24,7 @@ SETTINGS = (
 
 
 def test_a_run_starts_its_environment_service_and_resumes(astuner: Command, folder: Path) -> None:
+    earlier = set(psutil.Process().children(recursive=True))
     one_step = "astuner.trainer_common.total_training_steps=1"
     ended = astuner("--conf", "run.yaml", *SETTINGS, one_step)
     assert ended.code == 0, ended.out
@@ -36,7 +37,8 @@ def test_a_run_starts_its_environment_service_and_resumes(astuner: Command, fold
     ended = astuner("--conf", "run.yaml", *SETTINGS)
     assert ended.code == 0, ended.out
     assert json.loads((RUN / "summary.json").read_text())["steps"] == 2
-    assert not [child for child in psutil.Process().children(recursive=True) if "env_service" in _command(child)]
+    later = set(psutil.Process().children(recursive=True)) - earlier
+    assert not [child for child in later if "env_service" in _command(child)]
 
 
 def _command(process: psutil.Process) -> str:
