@@ -17,6 +17,8 @@ from astuner.redaction import learn_secrets
 SERVICE_NAME = "env_service"
 _MIN_INSTANCES = 128
 _MAX_RESTARTS = 10
+# More than the service's own limit for the import of the environments, whose error says more.
+_START_SECONDS = 180.0
 
 
 def automatic_env_service(config: AstunerConfig, config_dir: Path) -> tuple[ServiceConfig, EnvServiceAddress] | None:
@@ -36,4 +38,7 @@ def automatic_env_service(config: AstunerConfig, config_dir: Path) -> tuple[Serv
     variables = {TOKEN_VARIABLE: address.token}
     learn_secrets(variables)
     health = HealthConfig(http=f"{address.url}/health")
-    return ServiceConfig(command=command, env=variables, health=health, restart=_MAX_RESTARTS), address
+    service = ServiceConfig(
+        command=command, env=variables, health=health, timeout=_START_SECONDS, restart=_MAX_RESTARTS
+    )
+    return service, address
