@@ -69,11 +69,11 @@ class Run:
             time.sleep(0.1)
 
     def leftovers(self) -> list[str]:
-        """The run's processes that are there, after some patience."""
-        for _ in range(300):
-            matches = [process for process in psutil.process_iter() if self._is_mine(process)]
-            if not matches:
-                return []
+        """The run's processes that are there, after some patience: Ray's agent ends up to 30 s after a killed run."""
+        until = time.monotonic() + PATIENCE
+        while matches := [process for process in psutil.process_iter() if self._is_mine(process)]:
+            if time.monotonic() > until:
+                break
             time.sleep(0.1)
         return [str(process) for process in matches]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -142,5 +143,8 @@ def test_a_dead_engine_process_in_a_living_actor_is_reported(own_ray: None):
     with pytest.raises(ModelError, match=expected):
         check_engines_alive([healthy, dead])
     ray.kill(healthy)
+    with contextlib.suppress(ray.exceptions.RayActorError):  # `kill` does not wait for its end
+        for _ in range(10_000):
+            ray.get(healthy.generate.remote(), timeout=120)
     with pytest.raises(ModelError, match=r"^rollout engine 1 of 2 failed: "):
         check_engines_alive([healthy, dead])
