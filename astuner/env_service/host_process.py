@@ -22,7 +22,8 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,6 +32,7 @@ import orjson
 
 from astuner.debugging.tracebacks import format_error
 from astuner.env_service.environment import Environment, adapter, load_environment
+from astuner.env_service.process_tree import descendants, end_host, kill_all
 from astuner.env_service.protocol import ServiceRequestError
 from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
 from astuner.plugin import load_object, raised_at
@@ -39,6 +41,9 @@ from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, che
 REQUEST_HEADER = struct.Struct("!I")
 RESPONSE_HEADER = struct.Struct("!IIB")
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Time to kill what is left when the service ends, in seconds.
+_END_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class HostSettings:
 def main() -> None:
     """Fork hosts on request until the socket is closed; then kill them."""
     control = socket.socket(fileno=int(sys.argv[1]))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     os.dup2(2, 1)  # what environments print is not output of the command that started this process
     data = json.loads(sys.stdin.buffer.read() or b"null")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the service ends this process
@@ -94,8 +101,20 @@ class _ForkServer:
                 self._reap()
             if self._control.fileno() in readable and not self._start():
                 break
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """Kill the hosts and everything that they have started."""
         for pid in self._hosts:
             end_host(pid)
+        limit = time.monotonic() + _END_SECONDS
+        # Processes whose host has ended become children of this process.
+        while (left := list(descendants(os.getpid()))) and time.monotonic() < limit:
+            kill_all(left)
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            time.sleep(0.01)
 
     def _start(self) -> bool:
         """Fork a host; return False if the service has ended."""
@@ -131,37 +150,13 @@ class _ForkServer:
                 # Processes that it has started have the same group, whose id is not reused before the host is reaped.
                 end_host(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
-                self._hosts.discard(ended.si_pid)
-                self._send(ended=ended.si_pid, code=os.waitstatus_to_exitcode(status))
+                if ended.si_pid in self._hosts:  # else a process that a host has left
+                    self._hosts.discard(ended.si_pid)
+                    self._send(ended=ended.si_pid, code=os.waitstatus_to_exitcode(status))
 
     def _send(self, **message: int | str) -> None:
         with contextlib.suppress(OSError):  # the service has ended
             self._control.sendall(json.dumps(message).encode() + b"\n")
-
-
-def end_host(pid: int) -> None:
-    """Kill a host and the processes that its environment has started."""
-    others = [child for child in _descendants(pid) if _group(child) != pid]
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    for child in others:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(child, signal.SIGKILL)
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    """Return the processes below a host, as far as Linux lists them. MCP servers have a group of their own."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                yield child
-                yield from _descendants(child)
-
-
-def _group(pid: int) -> int | None:
-    with contextlib.suppress(ProcessLookupError):
-        return os.getpgid(pid)
-    return None
 
 
 def _import(env_type: str, search: Sequence[str]) -> None:
@@ -186,6 +181,7 @@ def _run_host(connection: socket.socket, settings: HostSettings) -> NoReturn:
         print(f"a process of an environment failed:\n{format_error(error)}", file=sys.stderr, flush=True)  # noqa: T201
     finally:
         with contextlib.suppress(BaseException):
+            kill_all(list(descendants(os.getpid())))  # later, they are no descendants of this process
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

@@ -19,7 +19,8 @@ import orjson
 from pydantic import ValidationError
 
 import astuner
-from astuner.env_service.host_process import REQUEST_HEADER, RESPONSE_HEADER, HostSettings, end_host
+from astuner.env_service.host_process import REQUEST_HEADER, RESPONSE_HEADER, HostSettings
+from astuner.env_service.process_tree import end_host
 from astuner.env_service.protocol import ErrorInfo, ServiceRequestError
 from astuner.errors import ServiceError
 
