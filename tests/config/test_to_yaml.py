@@ -135,7 +135,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     run["workflow"] = {"files": ["a b", "${x}"], "env": {"A": "{b}"}, "agents": {"a.b": "${x}: y"}}
     rollout["agentscope_workflow"] = rollout.get("agentscope_workflow") or "flow->Flow"
     rollout.update(use_agentscope_protocol=True, gamma=1.0, name="auto")
-    rollout.update(trainable_targets=None, frozen_models={})
+    rollout.update(trainable_targets=None, frozen_models={}, players={})
     run["services"] = {"env": {"command": ["a b", "${x}"], "env": {"A": "1"}, "restart": 2}}
     rollout["num_repeat"] = min(max(2, rollout.get("num_repeat", 2)), 10)
     rollout["max_model_len"] = max(
