@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from astuner.env_service.validation import EnvValidation
 
 FAMILY = click.Choice(list(ADAPTERS))
+SECONDS = click.FloatRange(0, 1e8, min_open=True)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 URL = click.option(
     "--url",
@@ -108,7 +109,7 @@ def show(
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Environments at a time.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, 1e8, min_open=True),
+    type=SECONDS,
     default=120.0,
     show_default=True,
     help="Time limit of the checks of an environment, in seconds.",
@@ -185,21 +186,21 @@ def validate(
 @click.option("--max-instances", type=click.IntRange(1, 100_000), default=128, show_default=True)
 @click.option(
     "--idle-seconds",
-    type=click.FloatRange(0, 1e8, min_open=True),
+    type=SECONDS,
     default=600.0,
     show_default=True,
     help="Release an instance after this time without a request.",
 )
 @click.option(
     "--lease-seconds",
-    type=click.FloatRange(0, 1e8, min_open=True),
+    type=SECONDS,
     default=30.0,
     show_default=True,
     help="Release the instances of a client that has not sent a heartbeat for this time.",
 )
 @click.option(
     "--step-timeout",
-    type=click.FloatRange(0, 1e8, min_open=True),
+    type=SECONDS,
     default=60.0,
     show_default=True,
     help="Time limit of a reset, a step or an evaluation, in seconds.",

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,7 @@ import httpx
 
 from astuner.env_service.environment import Environment
 from astuner.errors import EnvError, short_repr, shorten
+from astuner.localhost import ADDRESS, free_port
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
 
 _SPLITS = ("train", "dev", "test_normal", "test_challenge")
@@ -161,9 +161,7 @@ class AppWorldEnvironment(Environment):
         return self._root / f"data/datasets/{split}.txt"
 
     def _start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._server = subprocess.Popen(
             [*self._command, "serve", "environment", "--port", str(port), "--root", str(self._root), "--no-show-usage"],
@@ -171,7 +169,7 @@ class AppWorldEnvironment(Environment):
             stdout=self._log,
             stderr=self._log,
         )
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=self._timeout, trust_env=False)
+        self._http = httpx.Client(base_url=f"http://{ADDRESS}:{port}", timeout=self._timeout, trust_env=False)
         limit = time.monotonic() + _START_SECONDS
         while True:
             try:
