@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from astuner.cli import main
-from tests.launcher.service_processes import Declare, free_port
+from astuner.localhost import free_port
+from tests.launcher.service_processes import Declare
 
 FOLDER = Path(__file__).parent
 

@@ -12,12 +12,6 @@ from tests.launcher.liveness import lives
 Declare = Callable[..., None]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def served(port: int, note: str = "note", path: str = "/health", **more: Any) -> dict[str, Any]:
     url = f"http://127.0.0.1:{port}{path}"
     return {"command": f"python a_service.py {port} {note}", "health": {"http": url}, "timeout": 30, **more}

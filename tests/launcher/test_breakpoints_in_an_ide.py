@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from astuner.localhost import free_port
 from astuner.run_record import read_summary
 from tests.launcher.debug_client import DebugClient, client_of, line_of, stopped_at
-from tests.launcher.service_processes import free_port
 
 WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"
 

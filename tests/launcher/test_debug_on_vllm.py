@@ -19,10 +19,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from astuner.localhost import free_port
 from astuner.run_record import read_episode, read_index
 from astuner.schema import LlmCall
 from tests.launcher.liveness import lives, wait_for
-from tests.launcher.service_processes import free_port
 from tests.launcher.vllm_commands import Commands
 from tests.llm_engine.completions_server import listening
 

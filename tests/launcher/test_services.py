@@ -18,9 +18,9 @@ from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.built_in_services import built_in_service
 from astuner.launcher.services import Service, Services
-from astuner.localhost import port_holder
+from astuner.localhost import free_port, port_holder
 from tests.launcher.conftest import Command
-from tests.launcher.service_processes import Declare, assert_gone, free_port, served
+from tests.launcher.service_processes import Declare, assert_gone, served
 
 RUN = Path("launcher_record/run")
 ONE_STEP = "astuner.trainer_common.total_training_steps=1"

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from astuner.cli import astuner
 from astuner.errors import ConfigError
 from astuner.launcher.starter import start_project
+from astuner.localhost import free_port
 from astuner.run_record import read_summary
 from tests.launcher.debug_client import client_of, line_of, stopped_at
-from tests.launcher.service_processes import free_port
 
 ROOT = Path(__file__).parents[2]
 
