@@ -26,6 +26,9 @@ import hypothesis
 import pytest
 from loguru import logger
 
+# Their assertions show values, as those in test files do.
+pytest.register_assert_rewrite("tests.backbone.runs", "tests.backbone.sampling_runs", "tests.backbone.spec_pages")
+
 # Examples are not timed: two test processes share two cores, and one slow example is no failure.
 hypothesis.settings.register_profile("astuner", deadline=None)
 hypothesis.settings.load_profile("astuner")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -84,10 +85,23 @@ def is_running(process: psutil.Process) -> bool:
 
 
 def mark_of(process: psutil.Process) -> list[str]:
-    """Return the parts of the process's `ASTUNER_EPISODE`; empty if it is not set or cannot be read."""
+    """Return the parts of the process's `ASTUNER_EPISODE`; one empty part if it is not set or cannot be read."""
+    return environment_variable(process, MARK).split("/")
+
+
+def environment_variable(process: psutil.Process, name: str) -> str:
+    """Return the value of a variable in a process's environment; empty if it is not set or cannot be read.
+
+    A process that has set a title has overwritten the first variables with zeros, at which psutil stops reading.
+    """
     with contextlib.suppress(psutil.Error, OSError):
-        return process.environ().get(MARK, "").split("/")
-    return []
+        if sys.platform != "linux":
+            return process.environ().get(name, "")
+        prefix = os.fsencode(f"{name}=")
+        for variable in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+            if variable.startswith(prefix):
+                return os.fsdecode(variable.removeprefix(prefix))
+    return ""
 
 
 def with_descendants(roots: Iterable[psutil.Process]) -> set[psutil.Process]:

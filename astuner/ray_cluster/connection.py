@@ -15,7 +15,8 @@ import psutil
 
 from astuner.errors import BackboneError, first_line
 from astuner.localhost import ADDRESS
-from astuner.ray_cluster.environment import LEAST_CPUS, TOKEN_MODE
+from astuner.ray_cluster.environment import LEAST_CPUS, TOKEN_MODE, environment_replaced
+from astuner.ray_cluster.session_guard import SESSION, session_guard
 from astuner.ray_cluster.temp_dir import TEMP_DIR_FIX, ray_temp_dir
 
 _START_ATTEMPTS = 3
@@ -59,16 +60,20 @@ def ray_connected(settings: Mapping[str, Any]) -> Iterator[None]:
     import ray
 
     settings = {"log_to_driver": False, "logging_level": "ERROR", **settings}
+    session: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if settings.get("address") is None:
             folder = stack.enter_context(ray_temp_dir())
             settings = {"include_dashboard": False, "_node_ip_address": ADDRESS, **settings, "address": "local"}
             settings["_temp_dir"] = folder
             settings["num_cpus"] = settings.get("num_cpus") or max(os.cpu_count() or 1, LEAST_CPUS)
+            stack.enter_context(session_guard(folder))
+            session[SESSION] = folder
         else:
             settings["address"] = find_ray(settings["address"])
         stack.callback(ray.shutdown)  # safe even if Ray has started only in part
-        _init(settings)
+        with environment_replaced(session):
+            _init(settings)
         yield
 
 

@@ -12,6 +12,7 @@ from uuid import uuid4
 import psutil
 
 from astuner import AstunerJob
+from astuner.processes.process_tree import environment_variable
 from astuner.run_record import read_metrics
 from tests.preloaded import AstunerProcess
 
@@ -108,7 +109,7 @@ class Run:
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
-            is_mine = process.environ().get("ASTUNER_TEST_MARK") == self.mark
+            is_mine = environment_variable(process, "ASTUNER_TEST_MARK") == self.mark
             if isinstance(self.process, AstunerProcess):  # it and its forks have the environment of the server
                 is_mine = is_mine or os.getsid(process.pid) == self.process.pid
             return is_mine and process.status() != "zombie"

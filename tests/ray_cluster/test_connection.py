@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -12,7 +15,10 @@ import pytest
 from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.localhost import free_port
+from astuner.processes.process_tree import environment_variable
 from astuner.ray_cluster.connection import find_ray, ray_connected
+from astuner.ray_cluster.session_guard import SESSION
+from tests.backbone.runs import PATIENCE
 
 
 @pytest.mark.verl
@@ -34,6 +40,40 @@ def test_timed_out_start_is_cleaned_up_and_retried(monkeypatch: pytest.MonkeyPat
         assert second.poll() is None
     second.kill()
     second.wait()
+
+
+CONNECTED = """
+import time
+from astuner.ray_cluster.connection import ray_connected
+from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
+with environment_set(OWN_ENVIRONMENT), ray_connected({}):
+    print("connected", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.verl
+def test_a_killed_run_leaves_no_agent_that_does_not_react():
+    with subprocess.Popen([sys.executable, "-c", CONNECTED], stdout=subprocess.PIPE, start_new_session=True) as run:
+        try:
+            assert run.stdout is not None
+            assert run.stdout.readline() == b"connected\n"
+            started = psutil.Process(run.pid).children(recursive=True)
+            (folder,) = {environment_variable(process, SESSION) for process in started} - {""}
+            until = time.monotonic() + PATIENCE
+            while not (agents := [process for process in started if "Agent" in process.name()]):
+                assert time.monotonic() < until, started
+                started = psutil.Process(run.pid).children(recursive=True)
+            agents[0].suspend()
+            time.sleep(1.0)  # the guard has seen the agent
+        finally:
+            run.kill()
+    _, running = psutil.wait_procs(started, PATIENCE)
+    assert not running
+    until = time.monotonic() + PATIENCE
+    while Path(folder).exists():
+        assert time.monotonic() < until
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("address", ["local", "ray://10.0.0.1:10001", "10.0.0.1", "head:port", ":6379", ""])

@@ -15,6 +15,7 @@ from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.debugging.breakpoints import bp
+from astuner.processes.process_tree import environment_variable
 
 
 class Letters(Workflow):
@@ -115,10 +116,11 @@ class EngineCoreDies(Letters):
 def is_core_of_this_test(process: psutil.Process) -> bool:
     """Return whether a process is an EngineCore of vLLM that the same test has started."""
     try:
-        mark = process.environ().get("ASTUNER_TEST_MARK")
-        return "EngineCor" in process.name() and mark == os.environ["ASTUNER_TEST_MARK"]
+        name = process.name()
     except psutil.Error:
         return False
+    mark = environment_variable(process, "ASTUNER_TEST_MARK")
+    return "EngineCor" in name and mark == os.environ["ASTUNER_TEST_MARK"]
 
 
 class KillsItsWorker(Workflow):
