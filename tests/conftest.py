@@ -137,7 +137,7 @@ def conversation(rng: random.Random) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
     """A byte-level BPE tokenizer with Qwen's chat markup."""
-    from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
+    from tutorial.tiny_tokenizer import build_tokenizer
 
     rng = random.Random(0)
     return build_tokenizer([conversation(rng) for _ in range(50)], context=512)

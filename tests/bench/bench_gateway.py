@@ -42,7 +42,7 @@ def serve(connection: Connection) -> None:
     from astuner.gateway import Gateway
     from astuner.llm_engine.scripted import ScriptedEngine
     from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-    from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
+    from tutorial.tiny_tokenizer import build_tokenizer
 
     transcript = {"messages": [{"role": "user", "content": SYSTEM}], "tools": None}
     codec = ChatCodec(build_tokenizer([transcript], 4096), "qwen3")

@@ -36,7 +36,7 @@ from astuner.llm_engine.scripted import ScriptedEngine  # noqa: E402
 from astuner.model_tuner import CallSettings  # noqa: E402
 from astuner.schema import Task  # noqa: E402
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout  # noqa: E402
-from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer  # noqa: E402
+from tutorial.tiny_tokenizer import build_tokenizer  # noqa: E402
 
 AGENT = Path(__file__).with_name("isolation_agent.py")
 

@@ -100,7 +100,7 @@ def prepare(folder: Path, sizes: Sizes) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
+    from tutorial.tiny_tokenizer import build_tokenizer
 
     rows = [{"messages": messages(question)[1:], "tools": None} for question in questions(sizes)]
     tokenizer = build_tokenizer(rows, context=1024)

@@ -28,7 +28,8 @@ from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner import TaskRunner
 from tests.agent_loop.conftest import LocalInstance
-from tutorial.example_frozenlake.prepare_model import MOVES, best_moves, build_tokenizer, transcript
+from tutorial.example_frozenlake.prepare_model import MOVES, RECIPE, best_moves, transcript
+from tutorial.starting_model import build_tokenizer
 
 TYPES = ("linear", "sliding_window", "linear_think", "auto_context")
 ENVIRONMENT = "gymnasium/FrozenLake8x8-v1"
@@ -79,7 +80,7 @@ def _player(model: Path | None) -> tuple[ChatCodec, Callable[[int], LlmEngine]]:
         return codec, lambda number: engine
     environment = load_environment(ENVIRONMENT, {"train_tasks": 50})
     rows = [transcript(environment, str(number), random.Random(number)) for number in range(50)]
-    codec = ChatCodec(build_tokenizer(rows), renderer)
+    codec = ChatCodec(build_tokenizer(RECIPE, rows), renderer)
     return codec, lambda number: ScriptedEngine(ThinkingPlayer(codec, random.Random(number)).answer, CONTEXT)
 
 

@@ -27,7 +27,7 @@ from tests.campaigns.serial_run import Comparison, Runs, compare, write_job
 def create_model(folder: Path) -> Path:
     """Write the tiny model of the tests."""
     from tests.conftest import conversation, saved_model
-    from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
+    from tutorial.tiny_tokenizer import build_tokenizer
 
     rng = random.Random(0)
     tokenizer = build_tokenizer([conversation(rng) for _ in range(50)], context=512)

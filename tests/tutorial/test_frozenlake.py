@@ -13,7 +13,8 @@ pytest.importorskip("gymnasium")
 from astuner.agent_loop.histories import Turn, make_history
 from astuner.config.loading import load_config
 from astuner.env_service import load_environment
-from tutorial.example_frozenlake.prepare_model import MAX_MOVES, MOVES, best_moves, build_tokenizer, transcript
+from tutorial.example_frozenlake.prepare_model import MAX_MOVES, MOVES, RECIPE, best_moves, transcript
+from tutorial.starting_model import build_tokenizer
 
 CONFIG = Path(__file__).parents[2] / "tutorial/example_frozenlake/frozenlake_tiny.yaml"
 
@@ -57,7 +58,7 @@ async def test_a_transcript_has_the_prompts_of_the_agent_loop() -> None:
 def test_each_cell_of_a_map_is_a_token() -> None:
     environment = load_environment("gymnasium/FrozenLake-v1", {"train_tasks": 20})
     rows = [transcript(environment, str(number), random.Random(number)) for number in range(20)]
-    tokenizer = build_tokenizer(rows)
+    tokenizer = build_tokenizer(RECIPE, rows)
     assert tokenizer.tokenize("PFFH\nGS") == [*"PFFH", tokenizer.tokenize("\n")[0], *"GS"]
     assert all(len(tokenizer.tokenize(move)) == 1 for move in MOVES)
     text = tokenizer.apply_chat_template(rows[0]["messages"], tokenize=False)

@@ -24,7 +24,7 @@ def _math(folder: Path, steps: int, keys: Mapping[str, Any], change: Callable[[R
 def _small(folder: Path, steps: int, keys: Mapping[str, Any], change: Callable[[Run], None] | None = None) -> Run:
     """Return a run with a random model of 50,000 weights, which is far from solving anything."""
     from tests.conftest import conversation, saved_model
-    from tutorial.example_math_agent.tiny_tokenizer import build_tokenizer
+    from tutorial.tiny_tokenizer import build_tokenizer
 
     rng = random.Random(0)
     tokenizer = build_tokenizer([conversation(rng) for _ in range(50)], context=512)

@@ -2,7 +2,6 @@
 
 from transformers import PreTrainedTokenizerFast
 
-VOCABULARY = 1024
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Not special tokens, as in Qwen's tokenizers: decoding keeps them, so that tool calls can be parsed.
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -52,23 +51,27 @@ CHAT_TEMPLATE = """
 """
 
 
-def build_tokenizer(transcripts: list[dict], context: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    transcripts: list[dict], context: int, *, vocabulary: int = 1024, isolated: str = ""
+) -> PreTrainedTokenizerFast:
     """Return a tokenizer trained on the text of `transcripts`.
 
     Each digit is a token. All other text merges without a length limit, so that the constant parts of the agent's
     prompt become a few long tokens. This keeps the prompt short for the small model.
 
     Args:
-        transcripts: Rows with `messages` and `tools`.
+        transcripts: Rows with `messages`, and with `tools` if the agent has tools.
         context: Maximum sequence length of the model, in tokens.
+        vocabulary: Maximum number of tokens.
+        isolated: Regular expression for the text that makes a token of its own, instead of the digits.
     """
     from tokenizers import trainers
 
-    blank = _wrap(_bpe(), context)
-    texts = [blank.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False) for row in transcripts]
-    tokenizer = _bpe()
+    blank = _wrap(_bpe(isolated), context)
+    texts = [blank.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False) for row in transcripts]
+    tokenizer = _bpe(isolated)
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY - len(MARKUP),
+        vocab_size=vocabulary - len(MARKUP),
         special_tokens=SPECIAL,
         initial_alphabet=_alphabet(),
         show_progress=False,
@@ -83,13 +86,15 @@ def _alphabet() -> list[str]:
     return sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-def _bpe():
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def _bpe(isolated: str):
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(isolated), "isolated")
+            if isolated
+            else pre_tokenizers.Digits(individual_digits=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

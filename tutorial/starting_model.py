@@ -1,0 +1,168 @@
+"""Create and cache the small starting models of the examples.
+
+A randomly initialised Qwen3 model is fine-tuned with astuner's supervised training on the transcripts of an example.
+The model is cached in the user's cache folder under a name that contains a hash of its recipe.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from loguru import logger
+
+from tutorial import tiny_tokenizer
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Hyperparameters of a starting model, its tokenizer and its supervised training.
+
+    Attributes:
+        name: Name of the model in the cache folder.
+        renderer: As `model.renderer` of the run.
+        context: Maximum sequence length, in tokens.
+        vocabulary: Maximum number of tokens of the tokenizer.
+        isolated: Regular expression for the text that makes a token of its own; "" for the digits.
+        validation_transcripts: The first transcripts, for the validation loss.
+        batch: Transcripts per step. There is one epoch.
+        prompt_loss_weight: Weight of the tokens that the model does not write.
+    """
+
+    name: str
+    renderer: str = "qwen3"
+    seed: int = 1
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    context: int = 2048
+    initializer_range: float = 0.06
+    vocabulary: int = 1024
+    isolated: str = ""
+    validation_transcripts: int = 128
+    batch: int = 16
+    lr: float = 3e-3
+    prompt_loss_weight: float = 0.1
+
+
+def starting_model(recipe: Recipe, make_transcripts: Callable[[], list[dict]], sources: Sequence[str | Path]) -> Path:
+    """Return the folder of a starting model. Create the model if it does not exist.
+
+    Args:
+        recipe: The hyperparameters.
+        make_transcripts: Returns rows with `messages`, and with `tools` if the agent has tools. The tokenizer is
+            trained on the first 500.
+        sources: Files and texts that determine the transcripts. The model is created again if one of them changes.
+    """
+    folder = cache_folder() / f"{recipe.name}_{fingerprint(recipe, sources)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _exclusive(folder):
+        if not (folder / "model" / "config.json").exists():
+            logger.info("creating the starting model in {}; this takes some minutes and happens only once", folder)
+            _create(recipe, make_transcripts(), folder)
+            logger.info("the starting model is ready")
+    return folder / "model"
+
+
+def cache_folder() -> Path:
+    """Return the folder of all starting models."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "astuner" / "models"
+
+
+def fingerprint(recipe: Recipe, sources: Sequence[str | Path]) -> str:
+    """Return a hash of a recipe, of the sources, and of the code that creates models and tokenizers."""
+    files = [Path(__file__), Path(tiny_tokenizer.__file__), *sources]
+    texts = [source.read_text() if isinstance(source, Path) else source for source in files]
+    return hashlib.blake2b(json.dumps([asdict(recipe), *texts]).encode(), digest_size=6).hexdigest()
+
+
+def build_tokenizer(recipe: Recipe, transcripts: list[dict]):
+    """Return the tokenizer of a recipe."""
+    return tiny_tokenizer.build_tokenizer(
+        transcripts[:500], recipe.context, vocabulary=recipe.vocabulary, isolated=recipe.isolated
+    )
+
+
+def blank_model(recipe: Recipe, tokenizer):
+    """Return a Qwen3 model with random weights."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(recipe.seed)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        max_position_embeddings=recipe.context,
+        initializer_range=recipe.initializer_range,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+@contextlib.contextmanager
+def _exclusive(folder: Path) -> Iterator[None]:
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.info("waiting for another run to create the starting model")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _create(recipe: Recipe, transcripts: list[dict], folder: Path) -> None:
+    from astuner import AstunerJob
+
+    tokenizer = build_tokenizer(recipe, transcripts)
+    blank_model(recipe, tokenizer).save_pretrained(folder / "blank")
+    tokenizer.save_pretrained(folder / "blank")
+    held_out = recipe.validation_transcripts
+    for name, rows in (("train", transcripts[held_out:]), ("validation", transcripts[:held_out])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    job = AstunerJob(
+        algorithm="sft",
+        model=folder / "blank",
+        project_name=recipe.name,
+        experiment_name="warm_up",
+        model__renderer=recipe.renderer,
+        data__train_batch_size=recipe.batch,
+        trainer_common__algorithm__prompt_loss_weight=recipe.prompt_loss_weight,
+        trainer_common__optim={
+            "lr": recipe.lr,
+            "betas": (0.9, 0.95),
+            "lr_scheduler": "cosine",
+            "lr_warmup_steps": 20,
+            "min_lr_ratio": 0.1,
+        },
+        trainer_common__total_epochs=1,
+        trainer_common__save_freq=200,
+        trainer_common__test_freq=200,
+        trainer_common__seed=recipe.seed,
+        trainer_common__use_kl_loss=False,
+    )
+    job.set_data(type="file", dataset_path=folder / "train.jsonl", validation_path=folder / "validation.jsonl")
+    tuned = job.tune(exp_dir=folder)
+    tuned.path.rename(folder / "model")
+    for unneeded in (folder / "blank", tuned.record):
+        shutil.rmtree(unneeded)
+    for unneeded in folder.glob("*.jsonl"):
+        unneeded.unlink()
