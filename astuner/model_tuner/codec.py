@@ -12,7 +12,7 @@ from typing import Any
 
 from astuner.errors import InvalidRequestError, ModelError, WorkflowError, first_line
 from astuner.model_tuner.renderer_choice import RENDERER_FILE, TemplateText, choose_renderer
-from astuner.model_tuner.template_answers import TemplateAnswers, without_empty_thinking
+from astuner.model_tuner.template_answers import TemplateAnswers, is_trained, without_empty_thinking
 from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
 from astuner.model_tuner.tool_parsers import (
     END_OF_CALL,
@@ -246,10 +246,10 @@ class ChatCodec:
     def transcript(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Return the ids of a finished conversation, and whether the model generates each of them (both of length N).
+        """Return the ids of a finished conversation, and whether each of them is trained (both of length N).
 
-        The model generates its thinking, text and tool calls and the end token, but not the generation prompt, the
-        white space after the end token, or empty thinking that the template writes.
+        Trained are the thinking, text, tool calls and end tokens of the answers whose `weight` is not 0. The
+        generation prompt, white space after the end token, and empty thinking that the template writes are not.
 
         Raises:
             WorkflowError: the chat template rejects the messages.
@@ -262,19 +262,19 @@ class ChatCodec:
             ends = [self.decode([token]) for token in self.stop_token_ids]
             answers = TemplateAnswers(partial(self._text_of_turns, tools), ends)
             try:
-                ids, generated = answers.tokens(messages, self._encode, self.decode)
+                ids, trained = answers.tokens(messages, self._encode, self.decode)
             except TEMPLATE_ERRORS as error:
                 raise _rejection(messages, error) from error
-            return tuple(ids), tuple(without_empty_thinking(generated, ids, self.decode))
+            return tuple(ids), tuple(without_empty_thinking(trained, ids, self.decode))
         sample = renderers.build_training_sample(
             self._renderer,
             list(messages),
-            role_to_mask=lambda message: message["role"] == "assistant",
+            role_to_mask=is_trained,
             tools=list(tools) if tools else None,
         )
         # `renderers` calls its own field `loss_mask`.
-        generated = without_empty_thinking(list(map(bool, sample.loss_mask)), sample.token_ids, self.decode)
-        return tuple(sample.token_ids), tuple(generated)
+        trained = without_empty_thinking(list(map(bool, sample.loss_mask)), sample.token_ids, self.decode)
+        return tuple(sample.token_ids), tuple(trained)
 
     def _renders(self, role: str) -> bool:
         """Return whether the chat template renders the messages of a role."""

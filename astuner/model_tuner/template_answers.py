@@ -37,7 +37,9 @@ class TemplateAnswers:
         encode: Callable[[str], list[int]],
         decode: Callable[[Sequence[int]], str],
     ) -> tuple[list[int], list[bool]]:
-        """Return the ids of a conversation, and whether the model generates each of them (both of length N).
+        """Return the ids of a conversation, and whether each of them is trained (both of length N).
+
+        Answers are trained, unless their `weight` is 0.
 
         Every answer starts with a new token, as in a rollout, where the prompt is tokenised without the answer.
 
@@ -45,29 +47,31 @@ class TemplateAnswers:
             TemplateError, ValueError, TypeError, LookupError: the template rejects the messages (`TEMPLATE_ERRORS`).
         """
         text, spans = self._find(messages)
-        borders = [0, *(start for start, _ in spans), len(text)]
+        borders = [0, *(start for start, _, _ in spans), len(text)]
         pieces = [encode(text[start:end]) for start, end in pairwise(borders)]
         whole = encode(text)
         if decode([token for piece in pieces for token in piece]) != decode(whole):
             # The tokenizer adds a space to every text, so that parts of a conversation cannot be tokenised separately.
-            generated = [False] * len(whole)
-            for span in spans:
-                first, last = (_shared(encode(text[:place]), whole) for place in span)
-                generated[first:last] = [True] * (last - first)
-            return whole, generated
-        ids, generated = list(pieces[0]), [False] * len(pieces[0])
-        for (start, end), piece, following in zip(spans, pieces[1:], borders[2:], strict=True):
+            trained = [False] * len(whole)
+            for start, end, is_trained in spans:
+                first, last = (_shared(encode(text[:place]), whole) for place in (start, end))
+                trained[first:last] = [is_trained] * (last - first)
+            return whole, trained
+        ids, trained = list(pieces[0]), [False] * len(pieces[0])
+        for (start, end, is_trained), piece, following in zip(spans, pieces[1:], borders[2:], strict=True):
             answer = encode(text[start:end])
             # Without an end token, the tokenizer may merge the end of an answer with the text after it.
             rest = piece[len(answer) :] if piece[: len(answer)] == answer else encode(text[end:following])
             ids += [*answer, *rest]
-            generated += [True] * len(answer) + [False] * len(rest)
-        return ids, generated
+            trained += [is_trained] * len(answer) + [False] * len(rest)
+        return ids, trained
 
-    def _find(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
-        """Return the text of a conversation, and the (start, end) of each answer in it, with its end token."""
+    def _find(self, messages: Sequence[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int, bool]]]:
+        """Return the text of a conversation, and for each answer its start, its end with the end token, and whether it
+        is trained.
+        """
         text = self._finished(messages)
-        spans: list[tuple[int, int]] = []
+        spans: list[tuple[int, int, bool]] = []
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
@@ -75,7 +79,7 @@ class TemplateAnswers:
             if last is None:  # the template leaves the message out
                 continue
             start = self._start(text, messages, index, last, spans[-1][1] if spans else 0)
-            spans.append((start, self._end(text, messages, index, max(start, last))))
+            spans.append((start, self._end(text, messages, index, max(start, last)), is_trained(message)))
         return text, spans
 
     def _finished(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -142,6 +146,11 @@ class TemplateAnswers:
             return self.render(messages, prompt)
         except TEMPLATE_ERRORS:
             return ""
+
+
+def is_trained(message: Mapping[str, Any]) -> bool:
+    """Return whether a message of a transcript is trained: `weight` is 0 for an answer that is context only."""
+    return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
 
 
 def without_empty_thinking(

@@ -227,7 +227,11 @@ def _message(value: object, where: str) -> Message:
 def _check_transcript(content: Mapping[str, Any], message_field: str | None, messages: Sequence[Message]) -> None:
     if message_field is None:
         raise _RowError(f"no transcript: no field messages; its fields are {_names(content)}")
-    if not any(message["role"] == "assistant" for message in messages):
+    answers = [message for message in messages if message["role"] == "assistant"]
+    for answer in answers:
+        if (weight := answer.get("weight", 1)) not in (0, 1):
+            raise _RowError(f"an assistant message has the weight {short_repr(weight)}; expected 1, or 0 for context")
+    if not any(answer.get("weight", 1) for answer in answers):
         raise _RowError(f"field {short_repr(message_field)} has no assistant message to train on")
     tools = content.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):

@@ -154,6 +154,18 @@ def called(*names: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *SIMPLE[:-1]], ids=lambda family: family.name)
+def test_an_answer_with_weight_0_is_context(family: Family, tokenizer: Any):
+    codec = ChatCodec(family.tokenizer(tokenizer), family.renderer)
+    messages = [user("Hi"), assistant("Hello"), user("More"), assistant("Bye")]
+    first, second = trained(codec, messages)
+    for index, text in ((1, second), (3, first)):
+        weighted = [*messages]
+        weighted[index] = {**messages[index], "weight": 0}
+        assert trained(codec, weighted) == [text]
+        assert codec.transcript(weighted, None)[0] == codec.transcript(messages, None)[0]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *SIMPLE[:-1]], ids=lambda family: family.name)
 def test_text_and_end_token_of_every_answer_are_trained(family: Family, tokenizer: Any):
     codec = ChatCodec(family.tokenizer(tokenizer), family.renderer)
     messages = [

@@ -318,6 +318,8 @@ def test_transcripts(tmp_path: Path) -> None:
         ({"question": "x"}, "no transcript: no field messages; its fields are question"),
         ({"messages": [{"role": "user", "content": "x"}]}, "has no assistant message to train on"),
         ({"messages": []}, "has no assistant message to train on"),
+        ({"messages": [{"role": "assistant", "content": "x", "weight": 0}]}, "has no assistant message to train on"),
+        ({"messages": [{"role": "assistant", "content": "x", "weight": 2}]}, "has the weight 2; expected 1, or 0"),
         ({"messages": [{"role": "assistant", "content": "x"}], "tools": ["f"]}, "field 'tools' is"),
     ],
 )
