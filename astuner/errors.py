@@ -9,6 +9,7 @@ x BackboneError
   + NoSignalError
 x RecordError
 x InstallError
+x SandboxError
 x ServiceError
 x EpisodeError
   + WorkflowError
@@ -80,6 +81,10 @@ class RecordError(AstunerError):
 
 class InstallError(AstunerError):
     """The environment of a backbone cannot be installed, is missing, or is broken."""
+
+
+class SandboxError(AstunerError):
+    """The system cannot run a program in a sandbox."""
 
 
 class ServiceError(AstunerError):

@@ -6,7 +6,8 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from pathlib import Path
+
+from astuner.process_tree import child_pids
 
 
 def end_host(pid: int) -> None:
@@ -25,12 +26,10 @@ def kill_all(pids: Iterable[int]) -> None:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Return the processes below a host, as far as Linux lists them. MCP servers have a group of their own."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                yield child
-                yield from descendants(child)
+    """Return the processes below a host. MCP servers have a group of their own."""
+    for child in child_pids(pid):
+        yield child
+        yield from descendants(child)
 
 
 def _group(pid: int) -> int | None:

@@ -1,1 +1,1 @@
-"""Child processes: services under a guard, processes of episodes, the sandbox, and redacted logs."""
+"""Child processes: services under a guard, processes of episodes, and redacted logs."""

@@ -13,6 +13,7 @@ from functools import wraps
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from astuner.process_tree import MARK
 from astuner.processes.episode_processes import (
     EpisodeProcesses,
     after_fork,
@@ -21,7 +22,6 @@ from astuner.processes.episode_processes import (
     current_episode_processes,
     episode_processes_set,
 )
-from astuner.processes.process_tree import MARK
 
 # Servers that Python starts once for the whole process.
 _SHARED_SERVER = re.compile(rb"(resource_tracker|forkserver) import main")

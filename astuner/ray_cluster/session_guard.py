@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 import astuner
-from astuner.processes.process_tree import child_pids, end_processes, environment_variable, find_process, is_running
+from astuner.process_tree import child_pids, end_processes, environment_variable, find_process, is_running
 
 SESSION = "ASTUNER_RAY_SESSION"
 """Environment variable of the processes of a Ray instance: the instance's temporary folder."""

@@ -12,7 +12,7 @@ from uuid import uuid4
 import psutil
 
 from astuner import AstunerJob
-from astuner.processes.process_tree import environment_variable
+from astuner.process_tree import environment_variable
 from astuner.run_record import read_metrics
 from tests.preloaded import AstunerProcess
 

@@ -15,7 +15,7 @@ import pytest
 from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.localhost import free_port
-from astuner.processes.process_tree import environment_variable
+from astuner.process_tree import environment_variable
 from astuner.ray_cluster.connection import find_ray, ray_connected
 from astuner.ray_cluster.session_guard import SESSION
 from tests.backbone.runs import PATIENCE

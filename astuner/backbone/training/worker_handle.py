@@ -37,7 +37,7 @@ from astuner.debugging.breakpoints import DebuggerQuit, add_reached_tags, is_deb
 from astuner.errors import AstunerError, BackboneError, EpisodeTimeout, ModelError, describe_error
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings
-from astuner.processes.process_tree import find_process
+from astuner.process_tree import find_process
 from astuner.redaction import learn_secrets
 from astuner.schema import Episode, LlmCall, WorkflowTask
 from astuner.task_rollout import RunningReport, failed_episode

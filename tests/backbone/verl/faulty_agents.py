@@ -15,7 +15,7 @@ from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.debugging.breakpoints import bp
-from astuner.processes.process_tree import environment_variable
+from astuner.process_tree import environment_variable
 
 
 class Letters(Workflow):

@@ -1,8 +1,18 @@
-"""Runs one Python program in a sandbox. Executed by path with `python -I -S`, so it imports the standard library only.
+"""Runs one program in a sandbox. Executed by path with `python -I -S`, so it imports the standard library only.
 
-Stdin is one JSON object with `code`, `folder`, `env`, `python`, `readable`, `limits` and `report`, the descriptor of a
-pipe. Stdout and stderr are the program's. The launcher writes two lines of JSON to the pipe: before the program starts,
+Stdin is one JSON object:
+
+- `arguments`, `env`: the program and its environment variables;
+- `folder`: a folder of the host that belongs to this call; `files`: the texts to write to it, by name;
+- `root`: None, and the program sees the file system of the host, and works in `folder`. Otherwise, the program sees
+  the readable paths and `root["mounts"]` only, folders of the host by their paths in the sandbox, and works in
+  `root["cwd"]`;
+- `readable`: the files and folders of the host that it can read;
+- `limits`: see `SandboxLimits`; `report`: the descriptor of a pipe.
+
+Stdout and stderr are the program's. The launcher writes two lines of JSON to the pipe: before the program starts,
 `missing`, the protections that this system does not have; at its end, `returncode` (-n if signal n ended the program).
+If the system cannot make a `root`, it writes `unsupported`, the reason, and the program does not start.
 
 The sandbox has three processes: the launcher, the init process of the program's PID namespace, and the program. When
 init ends, the kernel ends all other processes of the namespace.
@@ -26,7 +36,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_REC_PRIVATE = 0x4000 | 0x40000
-_MS_NOSUID_NODEV = 2 | 4
+_MS_RDONLY, _MS_NOSUID_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2 | 4, 8, 32, 4096, 16384
+_MNT_DETACH = 2
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_PR_SET_DUMPABLE = 4
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _NOBODY = 65534
 
@@ -53,7 +66,11 @@ def main() -> None:
     missing: list[str] = []
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    has_namespaces = _enter_namespaces(job["folder"], job["limits"]["disk"])
+    try:
+        has_namespaces = _enter_root(job) if job["root"] else _enter_namespaces(job["folder"], job["limits"]["disk"])
+    except OSError as error:
+        os.write(job["report"], json.dumps({"unsupported": str(error)}).encode())
+        return
     if not has_namespaces:
         missing.append("processes")
         signal.signal(signal.SIGTERM, lambda *_: os._exit(_kill_descendants()))
@@ -90,8 +107,94 @@ def _enter_namespaces(folder: str, disk: int) -> bool:
     return True
 
 
+def _enter_root(job: dict[str, Any]) -> bool:
+    """Make the folder the root of a file system with the readable paths and the mounts, and change to it.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    root, mounts = Path(job["folder"]), job["root"]["mounts"]
+    if sys.platform != "linux" or platform.machine() not in _PIVOT_ROOT:
+        raise OSError(f"it needs Linux on {' or '.join(_PIVOT_ROOT)}")
+    uid, gid = os.geteuid(), os.getegid()
+    is_root = uid == 0 and _LIBC.unshare(_CLONE_NEWNS) == 0
+    if is_root:  # root's folders are not open to the user `nobody`, who gets the namespaces
+        _LIBC.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
+        _mount_root(root, job["readable"], mounts)
+    if uid == 0:
+        with contextlib.suppress(OSError):  # a user namespace may have no user `nobody`
+            os.setgroups([])
+            os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+            os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        uid, gid = os.geteuid(), os.getegid()
+        _LIBC.prctl(_PR_SET_DUMPABLE, 1)  # otherwise /proc/self belongs to root
+    _check(_LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWPID | _CLONE_NEWNET), "unshare")
+    Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
+    Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    if not is_root:
+        _LIBC.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
+        _mount_root(root, job["readable"], mounts)
+    return True
+
+
+def _change_root(root: str) -> None:
+    # A mount of another user namespace is locked, and cannot become the root.
+    _check(_LIBC.mount(os.fsencode(root), os.fsencode(root), None, _MS_BIND | _MS_REC, None), "mount")
+    os.chdir(root)
+    # While the host's is visible, and of the PID namespace of this process
+    _check(_LIBC.mount(b"proc", b"proc", b"proc", _MS_NOSUID_NODEV | _MS_NOEXEC, None), "mount proc")
+    _check(_LIBC.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
+    _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")
+    os.chdir("/")
+
+
+def _mount_root(root: Path, readable: list[str], mounts: dict[str, str]) -> None:
+    _check(_LIBC.mount(b"tmpfs", os.fsencode(root), b"tmpfs", _MS_NOSUID_NODEV, b"mode=755"), "mount")
+    paths = [path for path in (*readable, *_DEVICES) if not path.startswith("/proc/")]
+    paths = [path for path in paths if not any(str(parent) in paths for parent in Path(path).parents)]
+    for path in sorted({*paths, *mounts}, key=len):
+        target = root / path.lstrip("/")
+        if path in mounts:
+            _bind(mounts[path], target, is_writable=True)
+        elif Path(path).is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(Path(path).readlink())
+        elif Path(path).exists():
+            _bind(path, target, is_writable=path in _DEVICES)
+    (root / "proc").mkdir(exist_ok=True)
+    for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        (root / "dev" / name).symlink_to(f"/proc/self/fd{number}")
+
+
+def _bind(source: str, target: Path, *, is_writable: bool) -> None:
+    if Path(source).is_dir():
+        target.mkdir(parents=True, exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+    result = _LIBC.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND | _MS_REC, None)
+    if is_writable:
+        _check(result, f"mount {source}")
+    elif result == 0:  # else this user cannot enter the folder
+        flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY | os.statvfs(target).f_flag & (_MS_NOSUID_NODEV | _MS_NOEXEC)
+        _LIBC.mount(None, os.fsencode(target), None, flags, None)
+
+
+def _check(result: int, call: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{call}: {os.strerror(number)}")
+
+
 def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoReturn:
     """Run the program, report how it ended, and exit."""
+    if job["root"]:
+        try:
+            _change_root(job["folder"])
+        except OSError as error:
+            os.write(job["report"], json.dumps({"unsupported": str(error)}).encode())
+            os._exit(1)
     start_read, start_write = os.pipe()
     program = os.fork()
     if program == 0:
@@ -111,8 +214,10 @@ def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoRe
 
 def _run_program(job: dict[str, Any], missing: list[str], has_namespaces: bool, start: int) -> NoReturn:
     os.close(job["report"])
-    os.chdir(job["folder"])
-    Path("program.py").write_text(job["code"], encoding="utf-8", errors="surrogatepass")
+    os.chdir(job["root"]["cwd"] if job["root"] else job["folder"])
+    for name, text in job["files"].items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, encoding="utf-8", errors="surrogatepass")
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.closerange(3, start)
@@ -121,13 +226,18 @@ def _run_program(job: dict[str, Any], missing: list[str], has_namespaces: bool, 
     _set_limits(job["limits"], has_namespaces)
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    if not _restrict_files(job["folder"], job["readable"]):
+    readable, writable = (["/"], [*job["root"]["mounts"]]) if job["root"] else (job["readable"], [job["folder"]])
+    if not _restrict_files(readable, writable):
         missing.append("files")
     if not _filter_system_calls(has_namespaces) and not has_namespaces:
         missing.append("network")
     os.write(start, json.dumps(missing).encode())
     os.close(start)
-    os.execve(job["python"], [job["python"], "-u", "program.py"], job["env"])
+    try:
+        os.execvpe(job["arguments"][0], job["arguments"], job["env"])
+    except OSError as error:
+        os.write(2, f"{job['arguments'][0]}: {error.strerror}\n".encode())
+        os._exit(127)
 
 
 def _set_limits(limits: dict[str, int], has_namespaces: bool) -> None:
@@ -157,8 +267,8 @@ def _count_tasks(uid: int) -> int:
     return count
 
 
-def _restrict_files(folder: str, readable: list[str]) -> bool:
-    """Allow reading of `readable`, and everything in `folder`; return whether the kernel has Landlock."""
+def _restrict_files(readable: list[str], writable: list[str]) -> bool:
+    """Allow reading of `readable`, and everything in `writable`; return whether the kernel has Landlock."""
     if sys.platform != "linux":
         return False
     version = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, None, 0, 1)
@@ -168,7 +278,7 @@ def _restrict_files(folder: str, readable: list[str]) -> bool:
     ruleset = _LIBC.syscall(_LANDLOCK_CREATE_RULESET, struct.pack("=Q", handled), 8, 0)
     rules = [(path, _LANDLOCK_READ) for path in readable]
     rules += [(path, _LANDLOCK_FILE & ~1) for path in _DEVICES]
-    for path, rights in [*rules, (folder, handled)]:
+    for path, rights in [*rules, *((path, handled) for path in writable)]:
         try:
             descriptor = os.open(path, 0o10000000 | os.O_CLOEXEC)  # O_PATH
         except OSError:

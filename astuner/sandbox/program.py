@@ -1,0 +1,288 @@
+"""Programs in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from loguru import logger
+
+from astuner.errors import SandboxError
+from astuner.process_tree import find_process, with_descendants
+
+_LAUNCHER = Path(__file__).with_name("launcher.py")
+_READABLE = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/opt/conda"),
+    *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/alternatives"),
+    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/mime.types", "/etc/fonts"),
+    *("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/sys/devices/system/cpu"),
+)
+_MISSING = {
+    "files": "the code can read your files (needs Linux 5.13 with Landlock)",
+    "network": "the code can use the network (needs Linux with seccomp)",
+    "processes": "the code sees other processes and its disk space is not limited (needs user namespaces)",
+}
+_CHUNK_BYTES = 2**16
+_MEMORY_POLL_SECONDS = 0.1
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """Limits of the sandbox.
+
+    Attributes:
+        cpu_seconds: CPU time of each process, at most the time limit of the call.
+        memory: address space of each process, and memory of all processes together, in bytes.
+        processes: number of processes and threads.
+        file_size: size of a file, in bytes.
+        disk: size of the working directory, in bytes.
+        open_files: open files of each process.
+        output: size of stdout and of stderr, in bytes; further output is discarded.
+    """
+
+    cpu_seconds: int = 300
+    memory: int = 4 * 2**30
+    processes: int = 64
+    file_size: int = 64 * 2**20
+    disk: int = 256 * 2**20
+    open_files: int = 256
+    output: int = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxResult:
+    """The result of a program in a sandbox.
+
+    Attributes:
+        returncode: the exit code; -n if signal n ended the program, and -1 if the sandbox did.
+        stdout, stderr: the output, cut to the limit. `stderr` ends with the reason if the sandbox ended the program.
+        missing: the protections that this system does not have; None if the program did not start.
+        ended_by: `time` or `memory`, the limit for which the sandbox ended the program; None if it ended by itself.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+    missing: tuple[str, ...] | None = None
+    ended_by: str | None = None
+
+    @property
+    def isolation(self) -> list[str] | None:
+        """The protections that the program ran with; None if it did not start."""
+        return None if self.missing is None else ["limits", *(name for name in _MISSING if name not in self.missing)]
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRoot:
+    """A file system for a program: the readable files of the host, and writable folders.
+
+    Attributes:
+        mounts: folders of the host by their absolute paths in the sandbox.
+        cwd: the working directory in the sandbox.
+    """
+
+    mounts: Mapping[str, str]
+    cwd: str
+
+
+async def run_python_program(
+    code: str,
+    timeout: float,
+    limits: SandboxLimits = SandboxLimits(),
+    *,
+    files: Mapping[str, str] | None = None,
+) -> SandboxResult:
+    """Run a Python program in a sandbox, in an empty working directory that is removed afterwards.
+
+    Args:
+        code: the program.
+        timeout: seconds of wall-clock time after which the program is ended.
+        limits: the other limits.
+        files: texts that are written to the working directory, by relative path.
+    """
+    files = {**(files or {}), "program.py": code}
+    return await run_program([sys.executable, "-u", "program.py"], timeout, limits, files=files)
+
+
+async def run_program(
+    arguments: Sequence[str],
+    timeout: float,
+    limits: SandboxLimits = SandboxLimits(),
+    *,
+    files: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    root: SandboxRoot | None = None,
+) -> SandboxResult:
+    """Run a program in a sandbox. Every process that it has started ends with it.
+
+    Args:
+        arguments: the program and its arguments.
+        timeout: seconds of wall-clock time after which the program is ended.
+        limits: the other limits.
+        files: texts that are written to the working directory, by relative path.
+        env: environment variables, in addition to those of the sandbox.
+        root: the file system of the program. Without it, the program works in an empty folder, which is removed
+            afterwards, and sees the paths of the host.
+
+    Raises:
+        SandboxError: the system cannot make the file system of the program.
+    """
+    job: dict[str, Any] = {
+        "arguments": list(arguments),
+        "files": dict(files or {}),
+        "root": None if root is None else asdict(root),
+        "readable": [*_READABLE, *sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, *_package_folders()})],
+        "limits": {
+            **asdict(limits),
+            "cpu_seconds": min(limits.cpu_seconds, math.ceil(max(timeout, 0)) + 1),
+        },
+    }
+    folder = tempfile.mkdtemp(prefix="astuner-sandbox-")
+    report_read, report_write = os.pipe()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        report = stack.enter_context(os.fdopen(report_read, "rb"))
+        job |= {"folder": folder, "env": _environment(folder) | dict(env or {}), "report": report_write}
+        with os.fdopen(report_write, "wb"):
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", str(_LAUNCHER)),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=_environment(folder),
+                cwd=folder,
+                pass_fds=(report_write,),
+                start_new_session=True,
+            )
+        stack.callback(_end, process)
+        assert process.stdin
+        assert process.stdout
+        assert process.stderr
+        output = [asyncio.ensure_future(_read(stream, limits.output)) for stream in (process.stdout, process.stderr)]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            process.stdin.write(json.dumps(job).encode())
+            process.stdin.close()
+        ended_by = await _wait(process, timeout, limits.memory)
+        stdout, stderr = await asyncio.gather(*output)
+        reported: dict[str, Any] = {}
+        for line in report:
+            reported |= json.loads(line)
+    return _result(reported, stdout, stderr, ended_by, timeout, limits)
+
+
+def _result(
+    reported: Mapping[str, Any], stdout: str, stderr: str, ended_by: str | None, timeout: float, limits: SandboxLimits
+) -> SandboxResult:
+    if "unsupported" in reported:
+        raise SandboxError(
+            f"this system cannot make a sandbox with its own file system: {reported['unsupported']}. It needs user "
+            "namespaces: allow them (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns=0; "
+            "in a container, --security-opt seccomp=unconfined), or use a virtual machine"
+        )
+    missing = None if reported.get("missing") is None else tuple(reported["missing"])
+    _warn_of(missing or ())
+    if ended_by is None:
+        return SandboxResult(reported.get("returncode", -9), stdout, stderr, missing)
+    errors = {
+        "time": f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds.",
+        "memory": f"MemoryError: The processes of the code used more than {limits.memory} bytes together.",
+    }
+    error = errors[ended_by]
+    return SandboxResult(-1, stdout, f"{stderr}\n{error}" if stderr else error, missing, ended_by)
+
+
+async def _wait(process: asyncio.subprocess.Process, timeout: float, memory: int) -> str | None:
+    """Wait for the end of the sandbox, or end it; return the limit for which it was ended, or None if it exited."""
+    ended = asyncio.ensure_future(process.wait())
+    ends_at = time.monotonic() + timeout
+    try:
+        while not ended.done():
+            left = ends_at - time.monotonic()
+            if left <= 0:
+                limit = "time"
+            elif _memory_of_processes(process.pid, memory) > memory:
+                limit = "memory"
+            else:
+                await asyncio.wait([ended], timeout=min(left, _MEMORY_POLL_SECONDS))
+                continue
+            _end(process)
+            await ended
+            return limit
+    finally:
+        ended.cancel()
+    return None
+
+
+def _memory_of_processes(pid: int, enough: int) -> int:
+    """Return the memory of a process and its descendants, in bytes; if it is at most `enough`, an upper bound."""
+    root = find_process(pid)
+    folders = [Path(f"/proc/{process.pid}") for process in with_descendants([root])] if root is not None else []
+    bound = 0
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended, or this is not Linux
+            _, resident, shared, *_ = map(int, (folder / "statm").read_text().split())
+            bound += (resident - shared) * _PAGE_BYTES
+    if bound <= enough:
+        return bound
+    # Forked processes share pages, which the exact number counts once.
+    exact = 0
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            found = re.search(r"^Pss: +(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)
+            exact += int(found[1]) * 1024 if found else 0
+    return exact
+
+
+def _package_folders() -> set[str]:
+    """Return the folders of installed packages, which are not always below `sys.prefix`."""
+    return {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+
+
+def _environment(folder: str) -> dict[str, str]:
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return threads | {
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")),
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "PYTHONUTF8": "1",
+        "PYTHONIOENCODING": "utf-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+async def _read(stream: asyncio.StreamReader, limit: int) -> str:
+    """Read a stream to its end and keep the beginning."""
+    kept, size = bytearray(), 0
+    while chunk := await stream.read(_CHUNK_BYTES):
+        size += len(chunk)
+        kept += chunk[: limit - len(kept)]
+    text = kept.decode("utf-8", errors="replace")
+    return text if size <= limit else f"{text}\n[{size - limit} more bytes were cut]"
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+
+@cache
+def _warn_of(missing: tuple[str, ...]) -> None:
+    if missing:
+        text = "; ".join(_MISSING[name] for name in missing)
+        logger.warning("the sandbox of execute_python_code is incomplete on this machine: {}", text)
