@@ -18,7 +18,10 @@ _SMALLEST_TOTAL_CHANGE = 1e-9
 
 def validation_in_training(start: StartEvidence) -> Result:
     """Find validation tasks whose question is also a training question."""
-    questions = {task.main_query for task in start.tasks.training if task.main_query}
+    counts = Counter(task.main_query for task in start.tasks.training if task.main_query)
+    # Many environments have the same instruction for all tasks, and show the task in the first observation.
+    instructions = {task.main_query for task in start.tasks.training if task.env and counts[task.main_query] > 1}
+    questions = counts.keys() - instructions
     shared = sum(task.main_query in questions for task in start.tasks.validation)
     if shared:
         yield (
@@ -31,7 +34,7 @@ def validation_in_training(start: StartEvidence) -> Result:
 def duplicate_tasks(start: StartEvidence) -> Result:
     """Find training data in which most tasks repeat the question of another."""
     tasks = start.tasks.training
-    counts = Counter((task.main_query, str(task.init_messages)) for task in tasks if task.main_query)
+    counts = Counter((task.main_query, str(task.init_messages)) for task in tasks if task.main_query and not task.env)
     repeated = sum(counts.values()) - len(counts)
     # Oversampled data repeats some questions; a wrong field gives the same text to most rows.
     if len(tasks) >= 8 and repeated > 0.75 * len(tasks):

@@ -11,7 +11,7 @@ import pytest
 
 from astuner.diagnostics import CHECKS
 from astuner.model_tuner import ChatCodec
-from astuner.schema import TaskSet
+from astuner.schema import EnvTask, Task, TaskSet
 from tests.diagnostics.conftest import Evidence, found, make_task
 
 
@@ -36,6 +36,21 @@ def test_a_question_that_nearly_all_rows_share(evidence: Evidence):
     assert "fields.main_query" in fix
     oversampled = tuple(make_task(n % 4) for n in range(12))
     assert found("duplicate_tasks", evidence.start(tasks=TaskSet(oversampled, ()))) == []
+
+
+def test_an_instruction_that_the_tasks_of_an_environment_share_is_no_question(evidence: Evidence):
+    def env_task(split: str, number: int, question: str) -> Task:
+        return replace(make_task(number), main_query=question, env=EnvTask("lake", split, str(number)))
+
+    validation = (env_task("validation", 9, "Cross the lake."),)
+    training = tuple(env_task("train", number, "Cross the lake.") for number in range(9))
+    assert found("validation_in_training", evidence.start(tasks=TaskSet(training, validation))) == []
+    assert found("duplicate_tasks", evidence.start(tasks=TaskSet(training, validation))) == []
+    # An environment of questions shows the task in the question.
+    training = tuple(env_task("train", number, f"What is {number} + 1?") for number in range(9))
+    validation = (env_task("validation", 9, "What is 3 + 1?"),)
+    ((message, _),) = found("validation_in_training", evidence.start(tasks=TaskSet(training, validation)))
+    assert message.startswith("1 of 1 validation tasks")
 
 
 def test_reference_answers_that_are_empty(evidence: Evidence):
