@@ -14,6 +14,8 @@ x ServiceError
 x EpisodeError
   + WorkflowError
   + JudgeError
+    o JudgeUnavailableError
+      - JudgeBudgetError
   + EpisodeTimeout
   + ContextLengthError
   + CallLimitError
@@ -117,6 +119,18 @@ class JudgeError(EpisodeError):
     """The judge raised an error or did not return `(reward, is_success)`."""
 
     kind = "judge"
+
+
+class JudgeUnavailableError(JudgeError):
+    """The judge cannot score any further episode, for example because its API keys have expired. It stops the run."""
+
+    kind = "judge_unavailable"
+
+
+class JudgeBudgetError(JudgeUnavailableError):
+    """The budget of the judge's LLM (`task_judge.llm.max_tokens`, `task_judge.llm.max_cost`) is used up."""
+
+    kind = "judge_budget"
 
 
 class EpisodeTimeout(EpisodeError):

@@ -8,6 +8,7 @@ from astuner.config.gpus import MIN_GPUS_OF_TRINITY, visible_gpus
 from astuner.config.section import Condition
 
 if TYPE_CHECKING:
+    from astuner.config.data import TaskJudgeConfig
     from astuner.config.rollout import RolloutConfig
     from astuner.config.root import AstunerConfig
 
@@ -20,6 +21,16 @@ def samples_in_validation(run: AstunerConfig) -> bool:
 def uses_starting_model(rollout: RolloutConfig) -> bool:
     """Return whether the starting model answers for an agent."""
     return any(model.model == "starting_model" and model.base_url is None for model in rollout.frozen_models.values())
+
+
+def _may_ask_a_model(judge: TaskJudgeConfig) -> bool:
+    """Return whether a judge may ask the helper model: the user's judges and some of astuner's."""
+    path = judge.judge_protocol or "astuner."
+    return (
+        judge.judge_type == "rubrics_auto_grader"
+        or not path.startswith("astuner.")
+        or path.startswith("astuner.task_judge.llm.")
+    )
 
 
 def is_cut(rollout: RolloutConfig) -> bool:
@@ -73,9 +84,7 @@ WITHOUT_MADNESS_CHECKS = Condition(
 )
 WITHOUT_JUDGE = Condition("without a task_judge.judge_protocol", lambda run: not run.task_judge.judge_protocol)
 NO_JUDGE_MODEL = Condition(
-    "because astuner's own judges ask no other model",
-    lambda run: (run.task_judge.judge_protocol or "astuner.").startswith("astuner."),
-    at_default=True,
+    "because the judge asks no other model", lambda run: not _may_ask_a_model(run.task_judge), at_default=True
 )
 WITH_FRAMEWORK = Condition(
     "while rollout.use_agentscope_protocol is true", lambda run: run.rollout.use_agentscope_protocol, at_default=True

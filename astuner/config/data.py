@@ -20,6 +20,7 @@ from astuner.config.conditions import (
     OTHER_JUDGE_TYPE,
     WITHOUT_JUDGE,
 )
+from astuner.config.llm_judge import JudgeLlmConfig
 from astuner.config.section import (
     TRAINING,
     Count,
@@ -283,5 +284,7 @@ class TaskJudgeConfig(Section):
     """The helper model that a judge may ask."""
     alien_llm_response_length: PositiveInt = key(512, no_effect=(NO_JUDGE_MODEL,))
     """Maximum number of tokens of the helper model's answer."""
+    llm: JudgeLlmConfig = key(JudgeLlmConfig(), no_effect=(NO_JUDGE_MODEL,))
+    """The endpoint of the helper model, and the limits of its use."""
     rubrics_auto_grader: RubricsConfig = key(RubricsConfig(), no_effect=(OTHER_JUDGE_TYPE,))
     """Used if judge_type is rubrics_auto_grader."""

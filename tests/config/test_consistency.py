@@ -129,7 +129,7 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
          "no effect unless task_judge.judge_type is rubrics_auto_grader: "
          "astuner.task_judge.rubrics_auto_grader.language"),
         (["task_judge.alien_llm_response_length=5"],
-         "no effect because astuner's own judges ask no other model: astuner.task_judge.alien_llm_response_length"),
+         "no effect because the judge asks no other model: astuner.task_judge.alien_llm_response_length"),
     ],
 )  # fmt: skip
 def test_keys_that_mean_nothing_beside_another_are_noticed(

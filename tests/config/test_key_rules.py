@@ -172,7 +172,7 @@ def test_the_helper_model_of_judges_is_noticed_unless_a_judge_of_the_user_may_as
     judge = "astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge"
     text = minimal + "  task_judge:\n    alien_llm_model: qwen3-235b-a22b-instruct-2507\n    judge_protocol: "
     (notice,) = load_config(write(text + judge)).notices
-    assert notice == "no effect because astuner's own judges ask no other model: astuner.task_judge.alien_llm_model"
+    assert notice == "no effect because the judge asks no other model: astuner.task_judge.alien_llm_model"
     assert load_config(write(text + "my_judge->Judge")).notices == ()
 
 

@@ -1,0 +1,51 @@
+"""Sections on the LLM that judges ask: `task_judge.llm`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from astuner.config.section import Count, NonNegativeInt, PositiveInt, Seconds, Section, key
+from astuner.config.services import http_address
+
+Price = Annotated[float, Field(ge=0, le=1e6)]
+
+
+def _endpoint(url: str | None) -> str | None:
+    return None if url is None else http_address(url)
+
+
+class JudgeLlmConfig(Section):
+    """`task_judge.llm`: the endpoint of the helper model, and the limits of its use."""
+
+    base_url: Annotated[str | None, AfterValidator(_endpoint)] = key(None, resume="path")
+    """An OpenAI-compatible endpoint. Default: OPENAI_BASE_URL, else the provider of the key."""
+    api_key_env: str | None = key(None, resume="any")
+    """Environment variable with the keys, separated by |. Default: DASHSCOPE_API_KEY, else OPENAI_API_KEY."""
+    response_format: Literal["json_schema", "json_object", "text"] = "json_object"
+    """How a request asks for JSON; text is for servers without response_format. Every answer is validated."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Sampling temperature of the helper model."""
+    request_timeout: Seconds = key(30.0, resume="any")
+    """Time limit of one request, in seconds."""
+    deadline: Seconds = key(50.0, resume="any")
+    """Time limit of one question with all of its retries, in seconds."""
+    max_retries: NonNegativeInt = key(4, resume="any")
+    """How often a question is repeated after an error of the endpoint."""
+    max_reasks: NonNegativeInt = key(2, resume="any")
+    """How often the model is asked again after an answer that is not as requested."""
+    max_concurrent_requests: Count = key(16, resume="any")
+    """Maximum number of concurrent requests of one process."""
+    cache: bool = key(True, resume="any")
+    """Answer a question that was asked before from the cache."""
+    cache_dir: str | None = key(None, resume="path")
+    """Folder of the cache. Default: `astuner/judge` in $XDG_CACHE_HOME or ~/.cache."""
+    input_price: Price = key(0.0, resume="any")
+    """Price of a million prompt tokens, in any currency."""
+    output_price: Price = key(0.0, resume="any")
+    """Price of a million answer tokens, in the same currency."""
+    max_tokens: PositiveInt | None = key(None, resume="any")
+    """Stop the run after this number of prompt and answer tokens; null for no limit."""
+    max_cost: Annotated[float, Field(gt=0, le=1e9)] | None = key(None, resume="any")
+    """Stop the run at this cost, by input_price and output_price; null for no limit."""
