@@ -16,6 +16,7 @@ x EpisodeError
   + JudgeError
     o JudgeUnavailableError
       - JudgeBudgetError
+  + UnscoredError
   + EpisodeTimeout
   + ContextLengthError
   + CallLimitError
@@ -116,7 +117,7 @@ class EnvError(EpisodeError):
 
 
 class JudgeError(EpisodeError):
-    """The judge raised an error or did not return `(reward, is_success)`."""
+    """The judge raised an error or did not return a reward."""
 
     kind = "judge"
 
@@ -131,6 +132,26 @@ class JudgeBudgetError(JudgeUnavailableError):
     """The budget of the judge's LLM (`task_judge.llm.max_tokens`, `task_judge.llm.max_cost`) is used up."""
 
     kind = "judge_budget"
+
+
+class UnscoredError(EpisodeError):
+    """A judge cannot score an episode. The episode has no reward, and is counted under its cause.
+
+    Attributes:
+        kind: `unscored`, or `unscored/CAUSE`.
+        cause: A short name of the cause, for example `rate_limit`; "" for none.
+    """
+
+    kind = "unscored"
+
+    def __init__(self, message: str, cause: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+        if cause:
+            self.kind = f"{UnscoredError.kind}/{cause}"
+
+    def __reduce__(self) -> tuple[type[UnscoredError], tuple[str, str]]:
+        return type(self), (str(self), self.cause)
 
 
 class EpisodeTimeout(EpisodeError):

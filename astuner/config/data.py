@@ -278,6 +278,8 @@ class TaskJudgeConfig(Section):
     """customized_protocol: the class of judge_protocol; rubrics_auto_grader: an LLM with learned rubrics."""
     judge_protocol: str | None = key(None, resume="path")
     """`package.module->Class`, a BaseJudge; null if the workflow returns rewards itself."""
+    params: dict[str, Any] = key({}, no_effect=(WITHOUT_JUDGE,))
+    """The keyword arguments of the judge's class, for example pattern for RegexAsJudge."""
     timeout: Seconds = key(60.0, no_effect=(WITHOUT_JUDGE,))
     """Time limit of the judge for one episode, in seconds."""
     alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", no_effect=(NO_JUDGE_MODEL,))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from astuner.diagnostics.evidence import Result, StepEvidence
 from astuner.diagnostics.references import answer_is_right, is_number, reference
-from astuner.errors import shorten
+from astuner.errors import JudgeError, UnscoredError, shorten
 from astuner.schema import Episode
 
 _JUDGE_FIX = (
@@ -30,7 +30,7 @@ def judge_fails(step: StepEvidence) -> Result:
         return
     first = next(episode for episode in step.episodes if episode.error_kind == kind and episode.status == "failed")
     text = first.error or ""
-    if "finite number" not in text and kind != "judge":
+    if "finite number" not in text and (kind or "").partition("/")[0] not in (JudgeError.kind, UnscoredError.kind):
         return
     fix = "correct the judge (task_judge.judge_protocol) or the data that it reads; these episodes are not trained"
     if "nan" in text.lower():

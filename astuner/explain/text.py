@@ -15,6 +15,7 @@ from astuner.errors import shorten
 from astuner.explain.episode import EpisodeExplanation, ForkExplanation
 from astuner.explain.run import CertificateSummary, RunExplanation, Totals, add_totals
 from astuner.run_record import NO_ADVANTAGE, FindingSummary
+from astuner.schema import Judgement
 
 _MAX_ROWS = 20
 _MAX_FORKED_EPISODES = 5
@@ -192,6 +193,8 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
         escape(f"task {shorten(episode.task_id)}, repeat {episode.repeat_index}, {episode.split} step {episode.step}"),
         soft_wrap=True,
     )
+    if episode.judgement is not None:
+        _print_judgement(console, episode.judgement)
     if episode.error_kind or episode.error:
         console.print(escape(f"[{episode.error_kind}] {shorten(episode.error or '', _MAX_ERROR)}"), style=style)
     if episode.error_traceback:
@@ -208,6 +211,17 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
         console.print(escape(f"left processes running, which astuner ended: {left}"), style="yellow")
     if episode.withheld:
         console.print("its texts held a secret, so the record has no token ids and samples of it", style="yellow")
+
+
+def _print_judgement(console: Console, judgement: Judgement) -> None:
+    if judgement.components:
+        parts = ", ".join(f"{shorten(name)} {value:g}" for name, value in judgement.components.items())
+        console.print(escape(f"components of the reward: {parts}"), soft_wrap=True)
+    if judgement.metrics:
+        metrics = ", ".join(f"{shorten(name)} {value:g}" for name, value in judgement.metrics.items())
+        console.print(escape(f"metrics of the judge: {metrics}"), soft_wrap=True)
+    if judgement.explanation:
+        console.print(escape(f"judge: {shorten(judgement.explanation, _MAX_ERROR)}"), soft_wrap=True)
 
 
 def _calls_table(episode: EpisodeExplanation) -> Table:

@@ -11,6 +11,7 @@ from astuner.schema.environment import (
     TaskProfile,
 )
 from astuner.schema.forks import Fork, ForkCause
+from astuner.schema.judgement import Judgement
 from astuner.schema.records import (
     JSON_KEY,
     CallSpan,
@@ -41,6 +42,7 @@ __all__ = [
     "FinishReason",
     "Fork",
     "ForkCause",
+    "Judgement",
     "LlmCall",
     "Message",
     "Observation",

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from astuner.errors import WorkflowError, short_repr
 from astuner.schema.environment import EnvInstance, EnvTask
 from astuner.schema.forks import Fork
+from astuner.schema.judgement import Judgement
 from astuner.schema.sampling import FinishReason, Message, SamplingParams
 
 JSON_KEY = "json_key"
@@ -96,6 +97,7 @@ class WorkflowOutput:
         is_success: whether the task was solved; None means `reward > 0`.
         metadata: data for the judge, for example `{"final_answer": "42"}`.
         log_metrics: numbers that are averaged over the step and logged.
+        calls: the LLM calls of the episode, in order of completion. astuner sets them for the judge.
 
     Raises:
         WorkflowError: a field has an invalid value.
@@ -105,6 +107,7 @@ class WorkflowOutput:
     is_success: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     log_metrics: dict[str, float] = field(default_factory=dict)
+    calls: tuple[LlmCall, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         self.reward = _checked_rewards(self.reward)
@@ -259,7 +262,7 @@ class Episode:
         episode_id: unique within the run.
         task: the task.
         repeat_index: 0-based index within its group.
-        status: `ok` (has a reward), `failed` (raised, timed out, has no reward, or has samples that are not exact),
+        status: `ok` (has a reward), `failed` (raised, timed out, is unscored, or has samples that are not exact),
             `dropped` (has a reward but no trainable tokens).
         reward: None if there is no reward; a missing reward never counts as 0. If agents or calls have rewards, this is
             their mean.
@@ -274,6 +277,7 @@ class Episode:
             back.
         metadata: the metadata of the workflow.
         log_metrics: the metrics of the workflow.
+        judgement: the result of the judge; None if no judge scored the episode, or if it raised an error.
         ended_processes: the processes that the episode had left running and astuner has ended: command line and id.
         start_time, end_time: seconds since the epoch.
     """
@@ -294,6 +298,7 @@ class Episode:
     agent_rewards: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     log_metrics: Mapping[str, float] = field(default_factory=dict)
+    judgement: Judgement | None = None
     ended_processes: tuple[str, ...] = ()
     start_time: float = 0.0
     end_time: float = 0.0

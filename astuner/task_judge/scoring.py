@@ -5,23 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
+import math
 import threading
 import time
 from bdb import BdbQuit
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from astuner.debugging.breakpoints import DebuggerQuit
 from astuner.debugging.deadlines import log_if_late
 from astuner.debugging.tracebacks import traceback_of, waits_for_thread
-from astuner.errors import EpisodeError, EpisodeTimeout, JudgeError, WorkflowError, describe_error, short_repr, shorten
+from astuner.errors import (
+    EpisodeError,
+    EpisodeTimeout,
+    JudgeError,
+    WorkflowError,
+    describe_error,
+    message_of,
+    short_repr,
+    shorten,
+)
 from astuner.plugin import raised_at
-from astuner.schema import WorkflowOutput, WorkflowTask, checked_reward
-from astuner.task_judge.judge_base import BaseJudge, Score
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask, checked_reward
+from astuner.task_judge.judge_base import BaseJudge
 
 _Call = Callable[..., Awaitable[object]]
+_EXPECTED = "expected (reward, is_success): a finite number and a bool, or a Judgement"
 
 
 async def score(
@@ -30,7 +42,7 @@ async def score(
     workflow_output: WorkflowOutput,
     timeout: float | None,
     details: Callable[[], str] = str,
-) -> tuple[Score, bool]:
+) -> Judgement:
     """Score one episode with `judge`.
 
     A synchronous `compute_reward` runs in its own thread, an `async` one on the running event loop. If the judge does
@@ -44,11 +56,12 @@ async def score(
         details: returns details of the episode for the log message about a late judge.
 
     Returns:
-        The reward, and whether the task was solved. If the judge returns only a number, the task is solved if it is
-        above 0.
+        The checked judgement: its reward and `is_success` are set unless the episode is unscored. If the judge does
+        not return whether the task was solved, it is solved if the reward is above 0.
 
     Raises:
         JudgeError: the judge raised, or did not return a reward.
+        UnscoredError: the judge raised it.
         EpisodeTimeout: the judge took longer than `timeout`.
     """
     return await _score(judge, workflow_task, workflow_output, timeout, details, _in_daemon_thread)
@@ -60,7 +73,7 @@ async def score_inline(
     workflow_output: WorkflowOutput,
     timeout: float | None,
     details: Callable[[], str] = str,
-) -> tuple[Score, bool]:
+) -> Judgement:
     """Score one episode like `score`, with a synchronous `compute_reward` in this thread, where breakpoints work.
 
     Only Ctrl-C ends a judge that blocks.
@@ -75,11 +88,11 @@ async def _score(
     timeout: float | None,
     details: Callable[[], str],
     call: _Call,
-) -> tuple[Score, bool]:
+) -> Judgement:
     """Score one episode; `call` calls a synchronous `compute_reward`."""
     ended: list[float] = []
 
-    async def call_judge() -> tuple[Score, bool]:
+    async def call_judge() -> Judgement:
         try:
             return await _call_judge(judge, workflow_task, workflow_output, call)
         finally:
@@ -116,7 +129,7 @@ def _late(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, 
 
 async def _call_judge(
     judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput, call: _Call
-) -> tuple[Score, bool]:
+) -> Judgement:
     try:
         if inspect.iscoroutinefunction(judge.compute_reward):
             answer: object = await judge.compute_reward(workflow_task, workflow_output)
@@ -185,24 +198,82 @@ def _as_exception(error: BaseException) -> Exception:
     return stand_in.with_traceback(traceback_of(error))
 
 
-def _checked(answer: object, judge: BaseJudge) -> tuple[Score, bool]:
-    expected = "expected (reward, is_success): a finite number and a bool"
-    reward, success = answer, None
-    if isinstance(answer, tuple | list):
-        if len(answer) != 2:
-            raise JudgeError(f"judge {_name(judge)} returned {short_repr(answer)}; {expected}.")
-        reward, success = answer
-        success = success.item() if hasattr(success, "item") else success  # numpy's bool
-        if not isinstance(success, bool):
-            raise JudgeError(f"judge {_name(judge)} returned is_success={short_repr(success)}; {expected}.")
+def _checked(answer: object, judge: BaseJudge) -> Judgement:
+    """Return the judgement that a judge returned, in one of the accepted forms.
+
+    Raises:
+        JudgeError: it has another form, or a value in it is invalid.
+    """
     try:
-        if isinstance(reward, Mapping) and reward and reward is not answer:
-            by_agent = {str(name): checked_reward(number, "the reward") for name, number in reward.items()}
-            return by_agent, sum(by_agent.values()) > 0 if success is None else success
-        number = checked_reward(reward, "the reward")
-    except WorkflowError:
-        raise JudgeError(f"judge {_name(judge)} returned {short_repr(answer)}; {expected}.") from None
-    return number, number > 0 if success is None else success
+        return _complete(answer if isinstance(answer, Judgement) else _from_short_form(answer))
+    except (WorkflowError, TypeError, ValueError) as error:
+        raise JudgeError(
+            f"judge {_name(judge)} returned {short_repr(answer)}: {message_of(error)}; {_EXPECTED}."
+        ) from None
+
+
+def _from_short_form(answer: object) -> Judgement:
+    """Return the judgement for a reward, or for a reward and whether the task was solved.
+
+    Raises:
+        TypeError, ValueError, WorkflowError: the answer has neither form.
+    """
+    if not isinstance(answer, tuple | list):
+        return Judgement(checked_reward(answer, "the reward"))
+    if len(answer) != 2:
+        raise ValueError(f"it has {len(answer)} values")
+    reward, success = answer
+    if success is None:
+        raise TypeError("is_success=None")
+    if isinstance(reward, Mapping) and reward:
+        return Judgement(agent_rewards=reward, is_success=success)
+    return Judgement(checked_reward(reward, "the reward"), success)
+
+
+def _complete(judgement: Judgement) -> Judgement:
+    """Return the judgement with Python's numbers, the reward of the episode, and whether the task was solved.
+
+    Raises:
+        TypeError, ValueError, WorkflowError: a value is invalid.
+    """
+    agents = _numbers(judgement.agent_rewards, "agent_rewards")
+    calls = tuple(checked_reward(value, f"call_rewards[{i}]") for i, value in enumerate(judgement.call_rewards))
+    if agents and calls:
+        raise ValueError("expected agent_rewards or call_rewards, not both")
+    reward = None if judgement.reward is None else checked_reward(judgement.reward, "the reward")
+    parts = list(agents.values()) or list(calls)
+    if parts:
+        mean = sum(parts) / len(parts)
+        if reward is not None and not math.isclose(reward, mean, rel_tol=1e-6, abs_tol=1e-9):
+            raise ValueError(f"the reward must be the mean {mean:g} of the rewards of agents or calls, or None")
+        reward = mean
+    success: Any = judgement.is_success
+    success = success.item() if hasattr(success, "item") else success  # numpy's bool
+    if success is not None and not isinstance(success, bool):
+        raise TypeError(f"is_success={short_repr(success)} is not a bool")
+    return replace(
+        judgement,
+        reward=reward,
+        is_success=None if reward is None else reward > 0 if success is None else success,
+        components=_numbers(judgement.components, "components"),
+        agent_rewards=agents,
+        call_rewards=calls,
+        explanation=str(judgement.explanation),
+        unscored_cause="" if reward is not None else str(judgement.unscored_cause),
+        metadata=_mapping(judgement.metadata, "metadata"),
+        metrics=_numbers(judgement.metrics, "metrics"),
+    )
+
+
+def _numbers(values: object, name: str) -> dict[str, float]:
+    numbers = _mapping(values, name)
+    return {str(key): checked_reward(value, f"{name}[{short_repr(key)}]") for key, value in numbers.items()}
+
+
+def _mapping(values: object, name: str) -> Mapping[Any, Any]:
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{name} must be a mapping, got {short_repr(values)}")
+    return values
 
 
 def _name(judge: BaseJudge) -> str:

@@ -264,6 +264,7 @@ def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[E
         status="failed",
         reward=None,
         agent_rewards={},
+        judgement=None,
         is_success=None,
         calls=tuple(replace(call, reward=None) for call in episode.calls),
         samples=(),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from astuner.context_tracker import count_tokens
+from astuner.errors import UnscoredError
 from astuner.schema import Episode, ForkCause, TokenCounts
 
 
@@ -148,7 +149,30 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         for name, value in episode.log_metrics.items():
             workflow[name].append(float(value))
     metrics.update({f"workflow/{name}": _mean(values) for name, values in workflow.items()})
-    return metrics
+    return metrics | _judge_metrics(episodes)
+
+
+def _judge_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the means of the components of the reward and of the judge's metrics, and the unscored episodes by cause.
+
+    The judge's metrics include those of unscored episodes, which cost as much as others.
+    """
+    components: dict[str, list[float]] = defaultdict(list)
+    judge: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.judgement is not None:
+            for name, value in episode.judgement.metrics.items():
+                judge[name].append(value)
+            for name, value in episode.judgement.components.items() if episode.reward is not None else ():
+                components[name].append(value)
+    kinds = [episode.error_kind or "" for episode in episodes if episode.status == "failed"]
+    unscored = Counter(kind for kind in kinds if kind.partition("/")[0] == UnscoredError.kind)
+    return {
+        **{f"reward/{name}/mean": _mean(values) for name, values in sorted(components.items())},
+        **{f"judge/{name}": _mean(values) for name, values in sorted(judge.items())},
+        "episodes/unscored": unscored.total(),
+        **{kind: count for kind, count in sorted(unscored.items()) if kind != UnscoredError.kind},
+    }
 
 
 def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:

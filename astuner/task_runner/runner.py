@@ -30,20 +30,17 @@ from astuner.errors import (
     describe_error,
     message_of,
     short_repr,
-    shorten,
 )
 from astuner.gateway import Gateway
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.run_record.jsonable import to_jsonable
-from astuner.schema import Episode, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
+from astuner.schema import Episode, Judgement, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score, score_inline
+from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards
 from astuner.task_runner.samples import with_samples
 from astuner.workflow import Workflow, wrong_output
-
-Reward = float | Mapping[str, float] | Sequence[float]
-"""The reward of an episode, of its agents by name, or of its LLM calls in order."""
 
 _PACKAGE = f"{Path(__file__).parents[1]}/"
 
@@ -119,20 +116,15 @@ class TaskRunner:
                 left = None if limit is None else max(limit - (time.monotonic() - entered), 0.0)
                 # The workflow may change its task, which other episodes and the record share.
                 own_task = replace(workflow_task, task=copy.deepcopy(workflow_task.task), env=env)
-                output = await self._rewarded_output(own_task, tuner, started_workflow, left)
-            assert output.reward is not None
-            episode = replace(
-                episode,
-                status="ok",
-                error_kind=None if tuner.call_limit_error is None else CallLimitError.kind,
-                error=None if tuner.call_limit_error is None else f"cut: {tuner.call_limit_error}",
-                calls=with_rewards(tuner.calls, output.reward),
-                reward=mean_reward(output.reward),
-                agent_rewards=output.reward if isinstance(output.reward, Mapping) else {},
-                is_success=output.is_success,
-                metadata=_plain_metadata(output.metadata),
-                log_metrics={**output.log_metrics, **_replaced_metrics(tuner)},
-            )
+                output = await self._workflow_output(own_task, tuner, started_workflow, left)
+                episode = replace(
+                    episode,
+                    metadata=_plain_metadata(output.metadata),
+                    log_metrics={**output.log_metrics, **_replaced_metrics(tuner)},
+                )
+                if output.reward is None:
+                    episode = replace(episode, judgement=await self._judgement(own_task, output, tuner))
+            episode = _rewarded(episode, output, tuner)
         except DebuggerQuit:
             raise
         # The judge and the output are the user's code, too.
@@ -144,19 +136,22 @@ class TaskRunner:
                 error_kind=str(failure.kind),
                 error=message_of(failure),
                 error_traceback=format_error(error),
-                metadata=_plain_metadata(_episode_metadata(started_workflow)),
+                metadata=episode.metadata or _plain_metadata(_episode_metadata(started_workflow)),
             )
         episode = replace(episode, end_time=timestamp())
         return with_samples(episode, max_samples=self.max_samples, merge=self.merge, seed=workflow_task.seed)
 
-    async def _rewarded_output(
+    async def _workflow_output(
         self,
         workflow_task: WorkflowTask,
         tuner: ModelTuner,
         started_workflow: list[Workflow],
         seconds: float | None,
     ) -> WorkflowOutput:
-        """Return the output with `reward` and `is_success` set, and append the workflow to `started_workflow`."""
+        """Return the output of the workflow, and append the workflow to `started_workflow`.
+
+        The reward is None if the judge computes it.
+        """
         try:
             output = await self._execute_at_gateway(workflow_task, tuner, started_workflow, seconds)
         except AgentMadness:
@@ -182,21 +177,19 @@ class TaskRunner:
                 is_success=False,
                 metadata={**output.metadata, "madness": tuner.degenerate_output},
             )
-        if output.reward is None:
-            if self.judge is None:
-                raise JudgeError(
-                    "the workflow returned no reward and no judge is configured: return "
-                    "WorkflowOutput(reward=…) or set task_judge.judge_protocol"
-                )
-            compute_score = score_inline if self.judge_inline else score
-            limit = None if is_debugged() else self.judge_timeout
-            reward, success = await compute_score(
-                self.judge, workflow_task, output, limit, lambda: describe_calls(tuner)
-            )
-            return replace(output, reward=reward, is_success=success)
-        if output.is_success is None:
-            return replace(output, is_success=mean_reward(output.reward) > 0)
         return output
+
+    async def _judgement(self, workflow_task: WorkflowTask, output: WorkflowOutput, tuner: ModelTuner) -> Judgement:
+        if self.judge is None:
+            raise JudgeError(
+                "the workflow returned no reward and no judge is configured: return "
+                "WorkflowOutput(reward=…) or set task_judge.judge_protocol"
+            )
+        compute_score = score_inline if self.judge_inline else score
+        limit = None if is_debugged() else self.judge_timeout
+        output = replace(output, calls=tuple(tuner.calls))
+        result = await compute_score(self.judge, workflow_task, output, limit, lambda: describe_calls(tuner))
+        return replace(result, metadata=_plain_metadata(result.metadata))
 
     async def _execute_at_gateway(
         self,
@@ -274,6 +267,29 @@ class TaskRunner:
         return output
 
 
+def _rewarded(episode: Episode, output: WorkflowOutput, tuner: ModelTuner) -> Episode:
+    """Return the episode with its calls, and with the rewards of the judge or, without one, of the workflow.
+
+    Raises:
+        EpisodeError: it is unscored, or agents or calls have no reward.
+    """
+    judgement, limit_error = episode.judgement, tuner.call_limit_error
+    reward = output.reward if judgement is None else judged_reward(judgement)
+    success = output.is_success if judgement is None else judgement.is_success
+    assert reward is not None
+    mean = mean_reward(reward)
+    return replace(
+        episode,
+        status="ok",
+        error_kind=None if limit_error is None else CallLimitError.kind,
+        error=None if limit_error is None else f"cut: {limit_error}",
+        calls=with_rewards(tuner.calls, reward, judged=judgement is not None),
+        reward=mean,
+        agent_rewards=reward if isinstance(reward, Mapping) else {},
+        is_success=mean > 0 if success is None else success,
+    )
+
+
 async def _drop_cancellation() -> None:
     """Drop a cancellation that the workflow has requested for its own task, so that it does not reach the judge."""
     task = asyncio.current_task()
@@ -342,39 +358,6 @@ def innermost_user_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.
     foreign = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen")
     user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
     return user_frames[-1] if user_frames else None
-
-
-def mean_reward(reward: Reward) -> float:
-    """Return the reward of an episode: the mean of the rewards of its agents or calls."""
-    if isinstance(reward, float):
-        return reward
-    values = list(reward.values()) if isinstance(reward, Mapping) else list(reward)
-    return sum(values) / len(values)
-
-
-def with_rewards(calls: Sequence[LlmCall], reward: Reward) -> tuple[LlmCall, ...]:
-    """Return the calls with the rewards of their agents, or with their own rewards.
-
-    Raises:
-        WorkflowError: a trained agent has no reward, or the number of rewards differs from the number of calls.
-    """
-    if isinstance(reward, float):
-        return tuple(calls)
-    if isinstance(reward, Mapping):
-        agents = {call.agent_name for call in calls if call.trained}
-        if missing := sorted(agents - reward.keys()):
-            raise WorkflowError(
-                f"WorkflowOutput.reward rewards {shorten(', '.join(map(repr, sorted(reward))))}, but "
-                f"{shorten(', '.join(map(repr, missing)))} made LLM calls that are trained: reward every "
-                "trained agent under the name that model_tuner.for_agent(name) gave it"
-            )
-        return tuple(replace(call, reward=reward[call.agent_name]) if call.trained else call for call in calls)
-    if len(reward) != len(calls):
-        raise WorkflowError(
-            f"WorkflowOutput.reward is a list of {len(reward)} rewards, but the episode made {len(calls)} LLM calls: "
-            "return one reward per call, in the order of model_tuner.calls"
-        )
-    return tuple(replace(call, reward=value) for call, value in zip(calls, reward, strict=True))
 
 
 def describe_calls(tuner: ModelTuner) -> str:

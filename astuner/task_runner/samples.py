@@ -29,7 +29,7 @@ def with_samples(episode: Episode, *, max_samples: int, merge: MergeMode, seed: 
         samples = build_samples([call for call in episode.calls if call.call_id in kept], merge)
     if (share := certificate(calls, samples)) < 1.0:
         error = f"the samples rebuild only {share:.0%} of the calls exactly, so they are not trained; report this fault"
-        episode = replace(episode, reward=None, is_success=None, agent_rewards={})
+        episode = replace(episode, reward=None, is_success=None, agent_rewards={}, judgement=None)
         return replace(episode, status="failed", error_kind="inexact", error=error)
     if samples:
         return replace(episode, samples=tuple(samples), dropped_samples=dropped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def _facts(episode: Episode) -> dict[str, Any]:
         "ended_processes": episode.ended_processes,
         "metadata": episode.metadata,
         "log_metrics": episode.log_metrics,
+        "judgement": None if episode.judgement is None else asdict(episode.judgement),
         "seconds": episode.end_time - episode.start_time,
     }
 

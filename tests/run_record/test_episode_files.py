@@ -20,6 +20,7 @@ from astuner.schema import (
     CallSpan,
     Episode,
     Fork,
+    Judgement,
     LlmCall,
     OutputConstraint,
     Sample,
@@ -123,6 +124,19 @@ EPISODES = st.builds(
     error=st.none() | TEXT,
     metadata=OBJECT,
     log_metrics=st.dictionaries(TEXT, FINITE, max_size=2),
+    judgement=st.none()
+    | st.builds(
+        Judgement,
+        reward=st.none() | NUMBER,
+        is_success=st.none() | st.booleans(),
+        components=st.dictionaries(TEXT, FINITE, max_size=2),
+        agent_rewards=st.dictionaries(TEXT, FINITE, max_size=2),
+        call_rewards=st.lists(NUMBER, max_size=3).map(tuple),
+        explanation=TEXT,
+        unscored_cause=TEXT,
+        metadata=OBJECT,
+        metrics=st.dictionaries(TEXT, FINITE, max_size=2),
+    ),
     start_time=NUMBER,
     end_time=NUMBER,
 )

@@ -17,7 +17,7 @@ import pytest
 
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError
-from astuner.schema import Task, WorkflowOutput, WorkflowTask
+from astuner.schema import Judgement, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge import math_verify_server
 from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge, is_same_answer
 from astuner.task_judge.math_verify_process import MathVerifyProcess
@@ -172,9 +172,9 @@ async def test_hostile_answers_are_wrong_and_do_not_block(judge: MathAnswerAsJud
     ticking = asyncio.create_task(tick())
     scores = await asyncio.gather(*[score(judge, *judge_inputs("72", answer), timeout=60) for answer in HOSTILE])
     ticking.cancel()
-    assert scores == [(0.0, False)] * len(HOSTILE)
+    assert scores == [Judgement(0.0, False)] * len(HOSTILE)
     assert ticks >= 20
-    assert await score(judge, *judge_inputs("1/2", boxed(r"\frac{x}{2x}")), timeout=60) == (1.0, True)
+    assert await score(judge, *judge_inputs("1/2", boxed(r"\frac{x}{2x}")), timeout=60) == Judgement(1.0, True)
 
 
 def test_concurrent_comparisons_from_many_threads() -> None:

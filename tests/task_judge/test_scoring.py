@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -20,8 +21,8 @@ import pytest
 import torch
 
 from astuner.config.data import TaskJudgeConfig
-from astuner.errors import EpisodeTimeout, JudgeError
-from astuner.schema import Task, WorkflowOutput, WorkflowTask
+from astuner.errors import EpisodeTimeout, JudgeError, UnscoredError
+from astuner.schema import Judgement, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.scoring import score, score_inline
 
@@ -72,14 +73,15 @@ Make = Callable[[Callable[[], Any]], BaseJudge]
 )
 async def test_accepted_results_of_a_judge(make: Make, answer: Any, scored: tuple[float, bool]) -> None:
     result = await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
-    assert result == scored
-    assert [type(part) for part in result] == [float, bool]
+    assert (result.reward, result.is_success) == scored
+    assert (type(result.reward), type(result.is_success)) == (float, bool)
 
 
 @both
 async def test_a_judge_may_reward_agents_by_name(make: Make) -> None:
     result = await score(make(lambda: ({"white": 1, "black": Fraction(-1, 2)}, True)), TASK, OUTPUT, timeout=10)
-    assert result == ({"white": 1.0, "black": -0.5}, True)
+    assert (result.reward, result.agent_rewards) == (0.25, {"white": 1.0, "black": -0.5})
+    assert result.is_success is True
 
 
 @both
@@ -108,6 +110,70 @@ async def test_a_judge_may_reward_agents_by_name(make: Make) -> None:
 async def test_wrong_result_is_shown_in_the_error(make: Make, answer: Any, named: str) -> None:
     with pytest.raises(JudgeError, match=rf"(Sync|Async) returned .*{named}.*expected \(reward, is_success\)"):
         await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
+
+
+@both
+async def test_a_judgement_is_returned_with_numbers_of_python(make: Make) -> None:
+    answer = Judgement(
+        reward=np.float32(0.5),
+        components={"correct": Fraction(1, 2), 1: True},
+        explanation="half",
+        metadata={"by": "me"},
+        metrics={"tokens": np.int64(7)},
+    )
+    result = await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
+    assert result == Judgement(
+        0.5, True, {"correct": 0.5, "1": 1.0}, explanation="half", metadata={"by": "me"}, metrics={"tokens": 7.0}
+    )
+    assert {type(value) for value in result.components.values()} == {float}
+
+
+@both
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (Judgement(agent_rewards={"a": 1, "b": 0}), (0.5, True)),
+        (Judgement(reward=0.5, agent_rewards={"a": 1, "b": 0}), (0.5, True)),
+        (Judgement(call_rewards=[1, -1], is_success=True), (0.0, True)),
+        (Judgement(reward=0.0), (0.0, False)),
+        (Judgement(is_success=True, explanation="no answer", unscored_cause="late"), (None, None)),
+    ],
+)
+async def test_reward_of_a_judgement(make: Make, answer: Judgement, expected: tuple[Any, Any]) -> None:
+    result = await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
+    assert (result.reward, result.is_success) == expected
+    assert result.is_scored is (expected[0] is not None)
+
+
+@both
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (Judgement(reward="1"), "the reward must be a finite number"),
+        (Judgement(reward=1.0, components={"format": float("nan")}), r"components\['format'\] must be a finite number"),
+        (Judgement(reward=1.0, components=[1]), "components must be a mapping"),
+        (Judgement(reward=1.0, is_success=1), "is_success=1 is not a bool"),
+        (Judgement(reward=1.0, agent_rewards={"a": 0.0}), "must be the mean 0"),
+        (Judgement(agent_rewards={"a": 0.0}, call_rewards=(1.0,)), "not both"),
+        (Judgement(call_rewards=(1.0, None)), r"call_rewards\[1\]"),
+        (Judgement(reward=1.0, metrics={"cost": None}), r"metrics\['cost'\]"),
+    ],
+)
+async def test_invalid_values_of_a_judgement_are_named(make: Make, answer: Judgement, named: str) -> None:
+    with pytest.raises(JudgeError, match=rf"returned Judgement\(.*: .*{named}"):
+        await score(make(lambda: answer), TASK, OUTPUT, timeout=10)
+
+
+@both
+async def test_unscored_error_keeps_its_cause(make: Make) -> None:
+    def fails() -> None:
+        raise UnscoredError("the service answers 429", "rate_limit")
+
+    with pytest.raises(UnscoredError, match="the service answers 429") as caught:
+        await score(make(fails), TASK, OUTPUT, timeout=10)
+    assert (caught.value.cause, caught.value.kind) == ("rate_limit", "unscored/rate_limit")
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copied), copied.kind) == ("the service answers 429", "unscored/rate_limit")
 
 
 @both
@@ -167,14 +233,14 @@ async def test_a_sync_judge_does_not_block_the_loop() -> None:
     ticking = asyncio.create_task(tick())
     results = await asyncio.gather(*[score(sync_judge(slow), TASK, OUTPUT, timeout=10) for _ in range(20)])
     ticking.cancel()
-    assert results == [(1.0, True)] * 20  # all at once, each in a thread
+    assert results == [Judgement(1.0, True)] * 20  # all at once, each in a thread
     assert ticks >= 5
 
 
 async def test_a_sync_judge_sees_the_callers_context() -> None:
     variable = contextvars.ContextVar("variable", default=0)
     variable.set(7)
-    assert await score(sync_judge(variable.get), TASK, OUTPUT, timeout=10) == (7.0, True)
+    assert await score(sync_judge(variable.get), TASK, OUTPUT, timeout=10) == Judgement(7.0, True)
 
 
 @both
@@ -271,7 +337,7 @@ async def test_inline_sync_judge_runs_in_the_callers_thread_and_can_run_a_loop()
         threads.append(threading.current_thread())
         return asyncio.run(asyncio.sleep(0, result=0.5))
 
-    assert await score_inline(sync_judge(judges), TASK, OUTPUT, timeout=10) == (0.5, True)
+    assert await score_inline(sync_judge(judges), TASK, OUTPUT, timeout=10) == Judgement(0.5, True)
     assert threads == [threading.current_thread()]
     await asyncio.sleep(0)  # the outer loop still is the running one
 

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from astuner.context_tracker import build_samples
-from astuner.schema import Episode, Fork, ForkCause, LlmCall, Task
+from astuner.schema import Episode, Fork, ForkCause, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validation_result
 
 
@@ -69,3 +69,21 @@ def test_batch_metrics_and_totals():
     totals.add(episodes)
     totals.add(episodes)
     assert (totals.ok, totals.failed, totals.dropped, totals.tokens.raw) == (2, 2, 2, 6)
+
+
+def test_metrics_of_judgements():
+    scored = {"correct": 1.0, "format": 0.5}
+    episodes = [
+        episode("a", 1.0, True, judgement=Judgement(1.0, True, scored, metrics={"tokens": 10.0})),
+        episode("b", 0.0, False, judgement=Judgement(0.0, False, {"correct": 0.0})),
+        episode(
+            "c", None, error_kind="unscored", judgement=Judgement(components={"correct": 1.0}, metrics={"tokens": 30.0})
+        ),
+        episode("d", None, error_kind="unscored/rate_limit"),
+        episode("e", None, error_kind="judge"),
+    ]
+    metrics = batch_metrics(episodes)
+    assert (metrics["reward/mean"], metrics["reward/correct/mean"], metrics["reward/format/mean"]) == (0.5, 0.5, 0.5)
+    assert metrics["judge/tokens"] == 20.0
+    assert (metrics["episodes/unscored"], metrics["unscored/rate_limit"], metrics["episodes/failed"]) == (2, 1, 3)
+    assert batch_metrics([episode("a", 1.0)])["episodes/unscored"] == 0

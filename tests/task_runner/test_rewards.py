@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
+from astuner.config.data import TaskJudgeConfig
 from astuner.context_tracker import certificate
-from astuner.errors import WorkflowError
+from astuner.errors import UnscoredError, WorkflowError
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
-from astuner.schema import Episode, Task
+from astuner.schema import Episode, Judgement, Task
+from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_runner import TaskRunner
 
 
@@ -30,14 +33,31 @@ class TwoAgents(Workflow):
         return WorkflowOutput(reward=self.reward)
 
 
-async def run(tokenizer: Any, reward: Any, targets: Targets | None = None, **settings: Any) -> Episode:
+class Answers(BaseJudge):
+    """Returns or raises a fixed result."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__(TaskJudgeConfig())
+        self.result = result
+        self.calls: list[str] = []
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        self.calls = [call.agent_name for call in workflow_output.calls]
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+async def run(
+    tokenizer: Any, reward: Any, targets: Targets | None = None, judge: BaseJudge | None = None, **settings: Any
+) -> Episode:
     words = iter(["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"])
     engine = ScriptedEngine(
         lambda prompt, params: tokenizer.encode(next(words), add_special_tokens=False), max_model_len=512
     )
     workflow = type("Rewarding", (TwoAgents,), {"reward": reward})
     codec = ChatCodec(tokenizer, "qwen3")
-    runner = TaskRunner(workflow, None, engine, codec, targets=targets or Targets(), **settings)
+    runner = TaskRunner(workflow, judge, engine, codec, targets=targets or Targets(), **settings)
     task = WorkflowTask(Task("t", "?"), "e")
     return await runner.run(task, runner.tuner(task, CallSettings()))
 
@@ -115,3 +135,35 @@ async def test_rewards_that_do_not_match_the_calls_fail_the_episode(tokenizer: A
 def test_invalid_rewards_are_errors(reward: Any):
     with pytest.raises(WorkflowError, match=r"WorkflowOutput\.reward"):
         WorkflowOutput(reward=reward)
+
+
+async def test_a_judge_rewards_agents_and_calls(tokenizer: Any):
+    judge = Answers(Judgement(call_rewards=(1, 0, 2), components={"style": 0.5}))
+    episode = await run(tokenizer, None, judge=judge)
+    assert judge.calls == ["solver", "critic", "solver"]
+    assert (episode.status, episode.reward, episode.is_success) == ("ok", 1.0, True)
+    assert [call.reward for call in episode.calls] == [1.0, 0.0, 2.0]
+    assert episode.judgement is not None
+    assert (episode.judgement.components, episode.samples != ()) == ({"style": 0.5}, True)
+    by_agent = await run(tokenizer, None, judge=Answers(Judgement(agent_rewards={"solver": 1, "critic": -1})))
+    assert [call.reward for call in by_agent.calls] == [1.0, -1.0, 1.0]
+    assert (by_agent.reward, by_agent.agent_rewards) == (0.0, {"solver": 1.0, "critic": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("result", "kind", "error"),
+    [
+        (Judgement(explanation="the answer has no vote"), "unscored", "the answer has no vote"),
+        (Judgement(explanation="none", unscored_cause="no_vote"), "unscored/no_vote", "none"),
+        (Judgement(), "unscored", "the judge returned a Judgement without a reward"),
+        (UnscoredError("busy", "rate_limit"), "unscored/rate_limit", "busy"),
+        (Judgement(call_rewards=(1.0,)), "judge", "Judgement.call_rewards is a list of 1 rewards, but .* 3 LLM calls"),
+        (Judgement(agent_rewards={"solver": 1.0}), "judge", "the judge rewards 'solver', but 'critic' made LLM calls"),
+    ],
+)
+async def test_an_unscored_episode_has_no_reward_and_no_samples(tokenizer: Any, result: Any, kind: str, error: str):
+    episode = await run(tokenizer, None, judge=Answers(result))
+    assert (episode.status, episode.reward, episode.is_success, episode.samples) == ("failed", None, None, ())
+    assert (episode.error_kind, len(episode.calls)) == (kind, 3)
+    assert re.search(error, episode.error or "")
+    assert (episode.judgement is None) is isinstance(result, Exception)

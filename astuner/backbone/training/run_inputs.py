@@ -13,22 +13,22 @@ from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings, load_p
 from astuner.backbone.training.model_folder import model_path
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
-from astuner.config.data import TaskJudgeConfig
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.diagnostics import Monitor
 from astuner.env_service.client import EnvServiceAddress
 from astuner.env_service.episodes import EpisodeEnvironments, service_address
-from astuner.errors import ConfigError, PluginError
+from astuner.errors import ConfigError
 from astuner.gateway import Gateway, GatewaySettings
 from astuner.llm_engine.context_length import check_context_length, shortened_context
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
-from astuner.plugin import load_class, raised_at, reject_missing
+from astuner.plugin import reject_missing
 from astuner.redaction.output import redacted_output
 from astuner.run_record import RunFinding
 from astuner.schema import LlmCall, TaskSet
 from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.loading import make_judge
 from astuner.task_reader import apply_filters, read_tasks
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
@@ -262,7 +262,7 @@ def _load_agent(
     elif not config.rollout.use_agentscope_protocol:
         workflow = partial(EnvWorkflow, _loop_settings(config, search))
     if config.task_judge.judge_protocol:
-        judge = _make_judge(config.task_judge.judge_protocol, config.task_judge, search)
+        judge = make_judge(config.task_judge.judge_protocol, config.task_judge, config.task_judge.params, search)
     return workflow, judge
 
 
@@ -335,19 +335,3 @@ def validation_repeats(config: AstunerConfig) -> int:
     if not samples_in_validation(config):
         return 1
     return max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)
-
-
-def _make_judge(path: str, config: TaskJudgeConfig, search: Sequence[Path]) -> BaseJudge:
-    """Create the judge of class `path`.
-
-    Raises:
-        PluginError: the class cannot be loaded or created.
-    """
-    judge_class = load_class(path, BaseJudge, search=search)  # type: ignore[type-abstract]
-    try:
-        return judge_class(config)
-    except (Exception, SystemExit) as error:
-        raise PluginError(
-            f"task_judge.judge_protocol `{path}` could not be created from its configuration section: "
-            f"{type(error).__name__}: {error} (at {raised_at(error)})"
-        ) from error

@@ -293,6 +293,7 @@ def _run_episode(worker: EpisodeWorker, request: RunEpisode, main_process: _Main
             samples=(),
             metadata={},
             log_metrics={},
+            judgement=None,
             error_kind="workflow",
             error=text,
         )

@@ -32,7 +32,7 @@ export function episodeContent(view, query) {
   };
   draw();
   const forks = view.timelines.length > 1 ? "Timelines" : "Timeline";
-  return [heading(view), problems(view), h("h2", {}, `${forks}: the tree of calls`), treeBox,
+  return [heading(view), problems(view), judgement(view), h("h2", {}, `${forks}: the tree of calls`), treeBox,
     h("div", { class: "split" }, chatBox, tokenBox), agents(view), calls(view), details(view)];
 }
 
@@ -72,6 +72,19 @@ function agents({ agents: rows, advantage }) {
     ["agent", (row) => brief(row.agent || "–", 40), true], ["calls", (row) => count(row.calls)],
     ["reward", (row) => real(row.reward)], ["advantage", (row) => between(row)],
   ], rows));
+}
+
+function judgement({ episode: { judgement: result } }) {
+  if (!result) return h("div");
+  const components = Object.entries(result.components);
+  const numbers = (rows) => list([["name", ([name]) => brief(name, 40), true], ["value", ([, value]) => real(value)]], rows);
+  const metrics = Object.entries(result.metrics), more = Object.keys(result.metadata).length > 0;
+  if (!components.length && !metrics.length && !more && !result.explanation) return h("div");
+  return h("section", { class: "judgement" }, h("h2", {}, "Judgement"),
+    result.explanation ? h("div", { class: "card" }, textBox(result.explanation)) : null,
+    components.length ? numbers(components) : null,
+    metrics.length || more ? h("details", {}, h("summary", {}, "metrics and metadata"),
+      facts([["metrics", textBox(result.metrics)], ["metadata", textBox(result.metadata)]])) : null);
 }
 
 function advantages(timeline) {
