@@ -22,6 +22,7 @@ from astuner.cli_options import (
     EXP_DIR,
     OVERRIDES,
     SERVICES,
+    SHOW,
     ServicesCommand,
     TrainByDefaultGroup,
     show_error,
@@ -34,6 +35,7 @@ from astuner.redaction import learn_secret_settings
 
 if TYPE_CHECKING:
     from astuner.launcher.launch import Launcher
+    from astuner.launcher.transcripts import Shown
 
 
 @click.group(
@@ -60,6 +62,7 @@ def astuner() -> None:
     is_flag=True,
     help="Keep the vLLM server warm for later runs. Only with --backbone=debug and rollout.name: vllm.",
 )
+@SHOW
 @DEBUGGER
 @SERVICES
 @EXP_DIR
@@ -69,6 +72,7 @@ def train(
     backbone: str | None,
     validation: bool,
     keep_engine: bool,
+    show: Shown | None,
     services: tuple[str, ...],
     exp_dir: str,
     overrides: tuple[str, ...],
@@ -79,9 +83,11 @@ def train(
     """
     launcher = _load(conf, overrides, backbone, exp_dir, services)
     if launcher.config.astuner.backbone == "debug":
-        launcher.debug("val" if validation else "train", keep_engine=keep_engine)
+        launcher.debug("val" if validation else "train", keep_engine=keep_engine, shown=show)
     elif keep_engine:
         raise click.UsageError("--keep-engine requires --backbone=debug and rollout.name: vllm")
+    elif show is not None:
+        raise click.UsageError("--show requires --backbone=debug; `astuner check --dry-run` has it too")
     elif validation:
         raise click.UsageError("--validation requires --backbone=debug; to evaluate a model, use `astuner eval`")
     else:
@@ -114,6 +120,7 @@ def evaluate(
 @CONF
 @click.option("--dry-run", is_flag=True, help="Also roll out a few training episodes.")
 @BACKBONE
+@SHOW
 @DEBUGGER
 @SERVICES
 @EXP_DIR
@@ -122,15 +129,18 @@ def check(
     conf: Path,
     dry_run: bool,
     backbone: str | None,
+    show: Shown | None,
     services: tuple[str, ...],
     exp_dir: str,
     overrides: tuple[str, ...],
 ) -> None:
     """Check a configuration without training, and show the size of the run."""
+    if show is not None and not dry_run:
+        raise click.UsageError("--show requires --dry-run")
     launcher = _load(conf, overrides, backbone, exp_dir, services)
     from astuner.launcher.check import check_run
 
-    check_run(launcher, dry_run=dry_run)
+    check_run(launcher, dry_run=dry_run, shown=show)
 
 
 def _load(

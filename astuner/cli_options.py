@@ -40,6 +40,13 @@ DEBUGGER = click.option(
     help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'). With --backbone=debug, it runs in this "
     "terminal, one episode at a time; in training, attach to debug.debugger_port.",
 )
+SHOW = click.option(
+    "--show",
+    metavar="N|all|none",
+    callback=lambda _context, _option, value: None if value is None else _shown(value),
+    help="Transcripts per task of a debug or dry run: N of them from the best to the worst, all in full, or none. "
+    "[default: 2]",
+)
 CHECKPOINT_DIR = click.option(
     "--checkpoint-dir",
     type=click.Path(path_type=Path),
@@ -49,6 +56,14 @@ CHECKPOINT_DIR = click.option(
     help="Folder of the saved weights, which a restarted server finds again.",
 )
 OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+def _shown(value: str) -> int | str:
+    if value in ("all", "none"):
+        return value
+    if value.isascii() and value.isdigit() and 0 < len(value) < 7:
+        return int(value) or "none"
+    raise click.BadParameter(f"{short_repr(value)} is not a number, all or none")
 
 
 _TINKER_LIMITS = (

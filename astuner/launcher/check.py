@@ -26,6 +26,7 @@ from astuner.errors import BackboneError, shorten
 from astuner.launcher.console import filtered_output, make_console
 from astuner.launcher.episode_table import check_rewards, episode_table, explain_no_training
 from astuner.launcher.launch import Launcher
+from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.redaction import redact_argv
 from astuner.run_record import check_loggers
@@ -36,8 +37,13 @@ _MAX_TASKS = 2
 _MAX_PARTS = 4
 
 
-def check_run(launcher: Launcher, *, dry_run: bool) -> None:
+def check_run(launcher: Launcher, *, dry_run: bool, shown: Shown | None = None) -> None:
     """Load all inputs of a run, print its size, and roll out a few episodes if `dry_run`.
+
+    Args:
+        launcher: the launcher with the configuration.
+        dry_run: whether to roll out episodes.
+        shown: the transcripts of these episodes that are printed; None for the default number.
 
     Raises:
         AstunerError: an error that the run would have as well.
@@ -65,6 +71,7 @@ def check_run(launcher: Launcher, *, dry_run: bool) -> None:
         _check_memory(estimate)
         if dry_run:  # which looks for faults in the inputs, too
             episodes = launcher.dry_run(run_inputs)
+            print_transcripts(console, episodes, DEFAULT_SHOWN if shown is None else shown)
             console.print(episode_table("dry run", episodes))
             check_rewards(episodes)
             if (reason := explain_no_training(episodes)) is not None:

@@ -1,4 +1,4 @@
-"""Terminal output: log lines, errors and the summary of a run, without secrets, control characters or library noise."""
+"""Terminal output: log lines and errors, without secrets, control characters or library noise."""
 
 from __future__ import annotations
 
@@ -14,19 +14,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 from loguru import logger
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from astuner.plugin import raised_at
 from astuner.redaction import redact
 from astuner.redaction.output import redacted_output
-from astuner.run_record import RunSummary, ValidationSummary, read_metrics
+from astuner.run_record import FILE_ONLY
 
 if TYPE_CHECKING:
     from loguru import Message
-
-FILE_ONLY = {"file_only": True}
-"""Values to bind to a log record (`logger.bind(**FILE_ONLY)`) that is written to run.log but not to the console."""
 
 _TRACEBACK_NOTE = "its traceback is in"
 _STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red", "DEBUG": "dim"}
@@ -168,49 +164,5 @@ def print_internal_error(error: BaseException) -> None:
     make_console().print(
         f"[bold red]internal error:[/] {escape(redact(text))}; this is a bug in astuner: please report it with that "
         "file",
-        soft_wrap=True,
-    )
-
-
-def print_summary(console: Console, summary: RunSummary, folder: Path) -> None:
-    """Print the results of a run: validation, rewards per step, tokens, time, and the folders of model and record."""
-    validation = summary.validation
-    if validation.before or validation.after:
-        table = Table(title="validation", title_justify="left")
-        for name in ("", "success", "reward", "episodes"):
-            table.add_column(name, justify="right" if name else "left")
-        rows = {"before": validation.before, "after": validation.after}
-        for name, entry in (rows if summary.steps else {"this model": validation.after}).items():
-            table.add_row(name, *_validation_cells(entry))
-        console.print(table)
-    metrics = read_metrics(folder, lambda error: logger.debug("skipped: {}", error))
-    rewards = [row.metrics["reward/mean"] for row in metrics if row.metrics.get("reward/mean") is not None]
-    if rewards:
-        console.print("reward per step: " + " ".join(f"{reward:.2f}" for reward in rewards), soft_wrap=True)
-    if summary.steps:
-        _print_totals(console, summary)
-    if summary.model:
-        console.print(escape(f"model: {summary.model}"), soft_wrap=True)
-    console.print(escape(f"record: {folder}"), soft_wrap=True)
-
-
-def _validation_cells(entry: ValidationSummary | None) -> tuple[str, str, str]:
-    if entry is None or entry.success_rate is None or entry.reward is None:
-        return "-", "-", "-"
-    return f"{entry.success_rate:.1%}", f"{entry.reward:.3f}", str(entry.episodes)
-
-
-def _print_totals(console: Console, summary: RunSummary) -> None:
-    tokens, episodes = summary.tokens, summary.episodes
-    if episodes.ok + episodes.failed + episodes.dropped:
-        console.print(
-            f"episodes: {episodes.ok} ok, {episodes.failed} failed, {episodes.dropped} dropped; "
-            f"tokens: {tokens.raw:,} raw, {tokens.distinct:,} distinct, {tokens.trained:,} trained",
-            soft_wrap=True,
-        )
-    first = summary.first_reward_seconds
-    console.print(
-        f"time: {summary.seconds:.0f} s for {summary.steps} steps"
-        + (f", first reward after {first:.1f} s" if first is not None else ""),
         soft_wrap=True,
     )

@@ -36,12 +36,10 @@ from astuner.debugging.signals import report_on_usr1
 from astuner.debugging.tracebacks import format_stack, thread_stack
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import (
-    FILE_ONLY,
     add_traceback_note,
     filtered_output,
     log_to_console,
     make_console,
-    print_summary,
 )
 from astuner.launcher.episode_table import (
     check_rewards,
@@ -51,12 +49,14 @@ from astuner.launcher.episode_table import (
     failure_lines,
 )
 from astuner.launcher.resume import can_resume
+from astuner.launcher.run_result import print_result
 from astuner.launcher.services import Services
+from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 from astuner.llm_engine.vllm_server.installation import check_engine_packages, installed_vllm
 from astuner.ray_cluster.environment import ON_LOOPBACK, environment_set
 from astuner.ray_cluster.head import is_own_ray
 from astuner.redaction import redact
-from astuner.run_record import FolderLock, LoggerName, RunRecord, RunSummary, check_loggers
+from astuner.run_record import FILE_ONLY, FolderLock, LoggerName, RunRecord, RunSummary, check_loggers
 from astuner.schema import Episode
 from astuner.task_reader import describe_left_out
 from astuner.task_rollout import ActiveEpisodes, Split
@@ -161,12 +161,13 @@ class Launcher:
 
         return self._run(_CHECK_SUFFIX, load_backbone, lambda: run_inputs, roll_out)
 
-    def debug(self, split: Split, *, keep_engine: bool = False) -> list[Episode]:
+    def debug(self, split: Split, *, keep_engine: bool = False, shown: Shown | None = None) -> list[Episode]:
         """Roll out a few episodes and print them; the record is `{experiment}-debug`.
 
         Args:
             split: split of the tasks.
             keep_engine: keep the vLLM server running for later runs.
+            shown: the transcripts that are printed; None for the default number.
 
         Raises:
             ConfigError: there is no agent, no task, or no server to keep.
@@ -197,9 +198,9 @@ class Launcher:
                 episodes = backbone.dry_run(context, split)
             except KeyboardInterrupt:
                 if ended:
-                    _print_episodes(context, ended, "episodes that ended before the interrupt", split)
+                    _print_episodes(context, ended, "episodes that ended before the interrupt", split, shown)
                 raise
-            _print_episodes(context, episodes, "episodes", split)
+            _print_episodes(context, episodes, "episodes", split, shown)
             check_rewards(episodes)
             return episodes
 
@@ -264,7 +265,7 @@ class Launcher:
             if (missed := describe_missed_tags()) is not None:
                 logger.warning("{}", missed)
             if isinstance(result, RunSummary):
-                print_summary(console, result, record.folder)
+                print_result(console, result, record.folder)
             return result
 
     def _start_services_and_load(
@@ -327,8 +328,11 @@ def _gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _print_episodes(context: RunContext, episodes: Sequence[Episode], title: str, split: Split) -> None:
+def _print_episodes(
+    context: RunContext, episodes: Sequence[Episode], title: str, split: Split, shown: Shown | None
+) -> None:
     console = context.progress.console
+    print_transcripts(console, episodes, DEFAULT_SHOWN if shown is None else shown)
     console.print(episode_table(title, episodes))
     for line in failure_lines(episodes):
         console.print(escape(redact(line)), style="yellow", soft_wrap=True)

@@ -1,5 +1,6 @@
 """The files of a run in `launcher_record/{experiment}/`: their writer and their readers."""
 
+from astuner.run_record.console_lines import FILE_ONLY
 from astuner.run_record.episode_file import RecordedEpisode, common_prefix_len, read_episode, read_recorded_episode
 from astuner.run_record.episodes import NO_ADVANTAGE, EpisodeEntry, read_index
 from astuner.run_record.files import ReadPosition, read_new_lines
@@ -11,6 +12,7 @@ from astuner.run_record.findings import (
     summarise_findings,
 )
 from astuner.run_record.folder import FolderLock, is_being_written, is_record
+from astuner.run_record.intervals import difference_interval, success_interval
 from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
@@ -35,6 +37,7 @@ from astuner.run_record.updates import (
 from astuner.schema import Split
 
 __all__ = [
+    "FILE_ONLY",
     "NO_ADVANTAGE",
     "EpisodeEntry",
     "EpisodesSummary",
@@ -58,6 +61,7 @@ __all__ = [
     "check_loggers",
     "common_prefix_len",
     "count_trained_tokens",
+    "difference_interval",
     "find_episode",
     "find_run",
     "is_being_written",
@@ -71,6 +75,7 @@ __all__ = [
     "read_recorded_episode",
     "read_summary",
     "span_values",
+    "success_interval",
     "summarise_findings",
     "write_summary",
 ]

@@ -224,8 +224,8 @@ def _unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
             row["messages"] = [*base["messages"][: shared["messages"]], *row["messages"]]
 
 
-def common_prefix_len(left: tuple[int, ...], right: tuple[int, ...]) -> int:
-    """Return the number of equal ids at the start of two sequences."""
+def common_prefix_len(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
+    """Return the number of equal items, such as ids or messages, at the start of two sequences."""
     # A binary search over slices, which are compared in C, is faster than a loop over the ids. O(n): slices halve, too.
     low, high = 0, min(len(left), len(right))
     while low < high:

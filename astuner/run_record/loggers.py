@@ -1,8 +1,7 @@
-"""Loggers that repeat the metrics of `metrics.jsonl`: the console, TensorBoard and experiment trackers."""
+"""Loggers that repeat the metrics of `metrics.jsonl`: TensorBoard and experiment trackers, beside the console."""
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import socket
@@ -17,18 +16,12 @@ from loguru import logger
 
 from astuner.config.root import is_installed
 from astuner.errors import ConfigError
+from astuner.run_record.console_lines import ConsoleLogger
 from astuner.run_record.files import write_errors
 from astuner.run_record.metrics import MetricsRow
 
 LoggerName = Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]
 
-_CONSOLE_METRICS = (
-    "reward/mean", "success/rate", "val/reward", "val/success_rate", "val/loss", "loss/policy", "loss/kl", "loss/sft",
-    "entropy", "grad_norm", "lr", "time/step",
-)  # fmt: skip
-_ALWAYS_PRINTED = ("reward/", "val/", "episodes/")
-_MIN_SECONDS_BETWEEN_LINES = 10.0
-_FORKS = "forks/"
 _EVENTS = "events.out.tfevents."
 
 
@@ -63,6 +56,10 @@ class MetricLogger(Protocol):
         """
         ...
 
+    def expect_steps(self, total: int) -> None:
+        """Take the number of training steps of the run. Called once, before the first step."""
+        ...
+
     def restart(self, rows: Sequence[MetricsRow]) -> None:
         """Make the metrics in the run's folder those of `rows`, which a resumed run keeps.
 
@@ -74,61 +71,6 @@ class MetricLogger(Protocol):
     def close(self) -> None:
         """Write pending metrics and close the logger."""
         ...
-
-
-class ConsoleLogger:
-    """Logs one line of metrics per step, and one line about its episodes, through loguru.
-
-    Fast steps without episodes and validation are logged every 10 s only.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = -math.inf
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the main metrics."""
-        values = [f"{name} {metrics[name]:.4g}" for name in _CONSOLE_METRICS if name in metrics]
-        if not values:
-            return
-        now = self._clock()
-        is_frequent = now - self._last < _MIN_SECONDS_BETWEEN_LINES
-        if is_frequent and not any(name.startswith(_ALWAYS_PRINTED) for name in metrics):
-            return
-        self._last = now
-        logger.info("step {} · {}", step, " · ".join(values))
-        if "episodes/total" in metrics:
-            logger.info("{}", _episodes_line(step, metrics))
-
-    def restart(self, rows: Sequence[MetricsRow]) -> None:
-        """Do nothing: printed lines cannot be removed."""
-
-    def close(self) -> None:
-        """Do nothing: every line is printed immediately."""
-
-
-def _episodes_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return the numbers of episodes, calls, samples, tokens and forks of a step.
-
-    For example: step 3: 64 episodes (2 failed), 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096 trained tokens
-    (saving 1.7×), forks: 3 tools_changed
-    """
-
-    def count(metric: str, noun: str) -> str:
-        number = metrics[metric]
-        return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
-
-    lost = [f"{number:.0f} {name}" for name in ("failed", "dropped") if (number := metrics[f"episodes/{name}"])]
-    suffix = f" ({', '.join(lost)})" if lost else ""
-    line = (
-        f"step {step}: {count('episodes/total', 'episode')}{suffix}, "
-        f"{count('calls/total', 'call')} → {count('samples/total', 'sample')}, "
-        f"{metrics['tokens/raw']:,.0f} → {metrics['tokens/distinct']:,.0f} distinct → "
-        f"{metrics['tokens/trained']:,.0f} trained tokens (saving {metrics['tokens/saving']:.1f}×)"
-    )
-    forks = [(number, name.removeprefix(_FORKS)) for name, number in metrics.items() if name.startswith(_FORKS)]
-    causes = [f"{number:.0f} {cause}" for number, cause in sorted(forks, key=lambda fork: -fork[0]) if number]
-    return f"{line}, forks: {', '.join(causes)}" if causes else line
 
 
 class TensorboardLogger:
@@ -151,6 +93,9 @@ class TensorboardLogger:
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(wall_time, step=step, summary=Summary(value=values))
+
+    def expect_steps(self, total: int) -> None:
+        """Do nothing: the metrics do not depend on it."""
 
     def restart(self, rows: Sequence[MetricsRow]) -> None:
         """Write the rows to a new event file, and remove the earlier ones; `RecordError` if that fails."""
@@ -228,6 +173,9 @@ class TrackerLogger:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics to the tracker."""
         self._warn_on_failure(lambda: self._run.log(dict(metrics), step=step))
+
+    def expect_steps(self, total: int) -> None:
+        """Do nothing: the metrics do not depend on it."""
 
     def restart(self, rows: Sequence[MetricsRow]) -> None:
         """Do nothing: each start of an experiment is a separate run in the tracker, which has no steps yet."""

@@ -116,6 +116,11 @@ class RunRecord:
         """The run's folder."""
         return self._folder
 
+    def expect_steps(self, total: int) -> None:
+        """Give the loggers the number of training steps of the run."""
+        for each in self._loggers:
+            each.expect_steps(total)
+
     def check_in_place(self) -> None:
         """Check that the record is still there, before something else is written to its folder.
 

@@ -46,7 +46,7 @@ def _no_tags_stay_chosen() -> Iterator[None]:
 def test_a_debug_run_shows_and_records_its_episodes(debug: Command, folder: Path):
     ended = debug("debug.debug_first_n_tasks=3")
     assert ended.code == 0, ended.out
-    header = next(line.split() for line in ended.out.splitlines() if "reward" in line)
+    header = next(line.split() for line in ended.out.splitlines() if line.strip().startswith("task "))
     assert header == ["task", "reward", "success", "calls", "tokens", "samples", "forks", "seconds"]
     rows = [line.split() for line in ended.out.splitlines() if line.strip().startswith("question ")]
     assert [(row[1], row[2], row[4]) for row in rows] == [(str(t), f"{r}.00", "1") for t in range(3) for r in range(4)]

@@ -65,7 +65,7 @@ def test_a_run_in_a_pipe_with_closed_input_is_plain_text(folder: Path):
     for noise in ("Loading weights", "Writing model", "it/s", "Warning", "[transformers]"):
         assert noise not in err
     starts = [line[9:18] for line in err.splitlines()[:5]]
-    assert starts == ["backbone ", "training:", "step 1 · ", "step 1: 8", "step 2 · "]
+    assert starts == ["backbone ", "training:", "step 1/2 ", "step 2/2 ", "step 2/2 "]
     assert f"record: {folder / RUN}" in err.splitlines()[-1]
 
 
@@ -74,7 +74,7 @@ def test_a_terminal_shows_a_bar_for_every_phase(folder: Path, monkeypatch: pytes
     for phase in ("training", "step 1: episodes", "step 2: episodes", "validation before", "validation after"):
         assert phase in shown
     assert "━" in shown
-    assert "step 1 · reward/mean 1.5" in shown
+    assert "step 1/2  reward 1.50" in shown
     assert "Loading weights" not in shown
     assert shown.rstrip().endswith(str(RUN))
 

@@ -12,7 +12,7 @@ from loguru import logger
 
 from astuner.errors import ConfigError, RecordError
 from astuner.run_record import RunRecord, read_metrics
-from astuner.run_record.loggers import ConsoleLogger, RunName, TensorboardLogger, check_loggers, open_loggers
+from astuner.run_record.loggers import RunName, TensorboardLogger, check_loggers, open_loggers
 from astuner.run_record.metrics import MetricsFile, MetricsRow
 
 TensorboardEvents = Callable[[Path], dict[str, list[tuple[int, float]]]]
@@ -161,44 +161,6 @@ def test_tensorboard_continues_after_a_full_disk(tmp_path: Path, tensorboard_eve
     assert "Traceback" not in done.stderr
     steps = [step for step, _ in tensorboard_events(tmp_path)["reward/mean"]]
     assert (steps[0], steps[-1]) == (1, 99)
-
-
-def test_console_shows_one_line_with_the_main_metrics(messages: list[str]) -> None:
-    sink = ConsoleLogger()
-    sink.log(3, {"reward/mean": 0.123456, "time/step": 2.0, "some/detail": 1.0})
-    sink.log(4, {"some/detail": 1.0})
-    assert [message.strip() for message in messages] == ["INFO: step 3 · reward/mean 0.1235 · time/step 2"]
-
-
-def test_console_shows_one_line_about_the_episodes_of_a_step(messages: list[str]) -> None:
-    metrics = {"episodes/total": 64, "episodes/failed": 0, "episodes/dropped": 0, "calls/total": 128, "lr": 1e-6}
-    metrics |= {"samples/total": 64, "tokens/raw": 15360, "tokens/distinct": 9216, "tokens/trained": 4096}
-    metrics |= {"tokens/saving": 15360 / 9216, "forks/tools_changed": 0, "forks/truncated": 1}
-    metrics |= {"forks/template_rewrote_history": 3}
-    sink = ConsoleLogger()
-    sink.log(3, metrics)
-    sink.log(4, dict.fromkeys(metrics, 0.0) | {"episodes/total": 1, "episodes/failed": 1, "tokens/saving": 1.0})
-    assert [message.strip() for message in messages] == [
-        "INFO: step 3 · lr 1e-06",
-        "INFO: step 3: 64 episodes, 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096 trained tokens "
-        "(saving 1.7×), forks: 3 template_rewrote_history, 1 truncated",
-        "INFO: step 4 · lr 0",
-        "INFO: step 4: 1 episode (1 failed), 0 calls → 0 samples, 0 → 0 distinct → 0 trained tokens (saving 1.0×)",
-    ]
-
-
-def test_console_shows_fast_steps_every_ten_seconds(messages: list[str]) -> None:
-    now = 0.0
-    sink = ConsoleLogger(clock=lambda: now)
-    for step in range(1, 1001):
-        sink.log(step, {"loss/sft": 1.0 / step})
-        now += 0.125
-    assert [line.split(" · ")[0] for line in messages] == [f"INFO: step {step}" for step in range(1, 1001, 80)]
-    sink.log(1001, {"val/loss": 0.5})
-    sink.log(1002, {"reward/mean": 0.5})
-    sink.log(1003, {"loss/sft": 0.5})
-    later = [line.strip() for line in messages[13:]]
-    assert later == ["INFO: step 1001 · val/loss 0.5", "INFO: step 1002 · reward/mean 0.5"]
 
 
 @pytest.mark.parametrize("name", ["wandb", "swanlab", "trackio"])

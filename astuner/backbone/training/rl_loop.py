@@ -77,6 +77,7 @@ class RlLoop:
             NoSignalError: the run stopped early for lack of signal; model, plots and summary are written.
             KeyboardInterrupt: the run was interrupted; a checkpoint is written.
         """
+        self.context.record.expect_steps(self.total_steps)
         self._restore()
         self.session.use_order(self.order)
         try:

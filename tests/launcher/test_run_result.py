@@ -1,0 +1,82 @@
+"""The end of a run: the verdict follows the intervals, and a run that did not learn names possible reasons."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from astuner.launcher.run_result import choose_task, describe_result
+from astuner.run_record import EpisodeEntry, MetricsRow, RunSummary, ValidationsSummary, ValidationSummary
+from tests.launcher.conftest import Command
+
+STEP = {"episodes/total": 8.0, "update/groups_without_variance": 0.0, "kl/update": 0.01}
+
+
+def described(before: float | None, after: float, episodes: int = 100, **changes: float) -> str:
+    first = None if before is None else ValidationSummary(success_rate=before, reward=before, episodes=episodes)
+    last = ValidationSummary(success_rate=after, reward=after, episodes=episodes)
+    summary = RunSummary(
+        backbone="local", seed=1, steps=24, seconds=1.0, validation=ValidationsSummary(before=first, after=last)
+    )
+    rows = [MetricsRow(step, 0.0, STEP | {"reward/mean": step / 24} | changes) for step in range(1, 25)]
+    return "\n".join(describe_result(summary, rows))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "episodes", "verdict"),
+    [
+        (0.12, 0.48, 100, "it learned: success 12.0% ± 8 on 100 episodes → 48.0% ± 10 on 100 episodes (+36 points, "),
+        (0.48, 0.12, 100, "it got worse: "),
+        (0.40, 0.48, 100, "no clear change: "),
+        (0.0, 0.0, 100, "no clear change: success 0.0% ± 4 on 100 episodes → 0.0% ± 4"),
+        (0.0, 1.0, 1, "no clear change: "),
+        (0.40, 0.48, 1000, "it learned: "),
+        (None, 0.48, 100, "success at the end: 48.0% ± 10 on 100 episodes. The starting model was not measured"),
+    ],
+)
+def test_the_verdict_follows_the_interval(before: float | None, after: float, episodes: int, verdict: str) -> None:
+    assert described(before, after, episodes).startswith(verdict)
+
+
+def test_training_rewards_kl_and_steps_without_signal_are_named() -> None:
+    text = described(0.1, 0.5, **{"loss/kl": 0.13})
+    assert "training reward 0.15 → 0.90 (means of the first and last 6 steps)" in text
+    assert "KL to the starting model: 0.13 nats per token" in text
+    assert "nothing to learn" not in text
+    assert "  - " not in text
+    idle = described(0.1, 0.5, **{"update/groups_without_variance": 1.0})
+    assert "24 of 24 steps had nothing to learn from" in idle
+
+
+def test_a_run_that_did_not_learn_names_possible_reasons() -> None:
+    assert "use harder tasks" in described(1.0, 1.0)
+    assert "the updates hardly changed the model" in described(0.1, 0.1, **{"kl/update": 1e-9})
+    assert "more rollout.num_repeat" in described(0.1, 0.1, **{"update/groups_without_variance": 1.0})
+    assert "a validation has 4 episodes" in described(0.1, 0.1, 4)
+
+
+ENTRY = EpisodeEntry(0, "val", "t", "e", 0, "ok", 0.0, False, None, 1, 1, 0, 1, 1, 0, 1.0, None, "path")
+
+
+def test_a_task_that_became_solved_is_shown() -> None:
+    first = [replace(ENTRY, task_id=task) for task in "abc"]
+    last = [
+        replace(ENTRY, step=8, task_id=task, reward=reward) for task, reward in zip("abc", (0.9, 1.0, 2.0), strict=True)
+    ]
+    last[1] = replace(last[1], is_success=True)
+    middle = [replace(ENTRY, step=4, reward=9.0, is_success=True)]
+    assert choose_task([*first, *middle, *last]) == (first[1], last[1])
+    assert choose_task(first) is None
+    assert choose_task(last) is None
+    assert choose_task([replace(ENTRY, split="train")]) is None
+
+
+def test_a_training_run_ends_with_a_task_before_and_after(train: Command, folder: Path) -> None:
+    out = train("trainer_common.val_before_train=true").out
+    assert "a validation task: 'another" in out
+    assert "── before, reward" in out
+    assert "── after step 2, reward" in out
+    assert "no clear change: success " in out
+    assert "── before" not in train("trainer_common.val_before_train=false").out
