@@ -72,8 +72,8 @@ class CommandWorkflow(Workflow):
                 self.episode_metadata |= {"stdout": stdout, "stderr": stderr}
         self.episode_metadata["exit_code"] = code
         if code != 0:
-            if model_tuner.degenerate_output is not None:
-                raise AgentMadness(model_tuner.degenerate_output)
+            if model_tuner.anomaly is not None:
+                raise AgentMadness(str(model_tuner.anomaly))
             raise WorkflowError(f"the command {short_repr(argv[0])} {_ending(code)}; {_tail(stdout, stderr)}")
         if not model_tuner.calls:
             raise WorkflowError(

@@ -35,6 +35,10 @@ from astuner.config.section import (
     unsupported,
 )
 
+AnomalyCheckName = Literal[
+    "nonsense", "broken_characters", "repetition", "random_letters", "word_salad", "mixed_scripts", "wrong_toolcall",
+    "language_switch",
+]  # fmt: skip
 Probability = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -163,10 +167,10 @@ class RolloutConfig(Section):
     """How often a failed episode is run again; each attempt is recorded and counted."""
     gamma: Probability = key(1.0, trainers="applies to the rewards of the agent loop's steps", resume="same")
     """Discount of the environment's rewards over the steps of an agent; other agents than the agent loop need 1.0."""
-    compute_madness_checklist: list[Literal["nonsense", "wrong_toolcall"]] = key(
+    compute_madness_checklist: list[AnomalyCheckName] = key(
         ["nonsense"], trainers="checked in every answer", resume="same"
     )
-    """Signs of degenerate output: nonsense (repetition, random letters or words, broken characters), wrong_toolcall."""
+    """[Checks](anomaly_checks.md) of answers; nonsense is all of them but wrong_toolcall and language_switch."""
     agent_madness_termination: bool = key(
         True, no_effect=(WITHOUT_MADNESS_CHECKS,), trainers="ends the episode", resume="same"
     )

@@ -9,7 +9,7 @@ from astuner.context_tracker import certificate, count_tokens, encode_ids, share
 from astuner.diagnostics import fix_for, fixes_for
 from astuner.explain.run import token_saving
 from astuner.run_record import EpisodeEntry, RecordedEpisode, call_advantages
-from astuner.schema import Judgement
+from astuner.schema import Anomaly, Judgement
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class EpisodeExplanation:
         agent_rewards: Rewards by agent, if the workflow rewards agents; `reward` and `advantage` are of their mean.
         error: The error message.
         judgement: The result of the judge; None if no judge scored the episode.
-        error_traceback, process_effects, ended_processes: As in `astuner.schema.Episode`.
+        error_traceback, process_effects, ended_processes, anomaly: As in `astuner.schema.Episode`.
         calls, timelines: In order; there are no timelines if token ids are withheld.
         certificate: Share of the calls that the samples rebuild exactly; None if it cannot be checked.
         certificate_note: Why the certificate is None, or less than 1 by intent.
@@ -129,6 +129,7 @@ class EpisodeExplanation:
     process_effects: tuple[str, ...] = ()
     ended_processes: tuple[str, ...] = ()
     judgement: Judgement | None = None
+    anomaly: Anomaly | None = None
 
 
 def explain_episode(run: str, entry: EpisodeEntry, recorded: RecordedEpisode) -> EpisodeExplanation:
@@ -159,6 +160,7 @@ def explain_episode(run: str, entry: EpisodeEntry, recorded: RecordedEpisode) ->
         process_effects=episode.process_effects,
         ended_processes=episode.ended_processes,
         judgement=episode.judgement,
+        anomaly=episode.anomaly,
         calls=_calls(recorded),
         timelines=_timelines(recorded),
         dropped_samples=episode.dropped_samples,

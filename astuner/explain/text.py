@@ -203,6 +203,8 @@ def _print_head(console: Console, episode: EpisodeExplanation) -> None:
             console.print(f"the last {_TRACEBACK_LINES} of {len(lines)} lines of the traceback; --json has all")
         last = [shorten(line, _MAX_ERROR) for line in lines[-_TRACEBACK_LINES:]]
         console.print(escape("\n".join(last)), soft_wrap=True, highlight=False)
+    if episode.anomaly is not None:
+        console.print(escape(f"degenerate output in {episode.anomaly}"), style="yellow", soft_wrap=True)
     if episode.process_effects:
         effects = "; ".join(episode.process_effects)
         console.print(escape(f"changed settings of the process, which were restored: {effects}"), style="yellow")

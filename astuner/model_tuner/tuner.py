@@ -22,12 +22,12 @@ from astuner.errors import (
 )
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.agent_model import AgentModel
+from astuner.model_tuner.anomaly_checks import CheckedAnswer, find_anomaly
 from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop, gather_answers
 from astuner.model_tuner.call_settings import CallSettings
 from astuner.model_tuner.chat_options import ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
 from astuner.model_tuner.constraints import AnswerForms, check_enforced
-from astuner.model_tuner.degenerate_output import find_degenerate_output
 from astuner.model_tuner.endpoint import EndpointOpener
 from astuner.model_tuner.faces import ModelFaces
 from astuner.model_tuner.history import History, HistoryEdit, OpenCall, Prompt, RawPrompt
@@ -41,7 +41,7 @@ from astuner.model_tuner.targets import (
     call_debug_model,
     call_endpoint,
 )
-from astuner.schema import Completion, LlmCall, SamplingParams
+from astuner.schema import Anomaly, Completion, LlmCall, SamplingParams
 
 if TYPE_CHECKING:
     from astuner.model_tuner.remote import RemoteModelTuner
@@ -79,7 +79,7 @@ class ModelTuner(ModelFaces):
             endpoints: serves the model over HTTP; None if it is not served.
         """
         self.model_name = "astuner"
-        self.degenerate_output: str | None = None
+        self.anomaly: Anomaly | None = None
         self.call_limit_error: CallLimitError | None = None
         # The error of the last request through an API; None if it succeeded. The workflow sees an error of its client.
         self.rejection: EpisodeError | None = None
@@ -372,12 +372,20 @@ class ModelTuner(ModelFaces):
         return options.seed & _MAX_SEED if index == 0 else hash((options.seed, index)) & _MAX_SEED
 
     def _check_degenerate(self, answer: ChatAnswer) -> None:
-        if not self._settings.madness_checklist or self.degenerate_output is not None:
+        """Set `anomaly` to the first fault of the episode's answers."""
+        if not self._settings.madness_checklist or self.anomaly is not None:
             return
-        text = self._codec.tokenizer.decode(list(answer.call.completion_ids))
-        self.degenerate_output = find_degenerate_output(text, answer.parsed, self._settings.madness_checklist)
-        if self.degenerate_output is not None and self._settings.madness_ends_episode:
-            raise AgentMadness(self.degenerate_output)
+        call = answer.call
+        text = self._codec.tokenizer.decode(list(call.completion_ids))
+        checked = CheckedAnswer(text, answer.parsed, call.messages[:-1])
+        found = find_anomaly(checked, self._settings.madness_checklist)
+        if found is None:
+            return
+        check, description = found
+        number = 1 + [each.call_id for each in self.calls].index(call.call_id)
+        self.anomaly = Anomaly(check, description, call.call_id, number, call.agent_name)
+        if self._settings.madness_ends_episode:
+            raise AgentMadness(str(self.anomaly))
 
 
 # How often a workflow may catch the error of the call limit, for example once in each of its agents.

@@ -14,6 +14,7 @@ from astuner.schema.forks import Fork, ForkCause
 from astuner.schema.judgement import Judgement
 from astuner.schema.records import (
     JSON_KEY,
+    Anomaly,
     CallSpan,
     Episode,
     EpisodeStatus,
@@ -32,6 +33,7 @@ from astuner.schema.sampling import Completion, FinishReason, Message, OutputCon
 __all__ = [
     "JSON_KEY",
     "Action",
+    "Anomaly",
     "CallSpan",
     "Completion",
     "EnvInstance",

@@ -251,6 +251,29 @@ class Sample:
     parents: tuple[int, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """Degenerate output, such as endless repetition (`rollout.compute_madness_checklist`).
+
+    Attributes:
+        check: the name of the check that found it.
+        description: what is wrong with the answer, with an excerpt.
+        call_id: the id of the call whose answer it is.
+        call: the number of this call in the episode, from 1.
+        agent_name: the agent that made the call; "" if unknown.
+    """
+
+    check: str
+    description: str
+    call_id: str
+    call: int
+    agent_name: str = ""
+
+    def __str__(self) -> str:
+        agent = f" of agent {self.agent_name}" if self.agent_name else ""
+        return f"call {self.call}{agent}: {self.check}: {self.description}"
+
+
 EpisodeStatus = Literal["ok", "failed", "dropped"]
 
 
@@ -279,6 +302,7 @@ class Episode:
         log_metrics: the metrics of the workflow.
         judgement: the result of the judge; None if no judge scored the episode, or if it raised an error.
         ended_processes: the processes that the episode had left running and astuner has ended: command line and id.
+        anomaly: the first degenerate output of the model; None if there was none.
         start_time, end_time: seconds since the epoch.
     """
 
@@ -300,6 +324,7 @@ class Episode:
     log_metrics: Mapping[str, float] = field(default_factory=dict)
     judgement: Judgement | None = None
     ended_processes: tuple[str, ...] = ()
+    anomaly: Anomaly | None = None
     start_time: float = 0.0
     end_time: float = 0.0
 

@@ -138,7 +138,7 @@ class TaskRunner:
                 error_traceback=format_error(error),
                 metadata=episode.metadata or _plain_metadata(_episode_metadata(started_workflow)),
             )
-        episode = replace(episode, end_time=timestamp())
+        episode = replace(episode, anomaly=tuner.anomaly, end_time=timestamp())
         return with_samples(episode, max_samples=self.max_samples, merge=self.merge, seed=workflow_task.seed)
 
     async def _workflow_output(
@@ -159,7 +159,7 @@ class TaskRunner:
         except CallLimitError as error:
             if self.on_max_steps == "fail":
                 raise
-            if self.judge is None and tuner.degenerate_output is None:
+            if self.judge is None and tuner.anomaly is None:
                 raise CallLimitError(
                     f"{error}. The episode was cut and has no reward: set task_judge.judge_protocol, or catch "
                     "astuner.errors.CallLimitError in the workflow and return a WorkflowOutput with a reward"
@@ -170,12 +170,11 @@ class TaskRunner:
                 raise tuner.call_limit_error
         if added := _episode_metadata(started_workflow):
             output = replace(output, metadata={**added, **output.metadata})
-        if tuner.degenerate_output is not None:
+        if tuner.anomaly is not None:
             return replace(
                 output,
                 reward=self.madness_reward,
                 is_success=False,
-                metadata={**output.metadata, "madness": tuner.degenerate_output},
             )
         return output
 
@@ -256,8 +255,8 @@ class TaskRunner:
                 raise EpisodeTimeout(late()) from error
             if issubclass(type(error), EpisodeError):
                 raise
-            if tuner.degenerate_output is not None:
-                raise AgentMadness(tuner.degenerate_output) from error
+            if tuner.anomaly is not None:
+                raise AgentMadness(str(tuner.anomaly)) from error
             raise _workflow_error(error) from error
         finally:
             await _drop_cancellation()

@@ -104,6 +104,7 @@ def _facts(episode: Episode) -> dict[str, Any]:
         "error_traceback": episode.error_traceback,
         "process_effects": episode.process_effects,
         "ended_processes": episode.ended_processes,
+        "anomaly": None if episode.anomaly is None else {"call": episode.anomaly.call, "text": str(episode.anomaly)},
         "metadata": episode.metadata,
         "log_metrics": episode.log_metrics,
         "judgement": None if episode.judgement is None else asdict(episode.judgement),

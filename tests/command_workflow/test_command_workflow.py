@@ -326,7 +326,7 @@ def test_degenerate_output_ends_the_episode(tokenizer: Any, tmp_path: Path, rais
     settings = CallSettings(max_model_len=8192, max_tokens=2000, madness_checklist=("nonsense",))
     episode = run_code(tokenizer, tmp_path, code, settings=settings, answer=lambda prompt: "la " * 500)
     assert (episode.status, episode.reward) == ("ok", -1.0), episode.error
-    assert "madness" in episode.metadata
+    assert episode.anomaly is not None
 
 
 def test_a_rejected_call_is_the_error_of_a_program_that_prints_it(tokenizer: Any, tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ def test_every_key_has_a_row_with_its_documentation() -> None:
     [
         "| `top_p` | number > 0 and ≤ 1 | `1.0` | all | Nucleus mass in training. |",
         "| `total_training_steps` | whole number > 0 or null | `null` | local, trinity, verl |",
-        '| `compute_madness_checklist` | list of `nonsense`, `wrong_toolcall` | `["nonsense"]` | all |',
+        "| `compute_madness_checklist` | list of `nonsense`, `broken_characters`, `repetition`, `random_letters`, "
+        '`word_salad`, `mixed_scripts`, `wrong_toolcall`, `language_switch` | `["nonsense"]` | all |',
         "| `optim.betas` | list: number ≥ 0 and < 1; number ≥ 0 and < 1 | `[0.9, 0.999]` |",
         '| `path` | text | `""` |',
         "| `renderer` | text or mapping | `auto` |",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +18,7 @@ from astuner.diagnostics import fix_for
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.run_record import RunRecord, SampleUpdate, count_trained_tokens
-from astuner.schema import Episode, EpisodeStatus, ForkCause, LlmCall, Task
+from astuner.schema import Anomaly, Episode, EpisodeStatus, ForkCause, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 from tests.launcher.conftest import Command
 
@@ -85,6 +85,8 @@ TRACEBACK = "\n".join(
     ["Traceback (most recent call last):", *(f"  line {number}" for number in range(60)), "ValueError: [no] tool"]
 )
 
+ANOMALY = Anomaly("repetition", "repeats itself (20 times '[ha]')", "train-2-fails-0/0", 1, "friday")
+
 
 @pytest.fixture
 def agents(tokenizer: Any) -> Agents:
@@ -104,7 +106,7 @@ def run(folder: Path, agents: Agents, monkeypatch: pytest.MonkeyPatch) -> Path:
             (2, "train", an_episode("train-2-fails-0", agents.uses_a_tool("train-2-fails-0")[:1], "failed",
                                     error_kind="workflow", error="ValueError: [no] tool", error_traceback=TRACEBACK,
                                     process_effects=("working directory: /[gone]",),
-                                    ended_processes=("sleep 60 (7)",))),
+                                    ended_processes=("sleep 60 (7)",), anomaly=ANOMALY)),
             (2, "train", an_episode("train-2-empty-0", (), "dropped", error_kind="no_tokens", error="no call")),
             (2, "train", an_episode("train-2-secret-0", agents.uses_a_tool("train-2-secret-0", f"is it {SECRET}?"))),
             (2, "train", an_episode("train-2-again-0", agents.asks_again("train-2-again-0"), most=1)),
@@ -131,12 +133,14 @@ def test_a_failed_episode_shows_its_traceback_and_what_it_left(explained: Any, a
     assert printed["error_traceback"] == TRACEBACK
     assert printed["process_effects"] == ["working directory: /[gone]"]
     assert printed["ended_processes"] == ["sleep 60 (7)"]
+    assert printed["anomaly"] == asdict(ANOMALY)
     text = " ".join(astuner("explain", "math", "train-2-fails-0").out.split())
     assert "the last 40 of 62 lines of the traceback; --json has all" in text
     assert "line 59" in text
     assert "line 10 " not in text
     assert "ValueError: [no] tool" in text
     assert "changed settings of the process, which were restored: working directory: /[gone]" in text
+    assert "degenerate output in call 1 of agent friday: repetition: repeats itself (20 times '[ha]')" in text
     assert "left processes running, which astuner ended: sleep 60 (7)" in text
     assert explained("train-1-tool-0")["error_traceback"] is None
 

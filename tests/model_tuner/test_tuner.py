@@ -195,7 +195,7 @@ async def test_degenerate_output(codec: ChatCodec, answer: str, checklist: list[
             await tuner.chat([user("hi")], tools=TOOLS)
     else:
         await tuner.chat([user("hi")], tools=TOOLS)
-    assert (tuner.degenerate_output is not None) == degenerate
+    assert (tuner.anomaly is not None) == degenerate
     assert len(tuner.calls) == 1
 
 

@@ -242,7 +242,11 @@ def test_degenerate_output_has_its_own_reward(tokenizer: Any, workflow: type[Wor
     settings = {"madness_checklist": ("nonsense",), "madness_ends_episode": ends}
     episode = run(tokenizer, workflow, answer="la " * 300, settings=settings, madness_reward=-2.0)
     assert (episode.status, episode.reward, episode.is_success) == ("ok", -2.0, False)
-    assert "repeats itself" in episode.metadata["madness"]
+    assert episode.anomaly is not None
+    assert (episode.anomaly.check, episode.anomaly.call, episode.anomaly.call_id) == (
+        "repetition", 1, episode.calls[0].call_id
+    )  # fmt: skip
+    assert "repeats itself" in str(episode.anomaly)
     assert episode.samples
 
 

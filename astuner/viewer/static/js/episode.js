@@ -98,6 +98,7 @@ function problems({ episode, withheld, note }) {
   const listed = (title, lines) => (lines?.length ? h("div", { class: "card note" }, `${title}: `, textBox(lines.join("\n"))) : null);
   return h("div", {}, episode.error ? h("div", { class: "card error" }, textBox(episode.error)) : null,
     episode.error_traceback ? h("details", { class: "traceback" }, h("summary", {}, "traceback"), h("pre", {}, textBox(episode.error_traceback))) : null,
+    listed("Degenerate output", episode.anomaly ? [episode.anomaly.text] : []),
     listed("It changed settings of the process, which were restored", episode.process_effects),
     listed("It left processes running, which astuner ended", episode.ended_processes),
     withheld ? h("p", { class: "card note" }, `Not in the record: ${brief(withheld, 200)}`) : null,
@@ -115,7 +116,7 @@ function calls(view) {
     h("p", {}, `from call ${numbers.get(call.fork.call_id) ?? "?"}, at token ${count(call.fork.position)}, message ${count(call.fork.message_index)}`),
     facts([["expected", textBox(call.fork.expected)], ["found", textBox(call.fork.found)]]));
   const table = list([
-    ["call", (call) => String(numbers.get(call.call_id))], ["agent", (call) => brief(call.agent || "–", 30), true], ["tag", (call) => brief(call.tag, 30), true],
+    ["call", (call) => numbers.get(call.call_id) === view.episode.anomaly?.call ? h("span", { class: "bad" }, `${numbers.get(call.call_id)} degenerate`) : String(numbers.get(call.call_id))], ["agent", (call) => brief(call.agent || "–", 30), true], ["tag", (call) => brief(call.tag, 30), true],
     ["prompt", (call) => count(call.prompt)], ["completion", (call) => count(call.completion)], ["finish reason", (call) => brief(call.finish_reason, 12), true],
     ["trained", (call) => (call.trained ? "yes" : "no")], ["reward", (call) => real(call.reward)], ["advantage", (call) => real(call.advantage)], ["version", (call) => count(call.policy_version)], ["temperature", (call) => real(call.temperature)],
     ["seconds", (call) => real(call.seconds, 2)], ["fork", (call) => fork(call) ?? "–", true],
