@@ -21,6 +21,7 @@ import httpx
 from loguru import logger
 from pydantic import ValidationError
 
+from astuner.env_service.connection_pools import ConnectionPools
 from astuner.env_service.protocol import (
     PROFILE,
     PROTOCOL_VERSION,
@@ -40,6 +41,7 @@ from astuner.schema import EnvTask, TaskProfile
 T = TypeVar("T")
 
 _MAX_CONNECTIONS = 512
+_POOLS = 16
 _CONNECT_SECONDS = 10.0
 # The service answers within its time limit; the rest is for its queue and the network.
 _EXTRA_SECONDS = 30.0
@@ -299,10 +301,10 @@ class EnvServiceClient:
             try:
                 self._http = httpx.AsyncClient(
                     base_url=self.address.url,
-                    transport=self._transport,
+                    # Without a proxy of the machine's settings, which would not lead to this machine.
+                    transport=self._transport or ConnectionPools(_POOLS, _MAX_CONNECTIONS),
                     headers=headers,
-                    limits=httpx.Limits(max_connections=_MAX_CONNECTIONS, max_keepalive_connections=_MAX_CONNECTIONS),
-                    trust_env=False,  # proxies do not lead to this machine
+                    trust_env=False,
                 )
             except (httpx.InvalidURL, UnicodeError) as error:
                 raise EnvError(f"the address of the environment service is invalid: {error}") from error
