@@ -15,6 +15,7 @@ from astuner.schema import Action, Evaluation, Observation, Reference, StepResul
 ADAPTERS = {
     "appworld": "astuner.env_service.adapters.appworld",
     "gymnasium": "astuner.env_service.adapters.gymnasium",
+    "harbor": "astuner.env_service.adapters.harbor",
     "mcp": "astuner.env_service.adapters.mcp",
     "minigrid": "astuner.env_service.adapters.minigrid",
     "reasoning_gym": "astuner.env_service.adapters.reasoning_gym",

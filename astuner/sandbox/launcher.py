@@ -138,11 +138,12 @@ def _enter_root(job: dict[str, Any]) -> bool:
     return True
 
 
-def _change_root(root: str) -> None:
-    # A mount of another user namespace is locked, and cannot become the root.
-    _check(_LIBC.mount(os.fsencode(root), os.fsencode(root), None, _MS_BIND | _MS_REC, None), "mount")
-    os.chdir(root)
-    # While the host's is visible, and of the PID namespace of this process
+def _change_root() -> None:
+    """Make the working directory the root."""
+    # A mount of another user namespace is locked, and cannot become the root, so mount it again.
+    _check(_LIBC.mount(b".", b"proc", None, _MS_BIND | _MS_REC, None), "mount")
+    os.chdir("proc")
+    # While the host's is visible, and of the PID namespace of this process.
     _check(_LIBC.mount(b"proc", b"proc", b"proc", _MS_NOSUID_NODEV | _MS_NOEXEC, None), "mount proc")
     _check(_LIBC.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
     _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")
@@ -162,6 +163,7 @@ def _mount_root(root: Path, readable: list[str], mounts: dict[str, str]) -> None
             target.symlink_to(Path(path).readlink())
         elif Path(path).exists():
             _bind(path, target, is_writable=path in _DEVICES)
+    os.chdir(root)
     (root / "proc").mkdir(exist_ok=True)
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         (root / "dev" / name).symlink_to(f"/proc/self/fd{number}")
@@ -191,7 +193,7 @@ def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoRe
     """Run the program, report how it ended, and exit."""
     if job["root"]:
         try:
-            _change_root(job["folder"])
+            _change_root()
         except OSError as error:
             os.write(job["report"], json.dumps({"unsupported": str(error)}).encode())
             os._exit(1)

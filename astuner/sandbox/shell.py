@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
@@ -14,6 +15,7 @@ from typing import Any
 from astuner.sandbox.program import SandboxLimits, SandboxResult, SandboxRoot, run_program
 
 _NOBODY = 65534
+_PREFIX, _LOCK = "astuner-shell-", "lock"
 _HOME = "/root"
 _TMP = "/tmp"
 
@@ -43,12 +45,14 @@ class ShellSandbox:
         self.limits = limits
         # In the sandbox, the user is root, but other users do not exist, so tar cannot restore them.
         self._env = {"HOME": _HOME, "TMPDIR": _TMP, "PWD": cwd, "TAR_OPTIONS": "--no-same-owner", **(env or {})}
-        self._folder = Path(tempfile.mkdtemp(prefix="astuner-shell-"))
+        _remove_abandoned()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = (self._folder / "new").open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        (self._folder / "new").rename(self._folder / _LOCK)
         self._mounts: dict[str, str] = {}
-        for folder in {_HOME, _TMP, *folders}:
-            self._make(folder)
-        self.host_path(cwd).mkdir(parents=True, exist_ok=True)
-        self._give(self.host_path(cwd))
+        for folder in {_HOME, _TMP, *folders, cwd}:
+            self.make_folder(folder)
 
     def host_path(self, path: str) -> Path:
         """Return the path on the host of a path in a folder of the sandbox.
@@ -73,6 +77,16 @@ class ShellSandbox:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, path)
         self._give(Path(self._mounts["/" + target.lstrip("/").partition("/")[0]]))
+
+    def make_folder(self, path: str) -> None:
+        """Make an empty folder. Only for paths that no program has written to.
+
+        Args:
+            path: its absolute path in the sandbox. A new folder below `/` is added to the sandbox.
+        """
+        self._make("/" + path.lstrip("/").partition("/")[0])
+        self.host_path(path).mkdir(parents=True, exist_ok=True)
+        self._give(self.host_path(path))
 
     async def run(
         self, command: str, timeout: float, *, env: Mapping[str, str] | None = None, cwd: str | None = None
@@ -103,8 +117,8 @@ class ShellSandbox:
 
     def close(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self._folder, onerror=_make_writable)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _remove(self._folder)
+        self._lock.close()
 
     def _make(self, folder: str) -> None:
         if folder not in self._mounts:
@@ -122,6 +136,19 @@ class ShellSandbox:
             for folder, _, names in os.walk(path):
                 for entry in (folder, *(os.path.join(folder, name) for name in names)):
                     os.chown(entry, _NOBODY, _NOBODY, follow_symlinks=False)
+
+
+def _remove_abandoned() -> None:
+    """Remove the files of sandboxes whose process was killed."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("w") as file:  # it belongs to another user, or is in use
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(lock.parent)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, onerror=_make_writable)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _make_writable(function: Callable[..., Any], path: str, error: object) -> None:
