@@ -29,6 +29,7 @@ from astuner.cli_options import (
     show_usage_error,
     tinker_limits,
 )
+from astuner.cli_trace import trace
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
 from astuner.redaction import learn_secret_settings
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=TrainByDefaultGroup,
-    commands=[env],
+    commands=[env, trace],
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -369,9 +370,6 @@ def serve_tinker(
         ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
         lambda address, names: click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)"),
     )
-
-
-astuner.add_command(env)
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ ALIASES = (
     Alias("bare", "astuner.trainer_common.algorithm", "astuner.trainer_common.algorithm.adv_estimator"),
     Alias("value", "customized_protocal", "customized_protocol", key="astuner.task_judge.judge_type"),
     Alias("value", "hf", "huggingface_dat_repo", key="astuner.task_reader.type"),
+    Alias("value", "tracing", "feedback_tracing", key="astuner.task_reader.type"),
     Alias("module", "astune.task_judge.", "astuner.task_judge.", key="astuner.task_judge.judge_protocol"),
     Alias("module", "ajet.task_judge.", "astuner.task_judge.", key="astuner.task_judge.judge_protocol"),
     Alias("file", "astune_default", "astuner_default"),

@@ -119,6 +119,9 @@ NOT_ENV_SERVICE = Condition("unless task_reader.type is env_service", lambda run
 NOT_RANDOM_DUMMY = Condition(
     "unless task_reader.type is random_dummy", lambda run: run.task_reader.type != "random_dummy"
 )
+NOT_FEEDBACK_TRACING = Condition(
+    "unless task_reader.type is feedback_tracing", lambda run: run.task_reader.type != "feedback_tracing"
+)
 NOT_MIXTURE = Condition("unless task_reader.type is mixture", lambda run: run.task_reader.type != "mixture")
 NOT_CUSTOM_READER = Condition(
     "unless task_reader.type is `package.module->Class`", lambda run: "->" not in run.task_reader.type

@@ -14,6 +14,7 @@ from astuner.config.conditions import (
     NOT_CUSTOM_READER,
     NOT_DATASET_FILE,
     NOT_ENV_SERVICE,
+    NOT_FEEDBACK_TRACING,
     NOT_HUGGING_FACE,
     NOT_MIXTURE,
     NOT_RANDOM_DUMMY,
@@ -37,6 +38,7 @@ from astuner.config.section import (
 )
 from astuner.config.services import http_address
 from astuner.config.task_selection import CurriculumConfig, TaskFilter
+from astuner.config.task_sources import FeedbackTracingConfig
 
 
 class DataConfig(Section):
@@ -168,7 +170,9 @@ ReaderClass = Annotated[str, AfterValidator(_class_path)]
 class MixturePart(Section):
     """An entry of `task_reader.mixture`: a reader and its share of the training tasks."""
 
-    type: Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy"] | ReaderClass
+    type: (
+        Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "feedback_tracing"] | ReaderClass
+    )
     """The reader, as in task_reader.type."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """The share of the reader's tasks in the training batches, relative to the other weights."""
@@ -182,6 +186,8 @@ class MixturePart(Section):
     """Used if type is env_service."""
     random_dummy: RandomDummyConfig = RandomDummyConfig()
     """Used if type is random_dummy."""
+    feedback_tracing: FeedbackTracingConfig = FeedbackTracingConfig()
+    """Used if type is feedback_tracing."""
     options: dict[str, Any] = key({})
     """Keyword arguments of the class, if type is `package.module->Class`."""
 
@@ -200,10 +206,12 @@ def part_names(parts: Sequence[MixturePart]) -> list[str]:
 class TaskReaderConfig(Section):
     """`task_reader`: the source of the tasks."""
 
-    type: Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "mixture"] | ReaderClass = (
-        "huggingface_dat_repo"
-    )
-    """The reader: env_service, dataset_file, huggingface_dat_repo, random_dummy, mixture, or a class of your own."""
+    type: (
+        Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "feedback_tracing", "mixture"]
+        | ReaderClass
+    ) = "huggingface_dat_repo"
+    """The reader: env_service, dataset_file, huggingface_dat_repo, random_dummy, feedback_tracing, mixture, or a class
+    of your own."""
     dataset_file: DatasetFileConfig = key(DatasetFileConfig(), no_effect=(NOT_DATASET_FILE,))
     """Used if type is dataset_file."""
     huggingface_dat_repo: HuggingFaceConfig = key(HuggingFaceConfig(), no_effect=(NOT_HUGGING_FACE,))
@@ -212,6 +220,8 @@ class TaskReaderConfig(Section):
     """Used if type is env_service."""
     random_dummy: RandomDummyConfig = key(RandomDummyConfig(), no_effect=(NOT_RANDOM_DUMMY,))
     """Used if type is random_dummy."""
+    feedback_tracing: FeedbackTracingConfig = key(FeedbackTracingConfig(), no_effect=(NOT_FEEDBACK_TRACING,))
+    """Used if type is feedback_tracing."""
     options: dict[str, Any] = key({}, no_effect=(NOT_CUSTOM_READER,))
     """Keyword arguments of the class, if type is `package.module->Class`."""
     mixture: list[MixturePart] = key([], no_effect=(NOT_MIXTURE,))

@@ -53,7 +53,7 @@ def file_splits(
 
 
 def _split(file_path: str, base_dir: Path, search: Sequence[Path]) -> DatasetSplit:
-    path = _path_from_function(file_path, search) if "->" in file_path else file_path
+    path = path_from_function(file_path, search) if "->" in file_path else file_path
     file = find_path(path, base_dir)
     if not file.is_file():
         raise TaskDataError(f"{short_repr(file_path)}: {_missing_file_message(Path(path).expanduser(), base_dir)}")
@@ -72,7 +72,13 @@ def find_path(path: str, base_dir: Path) -> Path:
     return in_cwd if in_cwd.exists() or not (base_dir / relative).exists() else (base_dir / relative).resolve()
 
 
-def _path_from_function(spec: str, search: Sequence[Path]) -> str:
+def path_from_function(spec: str, search: Sequence[Path]) -> str:
+    """Return the path that the function `spec` (`package.module->function`) returns.
+
+    Raises:
+        PluginError: the function cannot be loaded.
+        TaskDataError: the function failed, or did not return a path.
+    """
     make_file = load_function(spec, search=search)
     try:
         path = make_file()
@@ -115,8 +121,12 @@ def _parsed_line(where: str, line: bytes) -> DatasetRow:
         return DatasetRow(where, problem=f"not JSON: {error}")
 
 
-def _json_array(file: Path) -> Iterator[DatasetRow]:
-    """Yield the rows of a JSON array; a .json file without an array is read as JSON Lines."""
+def json_rows(file: Path) -> Iterator[DatasetRow]:
+    """Yield the rows of a JSON array; a file without an array is read as JSON Lines.
+
+    Raises:
+        TaskDataError: the file is not valid JSON, or cannot be read.
+    """
     content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
     if not content.lstrip().startswith(b"["):
         yield from _json_lines(file)
@@ -185,7 +195,7 @@ def _parquet(file: Path) -> Iterator[DatasetRow]:
 
 _READERS: dict[str, Callable[[Path], Iterator[DatasetRow]]] = {
     ".jsonl": _json_lines,
-    ".json": _json_array,
+    ".json": json_rows,
     ".csv": _csv,
     ".parquet": _parquet,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -132,17 +132,22 @@ def _read(
     if not problems:
         return tasks, 0
     skipped = sum(map(len, problems.values()))
+    summary = f"{split.source}: {skipped} of {len(tasks) + skipped} rows cannot be read:{describe_problems(problems)}"
+    if not section.skip_bad_rows:
+        raise TaskDataError(f"{summary}\nFix them, or set {key}.skip_bad_rows: true to skip them.")
+    logger.warning("{}\nThey are skipped.", summary)
+    return tasks, skipped
+
+
+def describe_problems(problems: Mapping[str, Sequence[str]]) -> str:
+    """Return one line per reason with the first places, each after a line break."""
     lines = []
     for reason, places in islice(problems.items(), _PROBLEMS_SHOWN):
         more = f" and {len(places) - _PLACES_SHOWN} more" if len(places) > _PLACES_SHOWN else ""
         lines.append(f"\n  {', '.join(places[:_PLACES_SHOWN])}{more}: {reason}")
     if other := sum(map(len, islice(problems.values(), _PROBLEMS_SHOWN, None))):
         lines.append(f"\n  and {other} more")
-    summary = f"{split.source}: {skipped} of {len(tasks) + skipped} rows cannot be read:{''.join(lines)}"
-    if not section.skip_bad_rows:
-        raise TaskDataError(f"{summary}\nFix them, or set {key}.skip_bad_rows: true to skip them.")
-    logger.warning("{}\nThey are skipped.", summary)
-    return tasks, skipped
+    return "".join(lines)
 
 
 def _why_empty(skipped: int) -> str:

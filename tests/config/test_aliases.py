@@ -48,6 +48,7 @@ USES = {
         "customized_protocol",
     ),
     "hf": (f"{START}  task_reader: {{type: hf}}\n", "astuner.task_reader.type", "huggingface_dat_repo"),
+    "tracing": (f"{START}  task_reader: {{type: tracing}}\n", "astuner.task_reader.type", "feedback_tracing"),
     "astune.task_judge.": (
         f"{START}  task_judge: {{judge_protocol: astune.task_judge.x->Y}}\n",
         "astuner.task_judge.judge_protocol",

@@ -11,6 +11,7 @@ from typing import Any
 
 from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings, load_player
 from astuner.backbone.training.model_folder import model_path
+from astuner.backbone.training.task_files import with_task_files
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.root import AstunerConfig
@@ -187,9 +188,8 @@ def load_run_inputs(
     search = (Path.cwd(), config_dir.absolute())
     workflow, judge = _load_agent(config, search)
     supervised = config.trainer_common.algorithm.adv_estimator == "sft"
-    tasks = read_tasks(
-        config.task_reader, base_dir=config_dir, search=search, transcripts=supervised, env_service=env_service
-    )
+    reader = with_task_files(config.task_reader, transcripts=supervised, base_dir=config_dir, search=search)
+    tasks = read_tasks(reader, base_dir=config_dir, search=search, transcripts=supervised, env_service=env_service)
     urls = {task.env.url for task in (*tasks.training, *tasks.validation) if task.env is not None}
     path = model_path(model, "--model", search) if model else model_path(config.model.path, "model.path", search)
     check_context_length(path, config.rollout.max_model_len)
@@ -214,6 +214,8 @@ def check_names(config: AstunerConfig, config_dir: Path) -> None:
     reader = config.task_reader
     paths = [path for path in (reader.type, *(part.type for part in reader.mixture)) if "->" in path]
     paths += [entry.function for entry in reader.filters if entry.type == "function"]
+    sources = (reader.feedback_tracing, *(part.feedback_tracing for part in reader.mixture))
+    paths += [source.redact for source in sources if source.redact]
     if config.trainer_common.algorithm.adv_estimator != "sft":
         paths += filter(None, (config.rollout.agentscope_workflow, config.task_judge.judge_protocol))
         paths += [player for player in config.rollout.players.values() if player != "random"]
