@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from astuner.errors import JudgeError, shorten
+from astuner.task_judge.fields import answer_text, as_text, of_task, task_value
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.math_text import PlainNumber, final_answer, is_bare_expression, plain_number
 from astuner.task_judge.math_verify_process import MathVerifyProcess
@@ -37,12 +37,13 @@ class MathAnswerAsJudge(BaseJudge):
             JudgeError: an answer is missing or is neither a text nor a number, the reference is empty, or math-verify
                 cannot be started.
         """
-        gold = _text(workflow_task.task.metadata, "answer", f"the metadata of task {shorten(workflow_task.task_id)}")
+        name = type(self).__name__
+        gold = as_text(task_value(workflow_task, "answer", name), "answer", of_task(workflow_task))
         if not gold.strip():
             raise JudgeError(
                 f"task {shorten(workflow_task.task_id)} has an empty `answer`, so no answer can be correct."
             )
-        answer = _text(workflow_output.metadata, "final_answer", "the workflow's output metadata")
+        answer = answer_text(workflow_output, "final_answer", name)
         solved = is_same_answer(gold, answer)
         return float(solved), solved
 
@@ -86,21 +87,3 @@ def _readings(part: str, is_marked: bool) -> list[str]:
         return [boxed]
     tail = part[-_MAX_TAIL:]
     return [boxed, tail] if len(part) <= _MAX_CHARACTERS and is_bare_expression(part) else [tail]
-
-
-def _text(metadata: Mapping[str, Any], key: str, owner: str) -> str:
-    """Return the value under `key` as text; None becomes an empty text.
-
-    Raises:
-        JudgeError: there is no such key, or its value is neither a text nor a number.
-    """
-    if key not in metadata:
-        keys = shorten(", ".join(sorted(map(str, metadata))), 1000) or "none"
-        raise JudgeError(f"{owner} has no {key!r}, which MathAnswerAsJudge needs. Its keys: {keys}.")
-    value = metadata[key]
-    value = value.item() if hasattr(value, "item") else value  # numpy scalars
-    if value is None:
-        return ""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise JudgeError(f"{key!r} in {owner} is of type {type(value).__name__}; expected a string or a number.")
-    return str(value)

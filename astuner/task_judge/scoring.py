@@ -81,6 +81,16 @@ async def score_inline(
     return await _score(judge, workflow_task, workflow_output, timeout, details, _outside_event_loop)
 
 
+async def judgement_of(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
+    """Return the checked judgement of a judge that is part of another judge, whose timeout applies.
+
+    Raises:
+        JudgeError: the judge raised, or did not return a reward.
+        UnscoredError: the judge raised it.
+    """
+    return await _call_judge(judge, workflow_task, workflow_output, _call_of_this_judge.get())
+
+
 async def _score(
     judge: BaseJudge,
     workflow_task: WorkflowTask,
@@ -93,6 +103,7 @@ async def _score(
     ended: list[float] = []
 
     async def call_judge() -> Judgement:
+        _call_of_this_judge.set(call)
         try:
             return await _call_judge(judge, workflow_task, workflow_output, call)
         finally:
@@ -186,6 +197,12 @@ async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> obje
     thread.start()
     with waits_for_thread(thread):
         return await outcome
+
+
+_call_of_this_judge: contextvars.ContextVar[_Call] = contextvars.ContextVar(
+    "_call_of_this_judge", default=_in_daemon_thread
+)
+"""How the synchronous judges that are part of the running judge are called."""
 
 
 def _as_exception(error: BaseException) -> Exception:
