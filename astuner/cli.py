@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from astuner.cli_completion import completion
 from astuner.cli_env import env
+from astuner.cli_environments import doctor, install
 from astuner.cli_options import (
     BACKBONE,
     CHECKPOINT_DIR,
@@ -25,10 +25,12 @@ from astuner.cli_options import (
     SHOW,
     ServicesCommand,
     TrainByDefaultGroup,
+    complete_runs,
     show_error,
     show_usage_error,
     tinker_limits,
 )
+from astuner.cli_runs import runs
 from astuner.cli_trace import trace
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=TrainByDefaultGroup,
-    commands=[env, trace],
+    commands=[install, doctor, env, runs, trace, completion],
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -160,85 +162,8 @@ def _load(
     return Launcher.from_loaded(loaded, exp_dir, services)
 
 
-@astuner.command(name="install")
-@click.argument("backbone")
-@click.option("--cpu", "device", flag_value="cpu", help="Install for the CPU. [default: without an NVIDIA GPU]")
-@click.option("--cuda", "device", flag_value="cuda", help="Install for NVIDIA GPUs. [default: with an NVIDIA GPU]")
-@click.option(
-    "--vllm",
-    is_flag=True,
-    help="Include vLLM's CPU build, for rollout.name: vllm. Environments for GPUs always include vLLM.",
-)
-@click.option(
-    "--python", metavar="PYTHON", help="Interpreter: a path, command or version. [default: the running interpreter]"
-)
-@click.option(
-    "--with",
-    "extra",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Also install this requirements file, such as your agent's, resolved with the backbone's pinned versions. Can "
-    "be repeated.",
-)
-@click.option(
-    "--path", type=click.Path(path_type=Path), metavar="DIR", help="Install to this folder instead of the default one."
-)
-@click.option("--index", default="", metavar="URL", help="Additional package index, such as PyTorch's.")
-@click.option(
-    "--pip", is_flag=True, expose_value=False, help="No effect, because pip is always used; accepted for older scripts."
-)
-@click.option("--fresh", is_flag=True, help="Reinstall from scratch, without the files of earlier --with options.")
-def install_environment(
-    backbone: str,
-    device: Literal["cpu", "cuda"] | None,
-    vllm: bool,
-    python: str | None,
-    extra: tuple[Path, ...],
-    path: Path | None,
-    index: str,
-    fresh: bool,
-) -> None:
-    """Install the environment of a backbone (verl or trinity) with tested package versions.
-
-    An environment that is up to date is left unchanged; `astuner doctor` shows its state. Afterwards `astuner --conf
-    FILE --backbone=BACKBONE` runs there automatically.
-    """
-    from astuner.config.gpus import installed_gpus
-    from astuner.environments.env_specs import env_spec_for
-    from astuner.environments.install import InstallRequest, install
-    from astuner.environments.source import running_source
-
-    spec = env_spec_for(backbone, device or ("cuda" if installed_gpus() else "cpu"), vllm=vllm)
-    if device is None:
-        click.echo(f"detected device: {spec.device} (to choose, pass --cpu or --cuda)")
-    if not spec.tested:
-        click.echo(f"note: the package versions of {spec.name} are compatible as declared, but have not been tested")
-    files = tuple(file.absolute() for file in extra) or None
-    install(InstallRequest(spec, running_source(), python, files, path, index, fresh), click.echo)
-    click.echo(f"next: astuner --conf FILE --backbone={backbone}")
-
-
 @astuner.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(as_json: bool) -> int:
-    """Show the state of each backbone's environment, with problems and the commands that fix them.
-
-    Exits with code 1 if an installed environment is broken.
-    """
-    from astuner.environments.doctor import examine, print_reports
-    from astuner.launcher.console import make_console
-
-    reports = examine()
-    if as_json:
-        click.echo(json.dumps({report.backbone: asdict(report) for report in reports}, indent=1))
-    else:
-        print_reports(make_console(stderr=False), reports)
-    return int(any(report.state == "broken" for report in reports))
-
-
-@astuner.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("episode", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--step", type=click.IntRange(min=0), help="Only the episodes of this step.")
@@ -315,7 +240,7 @@ def view(folder: str, port: int) -> None:
 
 
 @astuner.command()
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option(
     "--format",
     "to",

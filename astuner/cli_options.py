@@ -10,20 +10,42 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from astuner.debugging.breakpoints import enable_tags
 from astuner.errors import AstunerError, short_repr
 from astuner.redaction import redact
 
+_BACKBONES = ("auto", "debug", "local", "verl", "trinity")
 CONF = click.option(
     "--conf", required=True, type=click.Path(path_type=Path), metavar="FILE", help="YAML file with the configuration."
 )
 BACKBONE = click.option(
-    "--backbone", metavar="NAME", help="Override astuner.backbone: auto, debug, local, verl or trinity."
+    "--backbone",
+    metavar="NAME",
+    shell_complete=lambda _context, _option, incomplete: [name for name in _BACKBONES if name.startswith(incomplete)],
+    help="Override astuner.backbone: auto, debug, local, verl or trinity.",
 )
 EXP_DIR = click.option(
     "--exp-dir", default="launcher_record", show_default=True, metavar="DIR", help="Folder of the run records."
 )
+
+
+def complete_keys(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the configuration keys that start with `incomplete`, each with `=`, for the completion of the shell."""
+    from astuner.config.keys import dotted, schema
+
+    return [f"{dotted(key)}=" for key in schema().keys if dotted(key).startswith(incomplete)]
+
+
+def complete_runs(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of the recorded runs that start with `incomplete`, for the completion of the shell."""
+    from astuner.run_record.folder import is_record
+
+    folder = Path(ctx.params.get("exp_dir") or "launcher_record")
+    return [run.name for run in folder.glob(f"{incomplete}*") if is_record(run)] if folder.is_dir() else []
+
+
 SERVICES = click.option(
     "--with-NAME",
     "services",
@@ -55,7 +77,7 @@ CHECKPOINT_DIR = click.option(
     metavar="DIR",
     help="Folder of the saved weights, which a restarted server finds again.",
 )
-OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+OVERRIDES = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...", shell_complete=complete_keys)
 
 
 def _shown(value: str) -> int | str:
@@ -163,6 +185,14 @@ class TrainByDefaultGroup(click.Group):
                 raise click.UsageError(f"there is no command {name!r}; {hint}", ctx)
             args = ["train", *args]
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands and options that start with `incomplete`, including the options of `train`."""
+        items = super().shell_complete(ctx, incomplete)
+        if incomplete.startswith("-"):
+            train = self.commands["train"]
+            items += train.shell_complete(click.Context(train, parent=ctx, info_name="train"), incomplete)
+        return items
 
 
 class ServicesCommand(click.Command):

@@ -18,6 +18,17 @@ from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
+from astuner.run_record.run_facts import (
+    RunFacts,
+    RunNote,
+    config_difference,
+    config_of,
+    read_facts,
+    read_note,
+    run_state,
+    summary_of,
+    write_note,
+)
 from astuner.run_record.summary import (
     EpisodesSummary,
     RunSummary,
@@ -47,7 +58,9 @@ __all__ = [
     "MetricsRow",
     "ReadPosition",
     "RecordedEpisode",
+    "RunFacts",
     "RunFinding",
+    "RunNote",
     "RunRecord",
     "RunSummary",
     "SampleUpdate",
@@ -60,6 +73,8 @@ __all__ = [
     "call_advantages",
     "check_loggers",
     "common_prefix_len",
+    "config_difference",
+    "config_of",
     "count_trained_tokens",
     "difference_interval",
     "find_episode",
@@ -68,14 +83,19 @@ __all__ = [
     "is_record",
     "plot_run",
     "read_episode",
+    "read_facts",
     "read_findings",
     "read_index",
     "read_metrics",
     "read_new_lines",
+    "read_note",
     "read_recorded_episode",
     "read_summary",
+    "run_state",
     "span_values",
     "success_interval",
     "summarise_findings",
+    "summary_of",
+    "write_note",
     "write_summary",
 ]

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from astuner.errors import RecordError
 from astuner.run_record import (
     FindingSummary,
-    is_being_written,
     is_record,
+    read_facts,
     read_findings,
-    read_summary,
+    run_state,
     summarise_findings,
 )
 from astuner.viewer import queries
 from astuner.viewer.index import RunIndex
 
 # Files whose changes make a row of the list of runs outdated.
-_LISTED_FILES = ("environment.json", "config.yaml", "summary.json", "metrics.jsonl", "episodes/index.jsonl",
-                 "episodes/pending.jsonl")  # fmt: skip
+_LISTED_FILES = ("environment.json", "config.yaml", "summary.json", "note.json", "metrics.jsonl",
+                 "episodes/index.jsonl", "episodes/pending.jsonl")  # fmt: skip
 # Each open index needs three file descriptors, of which a process has few hundred.
 _MAX_OPEN_INDEXES = 32
 
@@ -166,30 +163,21 @@ class RunList:
 
 
 def _run_facts(folder: Path) -> dict[str, Any]:
-    summary, config = summary_of(folder) or {}, config_of(folder)
-    version = _file_version(folder / "environment.json")
+    """Return the facts of a run for the list, without those that the index has."""
+    facts = read_facts(folder)
+    summary = facts.summary
     return {
-        "started": version[0] / 1e9 if version else 0,
-        "algorithm": config.get("astuner.trainer_common.algorithm.adv_estimator"),
-        "model": config.get("astuner.model.path"),
-        "validation": summary.get("validation"),
-        "seconds": summary.get("seconds"),
+        "started": facts.started,
+        "algorithm": facts.algorithm,
+        "model": facts.model,
+        "backbone": facts.backbone,
+        "kind": facts.kind,
+        "note": facts.note.text,
+        "tags": facts.note.tags,
+        "validation": summary.validation.model_dump() if summary else None,
+        "seconds": summary.seconds if summary else None,
+        "outcomes": summary.episodes.model_dump() if summary else None,
     }
-
-
-def run_state(folder: Path) -> str:
-    """Return `finished`, `running` or `stopped`."""
-    if (folder / "summary.json").exists():
-        return "finished"
-    return "running" if is_being_written(folder) else "stopped"
-
-
-def summary_of(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a run; None if it cannot be read."""
-    try:
-        return read_summary(folder).model_dump()
-    except RecordError:
-        return None
 
 
 def findings_of(folder: Path) -> list[FindingSummary]:
@@ -198,36 +186,3 @@ def findings_of(folder: Path) -> list[FindingSummary]:
         return summarise_findings(read_findings(folder, on_damaged=lambda _: None))
     except RecordError:
         return []
-
-
-def config_of(folder: Path) -> dict[str, Any]:
-    """Return the configuration of a run as dotted keys and values; empty if it cannot be read."""
-    try:
-        tree = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
-        return dict(_flatten(tree, "")) if isinstance(tree, Mapping) else {}
-    # AttributeError: PyYAML raises it for an invalid date.
-    except (OSError, yaml.YAMLError, ValueError, AttributeError, RecursionError):
-        return {}
-
-
-def config_difference(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Return the keys whose values differ between runs, with the value of each run; None for a missing key."""
-    configs = {name: config_of(folder) for name, folder in folders.items()}
-    rows = []
-    for key in sorted({key for config in configs.values() for key in config}):
-        values = [config.get(key) for config in configs.values()]
-        # Compared as text: 1, 1.0 and true are equal in Python, and NaN is not equal to itself.
-        if len(set(map(repr, values))) > 1:
-            rows.append({"key": key, "values": values})
-    return rows
-
-
-def _flatten(tree: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
-    items = []
-    for key, value in tree.items():
-        # An empty mapping is a value: its presence may be the difference between two runs.
-        if isinstance(value, Mapping) and value:
-            items += _flatten(value, f"{prefix}{key}.")
-        else:
-            items.append((f"{prefix}{key}", value))
-    return items

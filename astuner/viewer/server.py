@@ -17,21 +17,13 @@ from starlette.types import Scope
 
 from astuner.errors import RecordError
 from astuner.localhost import ADDRESS, listen, local_hosts
+from astuner.run_record import config_difference, config_of, run_state, summary_of
 from astuner.run_record.files import dump_json
 from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer import queries
 from astuner.viewer.episode_view import advantages_of_calls, by_agent, episode_view, read_episode_at, transcript
 from astuner.viewer.queries import EpisodeFilter, Order
-from astuner.viewer.runs import (
-    IndexCache,
-    RunList,
-    Runs,
-    config_difference,
-    config_of,
-    findings_of,
-    run_state,
-    summary_of,
-)
+from astuner.viewer.runs import IndexCache, RunList, Runs, findings_of
 from astuner.viewer.security import RequestGuard
 from astuner.viewer.token_texts import find_token_texts
 
@@ -101,7 +93,7 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
             content = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
         state, summary = run_state(index.folder), summary_of(index.folder)
         findings = [asdict(finding) for finding in findings_of(index.folder)]
-        about = {"name": run, "state": state, "summary": summary, "findings": findings}
+        about = {"name": run, "state": state, "summary": summary and summary.model_dump(), "findings": findings}
         return _json_response(about | content)
 
     @app.get("/api/metrics")

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from astuner.viewer.runs import config_of, summary_of
+from astuner.run_record import config_of, summary_of
 
 _FILE = "tokenizer.json"
 _REPLACED = "\ufffd"
@@ -43,8 +43,8 @@ class TokenTexts:
 
 def find_token_texts(folder: Path) -> TokenTexts | None:
     """Return the token texts of the run in `folder`; None if its tokenizer is not on this machine."""
-    summary, config = summary_of(folder) or {}, config_of(folder)
-    names = [str(folder / "model"), summary.get("model"), config.get("astuner.model.path")]
+    summary, config = summary_of(folder), config_of(folder)
+    names = [str(folder / "model"), summary and summary.model, config.get("astuner.model.path")]
     for name in names:
         for path in _candidates(folder, name):
             if path.is_file():

@@ -4,7 +4,7 @@ import { fetchJson, link } from "./address.js";
 import { brief, count, h, list, real, share, svg } from "./dom.js";
 import { polled } from "./polling.js";
 
-const SHADES = { running: "good", stopped: "warn", finished: "soft", unreadable: "bad" };
+const SHADES = { running: "good", stopped: "warn", finished: "soft", failed: "bad", unreadable: "bad" };
 
 export async function runsPage() {
   const chosen = new Set();
