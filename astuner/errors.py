@@ -17,6 +17,7 @@ x EpisodeError
     o JudgeUnavailableError
       - JudgeBudgetError
   + UnscoredError
+  + UnjudgedError
   + EpisodeTimeout
   + ContextLengthError
   + CallLimitError
@@ -152,6 +153,12 @@ class UnscoredError(EpisodeError):
 
     def __reduce__(self) -> tuple[type[UnscoredError], tuple[str, str]]:
         return type(self), (str(self), self.cause)
+
+
+class UnjudgedError(EpisodeError):
+    """An episode waits for the other episodes of its task, with which it is judged (see `BaseGroupJudge`)."""
+
+    kind = "unjudged"
 
 
 class EpisodeTimeout(EpisodeError):

@@ -30,6 +30,8 @@ def _may_ask_a_model(judge: TaskJudgeConfig) -> bool:
         judge.judge_type == "rubrics_auto_grader"
         or not path.startswith("astuner.")
         or path.startswith("astuner.task_judge.llm.")
+        or path.endswith("->MathAnswerAndLlmAsJudge")
+        or "->" in str(judge.params)  # of a judge that is composed of others
     )
 
 

@@ -56,3 +56,33 @@ class BaseJudge(ABC):
         Raises:
             UnscoredError: the episode cannot be scored, for example because a grading service does not answer.
         """
+
+    def close(self) -> None:
+        """Release what the judge holds, such as connections. Called once, at the end of the run."""
+        return
+
+
+class BaseGroupJudge(BaseJudge):
+    """Base class of judges that score all episodes of a task together, for example by ranking them.
+
+    `compute_group_rewards` is called when the last of the task's `rollout.num_repeat` episodes has ended. Episodes that
+    failed, or whose workflow returned a reward, are left out. If a single episode is left, as in greedy validation,
+    `compute_reward` is called for it.
+    """
+
+    @abstractmethod
+    def compute_group_rewards(
+        self, workflow_task: WorkflowTask, workflow_outputs: Sequence[WorkflowOutput]
+    ) -> Sequence[tuple[Score, bool] | Judgement] | Awaitable[Sequence[tuple[Score, bool] | Judgement]]:
+        """Score the episodes of one task; may be a synchronous or an `async` method.
+
+        Args:
+            workflow_task: the task, as given to the first of the episodes; its environment has ended.
+            workflow_outputs: the outputs of at least two episodes, whose metadata are JSON values.
+
+        Returns:
+            The results of the episodes, in the same order, each as from `compute_reward`.
+
+        Raises:
+            UnscoredError: the episodes cannot be scored.
+        """

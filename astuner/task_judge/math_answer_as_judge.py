@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from astuner.errors import JudgeError, shorten
+from astuner.schema import Judgement
 from astuner.task_judge.fields import answer_text, as_text, of_task, task_value
 from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.llm.client import NoAnswer
+from astuner.task_judge.llm.llm_judge import LlmJudge, question_of, undecided, unscored
+from astuner.task_judge.llm.prompts import fenced_prompt
 from astuner.task_judge.math_text import PlainNumber, final_answer, is_bare_expression, plain_number
 from astuner.task_judge.math_verify_process import MathVerifyProcess
 
@@ -37,15 +44,67 @@ class MathAnswerAsJudge(BaseJudge):
             JudgeError: an answer is missing or is neither a text nor a number, the reference is empty, or math-verify
                 cannot be started.
         """
-        name = type(self).__name__
-        gold = as_text(task_value(workflow_task, "answer", name), "answer", of_task(workflow_task))
-        if not gold.strip():
-            raise JudgeError(
-                f"task {shorten(workflow_task.task_id)} has an empty `answer`, so no answer can be correct."
-            )
-        answer = answer_text(workflow_output, "final_answer", name)
-        solved = is_same_answer(gold, answer)
+        solved = is_same_answer(*_answers(self, workflow_task, workflow_output))
         return float(solved), solved
+
+
+class SameAnswer(BaseModel):
+    """The answer of the LLM: whether two answers are the same; null if it cannot tell."""
+
+    reason: str = ""
+    same: bool | None
+
+
+class MathAnswerAndLlmAsJudge(LlmJudge):
+    """Compares answers like `MathAnswerAsJudge`, and asks an LLM where the rule cannot tell.
+
+    The rule decides if the answers are equal, if one is empty, and if both are plain numbers. The LLM decides about all
+    others, such as an answer in words or in a notation that the rule cannot read.
+    """
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
+        """Score one episode.
+
+        Raises:
+            JudgeError: as for `MathAnswerAsJudge`.
+            JudgeUnavailableError: the LLM cannot be asked any more.
+        """
+        gold, answer = _answers(self, workflow_task, workflow_output)
+        # math-verify runs in another process, for which the event loop must not wait.
+        if await asyncio.to_thread(is_same_answer, gold, answer):
+            return Judgement(1.0, True, explanation="the rule: the answers are the same")
+        gold_part, part = final_answer(gold)[0], final_answer(answer)[0]
+        if not part.strip() or (_number(gold_part) and _number(part)):
+            return Judgement(0.0, False, explanation="the rule: the answers differ")
+        form = 'Answer with one JSON object: {"reason": "one sentence", "same": true}. "same" is true, false or null.'
+        task = "You decide whether the final answer of a solution is the same as the correct answer to a question."
+        texts = {
+            "question": question_of(workflow_task, "main_query"),
+            "correct answer": gold,
+            "solution": answer[-_MAX_TAIL:],
+        }
+        try:
+            result = await self.ask(fenced_prompt(task, texts, form), SameAnswer)
+        except NoAnswer as error:
+            return unscored(error)
+        if result.value.same is None:
+            return undecided(result.value.reason, result.usage)
+        explanation = f"the LLM: {result.value.reason}"
+        same = result.value.same
+        return Judgement(float(same), same, explanation=explanation, metrics=result.usage.metrics())
+
+
+def _answers(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[str, str]:
+    """Return the reference and the agent's answer.
+
+    Raises:
+        JudgeError: one is missing or is neither a text nor a number, or the reference is empty.
+    """
+    name = type(judge).__name__
+    gold = as_text(task_value(workflow_task, "answer", name), "answer", of_task(workflow_task))
+    if not gold.strip():
+        raise JudgeError(f"task {shorten(workflow_task.task_id)} has an empty `answer`, so no answer can be correct.")
+    return gold, answer_text(workflow_output, "final_answer", name)
 
 
 def is_same_answer(gold: str, answer: str) -> bool:

@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from bdb import BdbQuit
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from astuner.errors import (
 )
 from astuner.plugin import raised_at
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask, checked_reward
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 
 _Call = Callable[..., Awaitable[object]]
 _EXPECTED = "expected (reward, is_success): a finite number and a bool, or a Judgement"
@@ -89,6 +89,59 @@ async def judgement_of(judge: BaseJudge, workflow_task: WorkflowTask, workflow_o
         UnscoredError: the judge raised it.
     """
     return await _call_judge(judge, workflow_task, workflow_output, _call_of_this_judge.get())
+
+
+async def score_group(
+    judge: BaseGroupJudge,
+    workflow_task: WorkflowTask,
+    workflow_outputs: Sequence[WorkflowOutput],
+    timeout: float | None,
+    *,
+    inline: bool = False,
+) -> list[Judgement]:
+    """Score the episodes of one task together.
+
+    Args:
+        judge: the judge.
+        workflow_task: the task of the episodes.
+        workflow_outputs: the outputs of the workflow.
+        timeout: seconds that the judge may take; None for no limit.
+        inline: call a synchronous judge in this thread, where breakpoints work.
+
+    Returns:
+        A judgement for each episode, as from `score`.
+
+    Raises:
+        JudgeError: the judge raised, or did not return a result for each episode.
+        UnscoredError: the judge raised it.
+        EpisodeTimeout: the judge took longer than `timeout`.
+    """
+    if len(workflow_outputs) == 1:
+        compute = score_inline if inline else score
+        return [await compute(judge, workflow_task, workflow_outputs[0], timeout)]
+    call = _outside_event_loop if inline else _in_daemon_thread
+    try:
+        async with asyncio.timeout(timeout):
+            if inspect.iscoroutinefunction(judge.compute_group_rewards):
+                results: Any = await judge.compute_group_rewards(workflow_task, workflow_outputs)
+            else:
+                results = await call(judge.compute_group_rewards, workflow_task, workflow_outputs)
+                results = await results if inspect.isawaitable(results) else results
+    except TimeoutError:
+        seconds = f"judge {_name(judge)} took longer than {timeout:g} s for a group of {len(workflow_outputs)} episodes"
+        raise EpisodeTimeout(f"{seconds}; make it faster, or raise astuner.task_judge.timeout.") from None
+    except EpisodeError:
+        raise
+    except BdbQuit as error:
+        raise DebuggerQuit from error
+    except Exception as error:
+        raise _judge_error(judge, error) from error
+    if not isinstance(results, Sequence) or len(results) != len(workflow_outputs):
+        raise JudgeError(
+            f"judge {_name(judge)} returned {short_repr(results)} for a group of {len(workflow_outputs)} episodes; "
+            "expected a list with a result for each of them."
+        )
+    return [_checked(result, judge) for result in results]
 
 
 async def _score(

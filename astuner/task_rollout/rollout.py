@@ -12,15 +12,16 @@ from loguru import logger
 
 from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack
-from astuner.errors import CallLimitError, EpisodeTimeout, shorten
+from astuner.errors import CallLimitError, EpisodeTimeout, JudgeBudgetError, JudgeUnavailableError, shorten
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
 from astuner.processes.process_hooks import install_hooks
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
 from astuner.task_rollout.episode_loop import Job, JobResult
+from astuner.task_rollout.group_judging import GroupJudging
 from astuner.task_rollout.pool import EpisodePool, InlinePool, StuckJob
-from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame
+from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame, is_unjudged
 
 OnEpisode = Callable[[Episode], None]
 
@@ -113,23 +114,39 @@ class TaskRollout:
         """
         tasks = [_episode_task(request, task, repeat) for task, repeat in request.episodes()]
         attempts: list[list[Episode]] = [[] for _ in tasks]
-        to_run = list(range(len(tasks)))
-        for attempt in range(self.max_retries + 1):
-            is_last = attempt == self.max_retries
-            attempted = [_retry(tasks[i], attempt) for i in to_run]
-            for index, episode in self._run_once(attempted, request.settings):
-                attempts[to_run[index]].append(episode)
-                on_attempt(episode)
-                if is_last or episode.status != "failed":
-                    on_episode(episode)
-            to_run = [i for i in to_run if attempts[i][-1].status == "failed"]
-            if not to_run:
-                break
-            if not is_last:
-                error = attempts[to_run[0]][-1].error
+
+        def end(index: int, episode: Episode) -> None:
+            attempts[index].append(episode)
+            on_attempt(episode)
+            on_episode(episode)
+
+        with GroupJudging(self.runner, tasks) as groups:
+            to_run = list(range(len(tasks)))
+            for attempt in range(self.max_retries + 1):
+                attempted = [_retry(tasks[i], attempt) for i in to_run]
+                failed: list[Episode] = []
+                retried = []
+                for index, episode in self._run_once(attempted, request.settings):
+                    task_index = to_run[index]
+                    if attempt < self.max_retries and _is_retried(episode):
+                        attempts[task_index].append(episode)
+                        on_attempt(episode)
+                        retried.append(task_index)
+                        failed.append(episode)
+                        continue
+                    if not is_unjudged(episode):
+                        end(task_index, episode)
+                    groups.add(task_index, attempted[index], episode)
+                    for judged_index, judged in groups.judged():
+                        end(judged_index, judged)
+                to_run = sorted(retried)
+                if not to_run:
+                    break
                 logger.warning(
-                    "retrying {} failed episodes (attempt {}); the first: {}", len(to_run), attempt + 2, error
+                    "retrying {} failed episodes (attempt {}); the first: {}", len(to_run), attempt + 2, failed[0].error
                 )
+            for judged_index, judged in groups.judged(wait=True):
+                end(judged_index, judged)
         report_failures([episode_attempts[-1] for episode_attempts in attempts], request)
         return [episode for episode_attempts in attempts for episode in episode_attempts]
 
@@ -145,6 +162,8 @@ class TaskRollout:
         end_all_episodes()
         self.runner.gateway.close()
         self.runner.environments.close()
+        if self.runner.judge is not None:
+            self.runner.judge.close()
         self._pool.close()
 
     def _run_once(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
@@ -205,6 +224,12 @@ def failed_episodes(request: BatchRequest, kind: str, error: str) -> list[Episod
     ]
 
 
+def _is_retried(episode: Episode) -> bool:
+    """Return whether another attempt may succeed."""
+    stops_run = (JudgeUnavailableError.kind, JudgeBudgetError.kind)
+    return episode.status == "failed" and not is_unjudged(episode) and episode.error_kind not in stops_run
+
+
 def _retry(task: WorkflowTask, attempt: int) -> WorkflowTask:
     """Return the task for the 0-based `attempt`; retries have another episode id and seed."""
     if attempt == 0:
@@ -255,7 +280,7 @@ def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[E
         return episode
     tracebacks = [episode.error_traceback, *(error.traceback for error in result.uncaught)]
     error_traceback = "\n\n".join(filter(None, tracebacks))
-    if result.value is not None and episode.status == "failed":
+    if result.value is not None and episode.status == "failed" and not is_unjudged(episode):
         # A workflow may wait forever because a thread or callback has failed.
         causes = [error.text for error in result.uncaught] if episode.error_kind == EpisodeTimeout.kind else []
         return replace(episode, error="; ".join([episode.error or "", *causes]), error_traceback=error_traceback)

@@ -26,6 +26,7 @@ from astuner.errors import (
     EpisodeError,
     EpisodeTimeout,
     JudgeError,
+    UnjudgedError,
     WorkflowError,
     describe_error,
     message_of,
@@ -36,8 +37,9 @@ from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, Judgement, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 from astuner.task_judge.scoring import score, score_inline
+from astuner.task_runner.groups import UNJUDGED, cut_text
 from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards
 from astuner.task_runner.samples import with_samples
 from astuner.workflow import Workflow, wrong_output
@@ -119,9 +121,11 @@ class TaskRunner:
                 output = await self._workflow_output(own_task, tuner, started_workflow, left)
                 episode = replace(
                     episode,
-                    metadata=_plain_metadata(output.metadata),
+                    metadata=plain_metadata(output.metadata),
                     log_metrics={**output.log_metrics, **_replaced_metrics(tuner)},
                 )
+                if output.reward is None and isinstance(self.judge, BaseGroupJudge):
+                    raise UnjudgedError(cut_text(tuner.call_limit_error) or UNJUDGED)
                 if output.reward is None:
                     episode = replace(episode, judgement=await self._judgement(own_task, output, tuner))
             episode = _rewarded(episode, output, tuner)
@@ -135,8 +139,8 @@ class TaskRunner:
                 calls=tuner.calls,
                 error_kind=str(failure.kind),
                 error=message_of(failure),
-                error_traceback=format_error(error),
-                metadata=episode.metadata or _plain_metadata(_episode_metadata(started_workflow)),
+                error_traceback=None if isinstance(failure, UnjudgedError) else format_error(error),
+                metadata=episode.metadata or plain_metadata(_episode_metadata(started_workflow)),
             )
         episode = replace(episode, anomaly=tuner.anomaly, end_time=timestamp())
         return with_samples(episode, max_samples=self.max_samples, merge=self.merge, seed=workflow_task.seed)
@@ -188,7 +192,7 @@ class TaskRunner:
         limit = None if is_debugged() else self.judge_timeout
         output = replace(output, calls=tuple(tuner.calls))
         result = await compute_score(self.judge, workflow_task, output, limit, lambda: describe_calls(tuner))
-        return replace(result, metadata=_plain_metadata(result.metadata))
+        return replace(result, metadata=plain_metadata(result.metadata))
 
     async def _execute_at_gateway(
         self,
@@ -281,7 +285,7 @@ def _rewarded(episode: Episode, output: WorkflowOutput, tuner: ModelTuner) -> Ep
         episode,
         status="ok",
         error_kind=None if limit_error is None else CallLimitError.kind,
-        error=None if limit_error is None else f"cut: {limit_error}",
+        error=cut_text(limit_error),
         calls=with_rewards(tuner.calls, reward, judged=judgement is not None),
         reward=mean,
         agent_rewards=reward if isinstance(reward, Mapping) else {},
@@ -320,7 +324,7 @@ def _episode_metadata(started_workflow: Sequence[Workflow]) -> Mapping[str, obje
     return started_workflow[0].episode_metadata if started_workflow else {}
 
 
-def _plain_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
+def plain_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
     """Return the metadata as JSON values, so that the record does not call methods of the user's objects."""
     plain = to_jsonable(metadata, lambda text: text)
     return plain if isinstance(plain, dict) else {"metadata": plain}

@@ -18,6 +18,7 @@ from astuner.backbone.training.session import (
     TrainingSession,
     batch_request,
     check_any_succeeded,
+    check_judge,
     run_batch,
     run_validation,
     write_summary,
@@ -25,7 +26,7 @@ from astuner.backbone.training.session import (
 from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
-from astuner.errors import LogprobGapError, NoSignalError
+from astuner.errors import JudgeUnavailableError, LogprobGapError, NoSignalError
 from astuner.run_record import RunFinding, RunSummary, plot_run
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
@@ -151,6 +152,7 @@ class RlLoop:
         context.monitor.check_rollout(step, episodes)
         if not usable and (state.totals.ok == 0 or self._failed_steps == self._MAX_FAILED_STEPS):
             self._save()
+            check_judge(self.config, state, episodes)
             check_any_succeeded(episodes)
 
         # Weights, counters and record change together, so that a checkpoint is always consistent.
@@ -175,6 +177,7 @@ class RlLoop:
             )
             metrics["time/step"] = timestamp() - started
             context.record.log_metrics(step, metrics)
+        self._check_judge(episodes)
         self._check_signal(result.signal, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
 
@@ -211,6 +214,18 @@ class RlLoop:
         due = 0 < state.step < self.total_steps and state.step % self.config.trainer_common.test_freq == 0
         if due and state.validated != state.step:
             self.validate(f"validation, step {state.step}")
+
+    def _check_judge(self, episodes: Sequence[Episode]) -> None:
+        """Save the finished step, and stop the run, if the judge can score no further episode.
+
+        Raises:
+            JudgeUnavailableError: the endpoint of its LLM has rejected all keys, or its budget is used up.
+        """
+        try:
+            check_judge(self.config, self.state, episodes)
+        except JudgeUnavailableError:
+            self._save()
+            raise
 
     def _check_signal(self, signal: bool, *, any_usable: bool) -> None:
         """Warn, or stop the run, when a step has no learning signal.

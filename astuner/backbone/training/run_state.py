@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from astuner.backbone.training.task_sampling import SamplingState
 from astuner.clock import timestamp
@@ -37,6 +37,7 @@ class RunState:
         validated: the step of the latest validation; None if there was none.
         totals: sums over the training episodes.
         steps_without_signal: number of consecutive steps without learning signal, up to the current one.
+        judge_tokens, judge_cost: what the judge's LLM has used for all episodes so far.
         task_sampling: the state of the task sampler after `step`; None if the run has none.
     """
 
@@ -49,6 +50,8 @@ class RunState:
     validated: NonNegativeInt | None = None
     totals: RunTotals = field(default_factory=RunTotals)
     steps_without_signal: NonNegativeInt = 0
+    judge_tokens: NonNegativeFloat = 0.0
+    judge_cost: NonNegativeFloat = 0.0
     task_sampling: SamplingState | None = None
 
     def dump(self, started: float) -> dict[str, Any]:

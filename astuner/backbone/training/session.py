@@ -18,9 +18,10 @@ from astuner.backbone.training.schedule import TaskOrder
 from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
-from astuner.errors import BackboneError
+from astuner.errors import BackboneError, JudgeBudgetError, JudgeUnavailableError
 from astuner.run_record import RunSummary
 from astuner.schema import Episode, Task
+from astuner.task_judge.llm.usage import check_budget
 from astuner.task_rollout import BatchRequest, OnEpisode, Split
 from astuner.task_rollout.statistics import tokens_of, validation_result
 
@@ -182,6 +183,7 @@ def run_validation(context: RunContext, session: TrainingSession, state: RunStat
         with signals_deferred():
             for episode in episodes:
                 context.record.write_episode(step, "val", episode, tokens=tokens_of([episode]))
+            check_judge(config, state, episodes)
             if state.totals.ok == 0:
                 check_any_succeeded(episodes)
             metrics = {
@@ -226,10 +228,31 @@ def dry_run(
         context.record.write_episode(step, split, episode, tokens=tokens_of([episode]))
         context.on_episode(episode)
 
-    episodes = run_batch(context, state or RunState(), roll_out, request, "dry run", on_attempt)
+    state = state or RunState()
+    episodes = run_batch(context, state, roll_out, request, "dry run", on_attempt)
+    check_judge(config, state, episodes)
     if not validation:
         context.monitor.check_rollout(step, episodes)
     return episodes
+
+
+def check_judge(config: AstunerConfig, state: RunState, episodes: Sequence[Episode]) -> None:
+    """Add what the judge's LLM has used for `episodes` to `state`, and stop the run if it cannot be asked any more.
+
+    Raises:
+        JudgeUnavailableError: the endpoint has rejected all keys.
+        JudgeBudgetError: the budget is used up.
+    """
+    for episode in episodes:
+        if episode.judgement is not None:
+            metrics = episode.judgement.metrics
+            state.judge_tokens += metrics.get("llm_prompt_tokens", 0.0) + metrics.get("llm_completion_tokens", 0.0)
+            state.judge_cost += metrics.get("llm_cost", 0.0)
+    errors = {error.kind: error for error in (JudgeUnavailableError, JudgeBudgetError)}
+    for episode in episodes:
+        if episode.error_kind in errors:
+            raise errors[episode.error_kind](episode.error or "")
+    check_budget(state.judge_tokens, state.judge_cost, config.task_judge.llm)
 
 
 def check_any_succeeded(episodes: Sequence[Episode]) -> None:

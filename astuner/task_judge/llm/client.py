@@ -108,6 +108,7 @@ class LlmClient:
         messages: Sequence[ChatMessage],
         answer_type: type[Answer],
         check: Callable[[Answer], str | None] = lambda _: None,
+        boundary: str = "",
     ) -> LlmAnswer[Answer]:
         """Ask for an answer of type `answer_type`.
 
@@ -115,13 +116,14 @@ class LlmClient:
             messages: the chat messages; they say that the answer is a JSON object, and describe it.
             answer_type: the schema of the answer.
             check: returns what is wrong with an answer that has the right schema, or None.
+            boundary: a random text in the messages, which the cache ignores.
 
         Raises:
             NoAnswer: the endpoint, or the model, gave no such answer before the deadline or within the retries.
             JudgeUnavailableError: the endpoint has rejected all keys.
             JudgeBudgetError: the budget is used up.
         """
-        future = asyncio.run_coroutine_threadsafe(self._ask(messages, answer_type, check), self._start())
+        future = asyncio.run_coroutine_threadsafe(self._ask(messages, answer_type, check, boundary), self._start())
         return await asyncio.wrap_future(future)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -167,10 +169,15 @@ class LlmClient:
             return self._loop
 
     async def _ask(
-        self, messages: Sequence[ChatMessage], answer_type: type[Answer], check: Callable[[Answer], str | None]
+        self,
+        messages: Sequence[ChatMessage],
+        answer_type: type[Answer],
+        check: Callable[[Answer], str | None],
+        boundary: str,
     ) -> LlmAnswer[Answer]:
         parameters = self._parameters(answer_type)
-        question = question_hash({"url": self._keys.base_url, "messages": list(messages), **parameters})
+        texts = [(m["role"], m["content"].replace(boundary, "") if boundary else m["content"]) for m in messages]
+        question = question_hash({"url": self._keys.base_url, "messages": texts, **parameters})
         cached = None if self._cache is None else self._cache.get(question)
         if cached is not None:
             return LlmAnswer(answer_type.model_validate_json(cached), self.meter.add(LlmUsage(cache_hits=1)))

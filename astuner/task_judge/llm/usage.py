@@ -41,8 +41,8 @@ class LlmUsage:
         return self.prompt_tokens + self.completion_tokens
 
     def metrics(self) -> dict[str, float]:
-        """Return the counters as metrics, `llm_judge_requests` and so on."""
-        return {f"llm_judge_{field.name}": float(getattr(self, field.name)) for field in fields(self)}
+        """Return the counters as metrics, `llm_requests` and so on."""
+        return {f"llm_{field.name}": float(getattr(self, field.name)) for field in fields(self)}
 
 
 class UsageMeter:
