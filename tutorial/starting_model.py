@@ -29,6 +29,7 @@ class Recipe:
         context: Maximum sequence length, in tokens.
         vocabulary: Maximum number of tokens of the tokenizer.
         isolated: Regular expression for the text that makes a token of its own; "" for the digits.
+        keep_thinking: Whether the chat template has the thinking of all answers.
         validation_transcripts: The first transcripts, for the validation loss.
         batch: Transcripts per step. There is one epoch.
         prompt_loss_weight: Weight of the tokens that the model does not write.
@@ -47,6 +48,7 @@ class Recipe:
     initializer_range: float = 0.06
     vocabulary: int = 1024
     isolated: str = ""
+    keep_thinking: bool = False
     validation_transcripts: int = 128
     batch: int = 16
     lr: float = 3e-3
@@ -87,7 +89,11 @@ def fingerprint(recipe: Recipe, sources: Sequence[str | Path]) -> str:
 def build_tokenizer(recipe: Recipe, transcripts: list[dict]):
     """Return the tokenizer of a recipe."""
     return tiny_tokenizer.build_tokenizer(
-        transcripts[:500], recipe.context, vocabulary=recipe.vocabulary, isolated=recipe.isolated
+        transcripts[:500],
+        recipe.context,
+        vocabulary=recipe.vocabulary,
+        isolated=recipe.isolated,
+        keep_thinking=recipe.keep_thinking,
     )
 
 

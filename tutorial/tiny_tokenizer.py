@@ -6,6 +6,13 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Not special tokens, as in Qwen's tokenizers: decoding keeps them, so that tool calls can be parsed.
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 
+_ANSWER = "{{- '<|im_start|>assistant\\n' + (message.content or '') }}"
+_ANSWER_WITH_THINKING = """{{- '<|im_start|>assistant\\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\\n' + message.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- (message.content or '').lstrip('\\n') }}"""
+
 # Qwen's ChatML template with Hermes tool calls, without the reasoning parts.
 CHAT_TEMPLATE = """
 {%- if tools %}
@@ -52,7 +59,12 @@ CHAT_TEMPLATE = """
 
 
 def build_tokenizer(
-    transcripts: list[dict], context: int, *, vocabulary: int = 1024, isolated: str = ""
+    transcripts: list[dict],
+    context: int,
+    *,
+    vocabulary: int = 1024,
+    isolated: str = "",
+    keep_thinking: bool = False,
 ) -> PreTrainedTokenizerFast:
     """Return a tokenizer trained on the text of `transcripts`.
 
@@ -64,10 +76,12 @@ def build_tokenizer(
         context: Maximum sequence length of the model, in tokens.
         vocabulary: Maximum number of tokens.
         isolated: Regular expression for the text that makes a token of its own, instead of the digits.
+        keep_thinking: Whether the chat template has the thinking of all answers. By default, it has none.
     """
     from tokenizers import trainers
 
-    blank = _wrap(_bpe(isolated), context)
+    template = CHAT_TEMPLATE.replace(_ANSWER, _ANSWER_WITH_THINKING) if keep_thinking else CHAT_TEMPLATE
+    blank = _wrap(_bpe(isolated), context, template)
     texts = [blank.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False) for row in transcripts]
     tokenizer = _bpe(isolated)
     trainer = trainers.BpeTrainer(
@@ -77,7 +91,7 @@ def build_tokenizer(
         show_progress=False,
     )
     tokenizer.train_from_iterator(_between_markup(texts), trainer)
-    return _wrap(tokenizer, context)
+    return _wrap(tokenizer, context, template)
 
 
 def _alphabet() -> list[str]:
@@ -102,7 +116,7 @@ def _bpe(isolated: str):
     return tokenizer
 
 
-def _wrap(tokenizer, context: int) -> PreTrainedTokenizerFast:
+def _wrap(tokenizer, context: int, template: str) -> PreTrainedTokenizerFast:
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -112,7 +126,7 @@ def _wrap(tokenizer, context: int) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     fast.add_tokens(MARKUP, special_tokens=False)
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = template
     return fast
 
 

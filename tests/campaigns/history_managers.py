@@ -1,10 +1,10 @@
 """Tokens and success of the history managers on FrozenLake 8 x 8, as a table.
 
-    python -m tests.campaigns.history_managers [--episodes 50] [--model FOLDER]
+    python -m tests.campaigns.history_managers [--episodes 50] [--player model|program]
 
-Without `--model`, a program answers in place of a model: it thinks aloud, and one in ten of its moves is random. It
+The player is the model of `tutorial/example_frozenlake/prepare_model_8x8.py`, which is created on the first run. With
+`--player program`, a program answers in place of a model: it thinks aloud, and one in ten of its moves is random. It
 reads the last map of the prompt only, so it plays the same games with every history, and the table compares the tokens.
-With `--model`, that model plays.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from astuner.agent_loop import EnvWorkflow, LoopSettings
@@ -28,13 +27,14 @@ from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner import TaskRunner
 from tests.agent_loop.conftest import LocalInstance
-from tutorial.example_frozenlake.prepare_model import MOVES, RECIPE, best_moves, transcript
+from tutorial.example_frozenlake import prepare_model_8x8
+from tutorial.example_frozenlake.prepare_model import MOVES, best_moves
 from tutorial.starting_model import build_tokenizer
 
 TYPES = ("linear", "sliding_window", "linear_think", "auto_context")
 ENVIRONMENT = "gymnasium/FrozenLake8x8-v1"
-MAX_STEPS = 40
-CONTEXT = 16_384
+MAX_STEPS = prepare_model_8x8.MAX_MOVES
+CONTEXT = prepare_model_8x8.RECIPE.context
 
 
 @dataclass
@@ -59,29 +59,35 @@ def main() -> None:
     """Play the maps of the validation split with each history manager, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=50)
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--player", choices=("model", "program"), default="model")
     arguments = parser.parse_args()
-    codec, engine_of = _player(arguments.model)
+    codec, engine_of = (_model if arguments.player == "model" else _program)()
     print("| history | success | LLM calls | tokens | distinct tokens | trained tokens | longest prompt | samples |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in TYPES:
-        episodes = [asyncio.run(play(kind, number, codec, engine_of(number))) for number in range(arguments.episodes)]
-        print(row(kind, episodes))
+        print(row(kind, asyncio.run(play_all(kind, arguments.episodes, codec, engine_of))), flush=True)
 
 
-def _player(model: Path | None) -> tuple[ChatCodec, Callable[[int], LlmEngine]]:
+def _model() -> tuple[ChatCodec, Callable[[int], LlmEngine]]:
+    """Return the codec and the engine of the trained player, which plays all episodes."""
+    from transformers import AutoModelForCausalLM
+
+    folder = prepare_model_8x8.tiny_model()
+    engine = EmbeddedEngine(AutoModelForCausalLM.from_pretrained(folder), max_model_len=CONTEXT)
+    return ChatCodec(load_tokenizer(str(folder)), prepare_model_8x8.RECIPE.renderer), lambda number: engine
+
+
+def _program() -> tuple[ChatCodec, Callable[[int], LlmEngine]]:
     """Return the codec, and a function that returns the engine of the episode of a number."""
-    renderer = {"name": "qwen3", "thinking_retention": "all"}
-    if model is not None:
-        from transformers import AutoModelForCausalLM
-
-        codec = ChatCodec(load_tokenizer(str(model)), renderer)
-        engine = EmbeddedEngine(AutoModelForCausalLM.from_pretrained(model), max_model_len=CONTEXT)
-        return codec, lambda number: engine
-    environment = load_environment(ENVIRONMENT, {"train_tasks": 50})
-    rows = [transcript(environment, str(number), random.Random(number)) for number in range(50)]
-    codec = ChatCodec(build_tokenizer(RECIPE, rows), renderer)
+    codec = ChatCodec(build_tokenizer(prepare_model_8x8.RECIPE, prepare_model_8x8.transcripts(50)), "default")
     return codec, lambda number: ScriptedEngine(ThinkingPlayer(codec, random.Random(number)).answer, CONTEXT)
+
+
+async def play_all(
+    kind: str, episodes: int, codec: ChatCodec, engine_of: Callable[[int], LlmEngine]
+) -> Sequence[Episode]:
+    """Return the episodes of the maps, which are played at the same time."""
+    return await asyncio.gather(*(play(kind, number, codec, engine_of(number)) for number in range(episodes)))
 
 
 async def play(kind: str, number: int, codec: ChatCodec, engine: LlmEngine) -> Episode:

@@ -43,12 +43,17 @@ def transcripts() -> list[dict]:
     return [transcript(environment, ids[number % len(ids)], rng) for number in range(TRANSCRIPTS)]
 
 
-def best_moves(text: str) -> list[str]:
-    """Return the first moves of the shortest paths to the goal, in the map of an observation."""
+def board(text: str) -> tuple[dict[tuple[int, int], str], tuple[int, int]]:
+    """Return the cells of the map of an observation, by row and column, and the place of the player."""
     rows = [row for row in text.splitlines() if row and set(row) <= set("PFHGS")]
     cells = {(r, c): cell for r, row in enumerate(rows) for c, cell in enumerate(row)}
+    return cells, next(place for place, cell in cells.items() if cell == "P")
+
+
+def best_moves(text: str) -> list[str]:
+    """Return the first moves of the shortest paths to the goal, in the map of an observation."""
+    cells, start = board(text)
     goal = next(place for place, cell in cells.items() if cell == "G")
-    start = next(place for place, cell in cells.items() if cell == "P")
     distance, queue = {goal: 0}, deque([goal])
     while queue:
         row, column = queue.popleft()
