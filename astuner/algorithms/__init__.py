@@ -3,7 +3,8 @@
 With `algorithm = resolve(config)` and `rule = algorithm.rule`, a trainer does the following in a training step:
 
 1.  Shape the rewards of all episodes: `overlong_punishment`, `token_kl` → `episode_sums` → `rewards_with_kl`.
-2.  Compute `rule.advantages(rewards, group_ids)` over all episodes of the step.
+2.  Compute `rule.advantages(rewards, group_ids)` over all episodes of the step; for an algorithm that normalises the
+    components of the reward apart, `group_decoupled_advantages` of them.
 3.  For each mini-batch (one optimizer step; the samples of an episode stay together), compute `sample_scales` over all
     its samples.
 4.  For each micro-batch of the mini-batch, compute `rule.policy_loss(PolicyBatch(…))` and `token_weights`, and
@@ -16,6 +17,7 @@ Supervised training has no `rule`: in steps 3 and 4, `sft_token_weights` replace
 from astuner.algorithms.advantages import (
     batch_normalised_advantages,
     call_reward_std,
+    group_decoupled_advantages,
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
@@ -59,6 +61,7 @@ __all__ = [
     "cross_entropy_losses",
     "entropy_from_logprobs",
     "episode_sums",
+    "group_decoupled_advantages",
     "group_relative_advantages",
     "has_signal",
     "leave_one_out_advantages",

@@ -6,6 +6,8 @@ samples inherit its advantage.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -101,6 +103,44 @@ def batch_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool
         [E] float32, exactly 0 if the batch has no variance.
     """
     return group_relative_advantages(rewards, torch.zeros_like(group_ids), by_std)
+
+
+def group_decoupled_advantages(
+    rewards: Tensor,
+    group_ids: Tensor,
+    by_std: bool,
+    weights: Sequence[float] | None = None,
+    shaping: Tensor | None = None,
+) -> Tensor:
+    """Return the weighted sum of the group-relative advantages of several rewards, normalised over the batch.
+
+    GDPO (arXiv:2601.05242): A_k = (r_k - mean of the group) / standard deviation of the group, for each reward k;
+    A_sum = sum over k of w_k A_k; A = (A_sum - mean of the batch) / standard deviation of the batch. The sum of the
+    advantages of each group is 0, and therefore the mean of the batch, which is not computed. Standard deviations are
+    unbiased, plus `STD_EPSILON`.
+
+    Args:
+        rewards: [E] or [E, K] float, K rewards per episode. NaN stands for a reward that an episode does not have: it
+            takes no part in the statistics of this reward, and its advantage is 0.
+        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+        by_std: divide by the standard deviations of the groups and of the batch.
+        weights: K weights; None for 1.
+        shaping: [E] float, added to A_sum after subtracting the mean of the group, for example a length punishment.
+
+    Returns:
+        [E] float32, exactly 0 in a group in which no reward has variance.
+    """
+    columns = rewards.reshape(len(rewards), -1)
+    combined = torch.zeros(len(rewards), dtype=torch.float64)
+    for weight, column in zip(weights or [1.0] * columns.shape[1], columns.unbind(1), strict=True):
+        has_reward = ~column.isnan()
+        relative = group_relative_advantages(column[has_reward], group_ids[has_reward], by_std)
+        combined[has_reward] += weight * relative.double()
+    if shaping is not None:
+        combined += _centred(shaping, _group_index(group_ids))
+    if by_std:
+        combined /= _group_std(combined, torch.zeros_like(group_ids))
+    return combined.float()
 
 
 def call_reward_std(rewards: Tensor, call_variances: Tensor, group_ids: Tensor) -> Tensor:

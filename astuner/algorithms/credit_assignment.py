@@ -22,6 +22,7 @@ from astuner.algorithms import (
     overlong_punishment,
     rewards_with_kl,
 )
+from astuner.algorithms.reward_components import reward_components
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.algorithms.update_records import SampleKey, sample_updates
 from astuner.config.root import AstunerConfig
@@ -200,7 +201,11 @@ def step_advantages(
     rewards = punished if kl_sums is None else rewards_with_kl(punished, kl_sums, settings.kl_coef)
     group_of_task: dict[str, int] = {}
     group_ids = torch.tensor([group_of_task.setdefault(e.task.task_id, len(group_of_task)) for e in episodes])
-    advantages = rule.advantages(rewards, group_ids)
+    parts = reward_components(episodes, settings.component_weights) if rule.by_component else None
+    if parts is None:
+        advantages = rule.advantages(rewards, group_ids)
+    else:
+        advantages = parts.advantages(group_ids, rule.norm_adv_by_std, rewards - raw)
     call_advantages = advantages_by_call(rule, episodes, rewards - raw, group_ids)
 
     # Rewards are compared before the KL estimate is subtracted, because its noise makes all of them differ. Dynamic
@@ -209,7 +214,10 @@ def step_advantages(
     peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
     compared_by_call = advantages_by_call(rule, episodes, compared - raw, group_ids)
     calls_differ = torch.tensor([float(any(by_call.values())) for by_call in compared_by_call])
-    signal = has_signal(compared, peers) | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
+    own_signal = has_signal(compared, peers)
+    if parts is not None:
+        own_signal = parts.have_signal(group_ids) | has_signal(punished - raw, peers)
+    signal = own_signal | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
     if rule.dynamic_sampling:
         advantages = torch.where(signal, advantages, 0.0)
     result = StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal)

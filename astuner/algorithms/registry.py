@@ -25,6 +25,7 @@ class ReinforcementRule:
         loss_function: maps a `PolicyBatch` and a `ClipRange` to a `PolicyLoss`.
         clip: bounds of the probability ratio; `NO_CLIP` if the algorithm has none.
         norm_adv_by_std: whether advantages are divided by a standard deviation.
+        by_component: whether the components of the reward are normalised apart.
         compares_group: whether rewards are compared within a group only; otherwise, with all episodes of the step.
         dynamic_sampling: whether groups without reward variance are left out (see `has_signal`).
     """
@@ -35,6 +36,7 @@ class ReinforcementRule:
     norm_adv_by_std: bool
     compares_group: bool
     dynamic_sampling: bool
+    by_component: bool = False
 
     def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         """Return the advantage of each episode.
@@ -87,4 +89,5 @@ def _rule(spec: ReinforcementSpec, config: AlgorithmConfig) -> ReinforcementRule
         norm_adv_by_std=spec.norm_adv_by_std if config.norm_adv_by_std is None else config.norm_adv_by_std,
         compares_group=spec.advantage.compares_group,
         dynamic_sampling=spec.dynamic_sampling,
+        by_component=spec.advantage.by_component,
     )

@@ -23,12 +23,14 @@ class AdvantageSpec:
         formula: the advantage of an episode, for the documentation.
         compares_group: True if it compares the episodes of one task with each other, and so needs more than one.
         verl_name: the nearest `algorithm.adv_estimator` of verl. verl checks it; astuner computes the advantages.
+        by_component: whether the components of the reward are normalised apart.
     """
 
     function: str
     formula: str
     compares_group: bool
     verl_name: str
+    by_component: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,14 @@ _GROUP_RELATIVE = AdvantageSpec("group_relative_advantages", "reward − group m
 _LEAVE_ONE_OUT = AdvantageSpec("leave_one_out_advantages", "reward − mean of the others in the group", True, "rloo")
 _BATCH_NORMALISED = AdvantageSpec("batch_normalised_advantages", "reward − batch mean", False, "reinforce_plus_plus")
 
+_GROUP_DECOUPLED = AdvantageSpec(
+    "group_decoupled_advantages",
+    "sum of (component − group mean) / group std, divided by the batch std",
+    True,
+    "grpo",
+    by_component=True,
+)
+
 _CLIPPED_SURROGATE = LossSpec("clipped_surrogate_loss", "clipped ratio", "vanilla")
 _SEQUENCE_CLIPPED = LossSpec("sequence_clipped_loss", "clipped ratio of the whole answer", "gspo")
 _CLIPPED_WEIGHT = LossSpec("clipped_weight_loss", "REINFORCE, weighted by the clipped ratio", "cispo")
@@ -109,6 +119,11 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         ReinforcementSpec(
             _GROUP_RELATIVE, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=(0.2, 0.28), dynamic_sampling=True
         ),
+    ),
+    "gdpo": AlgorithmSpec(
+        "GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv:2601.05242. The clip range is PPO's.",
+        "seq-mean-token-mean",
+        ReinforcementSpec(_GROUP_DECOUPLED, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=_PPO_CLIP),
     ),
     "rloo": AlgorithmSpec(
         "RLOO: Back to Basics, arXiv:2402.14740. It sums over a response's tokens; here the sum is divided by the "

@@ -81,6 +81,10 @@ WITHOUT_OVER_ROLLOUT = Condition(
 CONSTANT_LR = Condition(
     "while optim.lr_scheduler is constant", lambda run: run.trainer_common.optim.lr_scheduler == "constant"
 )
+NOT_GDPO = Condition(
+    "unless trainer_common.algorithm.adv_estimator is gdpo",
+    lambda run: run.trainer_common.algorithm.adv_estimator != "gdpo",
+)
 WITHOUT_MADNESS_CHECKS = Condition(
     "while rollout.compute_madness_checklist is empty", lambda run: not run.rollout.compute_madness_checklist
 )

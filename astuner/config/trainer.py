@@ -11,6 +11,7 @@ from astuner.config.conditions import (
     FOR_SFT,
     KL_COEF_0,
     KL_LOSS_COEF_0,
+    NOT_GDPO,
     SAMPLED_ELSEWHERE,
     TINKER_SERVER,
     VERL_ON_CPU,
@@ -153,6 +154,10 @@ class AlgorithmConfig(Section):
         0, wrong_for=_NOT_FOR_SFT, trainers="subtracted from the reward before advantages are computed"
     )
     """DAPO's soft penalty: up to 1 of reward is lost within this many tokens of max_response_length; 0 is off."""
+    component_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = key(
+        {}, no_effect=(NOT_GDPO,), trainers="weights the components before advantages are computed"
+    )
+    """gdpo: the weights of the components of the reward by name. Default: 1 for each whose name has no dot."""
     prompt_loss_weight: Annotated[float, Field(ge=0, le=1000)] = key(
         0.0, wrong_for=_ONLY_SFT, trainers="for sft, which this backbone does not support"
     )

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from astuner.algorithms import (
     batch_normalised_advantages,
+    group_decoupled_advantages,
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
 )
 
 GROUPED = [group_relative_advantages, leave_one_out_advantages]
-ALL = [*GROUPED, batch_normalised_advantages]
+ALL = [*GROUPED, batch_normalised_advantages, group_decoupled_advantages]
 
 episodes = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.7, 1.0, -2.0]), st.integers(-3, 3)), min_size=1, max_size=12)
 
@@ -97,3 +98,49 @@ def test_signal_is_variance_within_a_group():
     rewards = torch.tensor([1.0, 0.0, 2.0, 2.0, 3.0])
     groups = torch.tensor([9, 9, 4, 4, 1])
     assert has_signal(rewards, groups).tolist() == [True, True, False, False, False]
+
+
+def test_decoupled_rewards_hand_worked():
+    """Two groups of two: both rewards differ in the first, one of them in the second.
+
+    The advantages of a reward that differs are ±1/√2 = ±0.70711. Sums: ±1.41421 and ±0.70711. Their squares add up to
+    5, the standard deviation of the batch is √(5 / 3) = 1.29099.
+    """
+    rewards = torch.tensor([[1.0, 10.0], [0.0, 0.0], [1.0, 3.0], [0.0, 3.0]])
+    groups = torch.tensor([7, 7, 2, 2])
+    assert group_decoupled_advantages(rewards, groups, by_std=True).tolist() == pytest.approx(
+        [1.09545, -1.09545, 0.54772, -0.54772], abs=1e-5
+    )
+    assert group_decoupled_advantages(rewards, groups, by_std=False).tolist() == [5.5, -5.5, 0.5, -0.5]
+    # GRPO on the sum cannot tell the groups apart.
+    grpo = group_relative_advantages(rewards.sum(1), groups, by_std=True)
+    assert grpo.tolist() == pytest.approx([0.70711, -0.70711, 0.70711, -0.70711], abs=1e-5)
+    # Weights 1 and -0.5: sums ±0.35355 and ±0.70711, squares 0.25 + 1, std √(1.25 / 3) = 0.64550.
+    weighted = group_decoupled_advantages(rewards, groups, by_std=True, weights=[1.0, -0.5])
+    assert weighted.tolist() == pytest.approx([0.54772, -0.54772, 1.09545, -1.09545], abs=1e-5)
+
+
+def test_a_missing_reward_takes_no_part():
+    rewards = torch.tensor([[1.0, 1.0], [0.0, float("nan")], [0.5, 0.0]])
+    groups = torch.zeros(3, dtype=torch.int64)
+    first = group_relative_advantages(rewards[:, 0], groups, by_std=False)
+    second = torch.tensor([0.5, 0.0, -0.5])
+    assert group_decoupled_advantages(rewards, groups, by_std=False).tolist() == (first + second).tolist()
+
+
+def test_shaping_is_added_to_the_sum_of_the_advantages():
+    rewards, groups = torch.tensor([[1.0, 2.0], [0.0, 2.0], [5.0, 5.0]]), torch.tensor([0, 0, 1])
+    shaping = torch.tensor([-1.0, 0.0, -7.0])
+    assert group_decoupled_advantages(rewards, groups, False, shaping=shaping).tolist() == [0.0, 0.0, 0.0]
+
+
+@given(pairs=episodes)
+@settings(max_examples=30, deadline=None)
+def test_one_decoupled_reward_is_grpo_divided_by_the_std_of_the_batch(pairs):
+    rewards, groups = columns(pairs)
+    grpo = group_relative_advantages(rewards, groups, by_std=True)
+    decoupled = group_decoupled_advantages(rewards, groups, by_std=True)
+    if len(rewards) > 1 and grpo.any():
+        torch.testing.assert_close(decoupled, grpo / (grpo.std() + 1e-6), atol=1e-4, rtol=1e-4)
+    else:
+        assert not decoupled.any()

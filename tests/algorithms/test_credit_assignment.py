@@ -15,7 +15,8 @@ from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import AstunerConfig
 from astuner.config.trainer import AlgorithmConfig
 from astuner.context_tracker import MergeMode, build_samples, response_length
-from astuner.schema import Episode, Fork, LlmCall, Task
+from astuner.errors import BackboneError
+from astuner.schema import Episode, Fork, Judgement, LlmCall, Task
 from tests.context_tracker.test_merge import forests
 
 
@@ -167,3 +168,57 @@ def test_response_length_of_conversations():
     assert response_length([external, first, replace(second, trained=False)]) == 1
     assert response_length([external, replace(first, trained=False), second]) == 4
     assert response_length([external]) == 0
+
+
+def judged(task: str, *components: float, reward: float | None = None, **more: float) -> Episode:
+    parts = dict(zip("ab", components, strict=False)) | {name.replace("_", "."): value for name, value in more.items()}
+    total = sum(components) if reward is None else reward
+    judgement = Judgement(total, True, parts) if parts else None
+    return Episode("e", Task(task, "?"), 0, "ok", total, True, (call(task),), judgement=judgement)
+
+
+def gdpo(episodes: list[Episode], **settings: object) -> StepAdvantages:
+    config = AstunerConfig.model_validate(
+        {"trainer_common": {"algorithm": {"adv_estimator": "gdpo", **settings}}, "data": {"max_response_length": 10}}
+    )
+    return step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
+
+
+def test_components_are_normalised_apart():
+    """As in `test_decoupled_rewards_hand_worked`."""
+    episodes = [judged("t", 1, 10), judged("t", 0, 0), judged("u", 1, 3, a_x=5), judged("u", 0, 3, a_x=-5)]
+    result = gdpo(episodes)
+    assert result.advantages.tolist() == pytest.approx([1.09545, -1.09545, 0.54772, -0.54772], abs=1e-5)
+    weighted = gdpo(episodes, component_weights={"a": 1, "b": -0.5})
+    assert weighted.advantages.tolist() == pytest.approx([0.54772, -0.54772, 1.09545, -1.09545], abs=1e-5)
+    only = gdpo(episodes, component_weights={"b": 2.0})
+    assert only.advantages[2:].tolist() == [0.0, 0.0]
+    assert only.has_signal.tolist() == [True, True, False, False]
+
+
+def test_components_with_equal_sums_have_a_signal():
+    episodes = [judged("t", 1, 0), judged("t", 0, 1), judged("u", 1, 1), judged("u", 1, 1)]
+    result = gdpo(episodes, component_weights={"a": 2.0, "b": 1.0})
+    assert result.has_signal.tolist() == [True, True, False, False]
+    assert result.advantages.tolist() == pytest.approx([1.22474, -1.22474, 0, 0], abs=1e-5)
+    assert result.advantages[2:].tolist() == [0.0, 0.0]
+
+
+def test_an_episode_without_a_judgement_has_its_reward_as_each_component():
+    with_madness = [judged("t", 1, 0), judged("t", 0, 1), judged("t", reward=-1.0)]
+    both = gdpo(with_madness, norm_adv_by_std=False).advantages
+    assert both.tolist() == pytest.approx([1.0, 1.0, -2.0])
+    alone = [judged("t", reward=1.0), judged("t", reward=0.0)]
+    assert gdpo(alone).advantages.tolist() == pytest.approx([0.70711, -0.70711], abs=1e-5)
+
+
+def test_a_component_that_a_gate_leaves_out_is_no_zero():
+    episodes = [judged("t", 1, 5), judged("t", 1, 3), judged("t", 0)]
+    # `a` differs from its mean 2/3 by 1/3, 1/3 and -2/3; `b` from its mean 4 by 1 and -1.
+    result = gdpo(episodes, norm_adv_by_std=False).advantages
+    assert result.tolist() == pytest.approx([4 / 3, -2 / 3, -2 / 3])
+
+
+def test_an_unknown_component_is_an_error():
+    with pytest.raises(BackboneError, match=r"component_weights names c, which no episode .* returned are: a, b"):
+        gdpo([judged("t", 1, 2), judged("t", 0, 0)], component_weights={"a": 1, "c": 1})

@@ -39,6 +39,7 @@ def test_the_table_in_the_documentation_is_up_to_date() -> None:
         ("grpo", PPO, "seq-mean-token-mean", True, False),
         ("dr_grpo", PPO, "seq-mean-token-sum-norm", False, False),
         ("dapo", ClipRange(0.2, 0.28), "token-mean", True, True),
+        ("gdpo", PPO, "seq-mean-token-mean", True, False),
         ("rloo", NO_CLIP, "seq-mean-token-sum-norm", False, False),
         ("reinforce++", PPO, "token-mean", True, False),
         ("gspo", ClipRange(3e-4, 4e-4), "seq-mean-token-mean", True, False),

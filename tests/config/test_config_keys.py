@@ -20,7 +20,12 @@ def test_free_form_keys_know_what_is_below_them() -> None:
     free = {dotted(key.path) for key in schema().keys.values() if key.free_form}
     of_astuner = {
         *("model.renderer", "rollout.frozen_models", "rollout.players", "services", "workflow.agents", "workflow.env"),
-        *("task_reader.options", "task_reader.env_service.env_params", "task_judge.params"),
+        *(
+            "task_reader.options",
+            "task_reader.env_service.env_params",
+            "task_judge.params",
+            "trainer_common.algorithm.component_weights",
+        ),
     }
     assert free == {"verl", "trinity", *(f"astuner.{name}" for name in of_astuner)}
     assert schema().knows(("verl", "trainer", "x.y"))

@@ -91,7 +91,8 @@ def plain_values(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[A
     if origin is tuple:
         return st.tuples(*(values(kind, []) for kind in inner))
     if origin is dict:
-        return st.dictionaries(texts, trees, max_size=3)
+        has_bounds = get_origin(inner[1]) is Annotated
+        return st.dictionaries(texts, values(inner[1], []) if has_bounds else trees, max_size=3)
     if annotation is int:
         low, high = bounds.get("ge", bounds.get("gt", -1001) + 1), bounds.get("le", 10**7)
         return st.integers(low, high)

@@ -71,6 +71,18 @@ def test_advantages_of_other_episodes(evidence: Evidence):
     assert found("advantages_contradict_rewards", replace(update, samples=samples, advantages=scaled)) == []
 
 
+def test_components_that_are_normalised_apart_need_not_have_the_order_of_the_rewards(evidence: Evidence):
+    update = evidence.update(evidence.ordinary())
+    start = update.rollout.start
+    config = with_values(
+        RunConfig(astuner=start.config), {"astuner.trainer_common.algorithm.adv_estimator": "gdpo"}
+    ).astuner
+    rollout = replace(update.rollout, start=replace(start, config=config))
+    moved = {name: -value for name, value in update.advantages.items()}
+    assert found("advantages_contradict_rewards", replace(update, advantages=moved))
+    assert found("advantages_contradict_rewards", replace(update, advantages=moved, rollout=rollout)) == []
+
+
 def test_samples_trained_with_another_advantage(evidence: Evidence):
     update = evidence.update(evidence.ordinary())
     other = {

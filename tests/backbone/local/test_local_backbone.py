@@ -71,7 +71,7 @@ def _weights(folder: Path) -> tuple[dict[str, Any], Any]:
     return AutoModelForCausalLM.from_pretrained(folder).state_dict(), None
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gdpo", "rloo", "reinforce++", "gspo", "cispo"])
 def test_every_algorithm_moves_the_weights(make_job: MakeJob, tmp_path: Path, algorithm: str):
     settings: dict[str, Any] = {"trainer_common__mini_batch_num": 2, "trainer_common__total_training_steps": 1}
     if algorithm in ("dapo", "gspo"):
