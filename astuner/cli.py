@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from astuner.cli_chat import chat
 from astuner.cli_completion import completion
 from astuner.cli_env import env
 from astuner.cli_environments import doctor, install
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=TrainByDefaultGroup,
-    commands=[install, doctor, env, runs, trace, completion],
+    commands=[install, doctor, env, runs, chat, trace, completion],
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -76,11 +76,11 @@ class Transcript:
     Each message is shown once: a call that continues an earlier one adds its new messages only.
     """
 
-    def __init__(self, heading: str, episode: Episode, *, is_folded: bool = True) -> None:
+    def __init__(self, heading: str | None, episode: Episode, *, is_folded: bool = True) -> None:
         """Create the transcript.
 
         Args:
-            heading: the text before the task's id in the first line.
+            heading: the beginning of the first line, before reward and task; None for no such line.
             episode: the episode.
             is_folded: whether long messages and long conversations lose their middle.
         """
@@ -92,12 +92,13 @@ class Transcript:
         """Yield the lines of the transcript."""
         width = max(options.max_width, _LABEL_WIDTH + _MIN_WIDTH)
         episode = self._episode
-        head = Text("── ", style="dim")
-        # The reward comes first, because a long id is cut at the width.
-        head.append(f"{self._heading}, {_outcome(episode)}", style=_outcome_style(episode))
-        head.append(f"  {_clean(shorten(episode.task.task_id, 60))}", style="dim")
-        head.truncate(width, overflow="ellipsis")
-        yield head
+        if self._heading is not None:
+            head = Text("── ", style="dim")
+            # The reward comes first, because a long id is cut at the width.
+            head.append(f"{self._heading}, {_outcome(episode)}", style=_outcome_style(episode))
+            head.append(f"  {_clean(shorten(episode.task.task_id, 60))}", style="dim")
+            head.truncate(width, overflow="ellipsis")
+            yield head
         lines = list(_new_messages(episode.calls))
         if not lines:
             lines = [("user", {"role": "user", "content": episode.task.main_query})]

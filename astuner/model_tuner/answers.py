@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from astuner.llm_engine.stop_strings import StopStrings
-from astuner.model_tuner.codec import ParsedAnswer
+from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.schema import Completion, LlmCall, SamplingParams
 
 T = TypeVar("T")
@@ -38,6 +38,21 @@ class ChatAnswer:
     alternatives: tuple[ChatAnswer, ...] = ()
     text_tokens: int = 0
     usage: tuple[int, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The text of the answer, without thinking and without tool calls that could be parsed."""
+        return self.parsed.content
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The well-formed tool calls, each with `id`, `name` and `arguments`."""
+        return self.parsed.tool_calls
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message in OpenAI's format, to append to the messages of the next request."""
+        return as_message(self.parsed)
 
     @property
     def token_counts(self) -> tuple[int, int]:

@@ -55,7 +55,10 @@ def test_unknown_commands(astuner: Command, folder: Path):
     for arguments, part in (
         (("tran", "--conf", "run.yaml"), "did you mean 'train'?"),
         (("run.yaml",), "run: astuner --conf run.yaml"),
-        (("sing",), "the commands are: check, completion, doctor, env, eval, explain, export, init, install, runs, "),
+        (
+            ("sing",),
+            "the commands are: chat, check, completion, doctor, env, eval, explain, export, init, install, runs, ",
+        ),
         (("--conf", "run.yaml", "--backbnoe", "local"), "'--backbnoe'"),
         (("eval", "--conf", "run.yaml", "--tasks", "0"), "x>=1"),
     ):

@@ -16,4 +16,4 @@ class DigitsAgent(Workflow):
         ]
         answer = await model_tuner.chat(messages)
         bp("ANSWER")  # stops in the debugger with --db=ANSWER
-        return WorkflowOutput(metadata={"final_answer": answer.parsed.content})
+        return WorkflowOutput(metadata={"final_answer": answer.text})

@@ -1,0 +1,224 @@
+"""`astuner chat`: talk to a model, or to the configured agent that uses it, on the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from astuner.backbone.training.model_folder import model_path
+from astuner.backbone.training.run_inputs import call_settings, load_agent_inputs
+from astuner.config.loading import load_config, resolve_names
+from astuner.config.root import AstunerConfig
+from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
+from astuner.launcher.console import escape_control_characters, filtered_output, make_console
+from astuner.launcher.transcripts import Transcript
+from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
+from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
+from astuner.redaction import redact
+from astuner.run_record import config_of, find_run
+from astuner.schema import Message, Task, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_rollout import ActiveEpisodes, BatchRequest
+
+NEW_CONVERSATION = "/new"
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """The options of the command.
+
+    Attributes:
+        model: a run, the folder of a model, its Hugging Face name, or `package.module->function`.
+        conf: the configuration of an agent that answers; None to talk to the model itself.
+        exp_dir: the folder of the runs.
+        system: the system message of a conversation with the model; "" for none.
+        temperature: the temperature of a conversation with the model.
+        max_tokens: the longest answer of the model, in tokens.
+    """
+
+    model: str
+    conf: Path | None
+    exp_dir: Path
+    system: str = ""
+    temperature: float = 0.0
+    max_tokens: int = 512
+
+
+class _Partner(Protocol):
+    def answer(self, question: str) -> None: ...
+
+    def forget(self) -> None: ...
+
+
+def chat(options: ChatOptions) -> None:
+    """Answer the lines of stdin until its end, or until Ctrl-C or Ctrl-D.
+
+    Raises:
+        AstunerError: the model or the agent cannot be loaded.
+    """
+    console = make_console(stderr=False)
+    path, renderer = _find_model(options)
+    with filtered_output(), contextlib.ExitStack() as stack:
+        partner = stack.enter_context(_partner(options, path, renderer, console))
+        if sys.stdin.isatty():
+            click.echo(f"talking to {path}; {NEW_CONVERSATION} starts a new conversation, Ctrl-D ends")
+        for question in _questions():
+            if question == NEW_CONVERSATION:
+                partner.forget()
+                continue
+            try:
+                partner.answer(question)
+            except AstunerError as error:
+                # A question that is too long, for example, does not end the chat.
+                console.print(Text(f"error: {redact(str(error))}", style="red"))
+
+
+def _find_model(options: ChatOptions) -> tuple[str, str]:
+    """Return the path of the model, and its renderer.
+
+    Raises:
+        RecordError, ModelError: there is no such run or model, or the run has no model.
+    """
+    name = options.model
+    with contextlib.suppress(RecordError):
+        run = find_run(name, options.exp_dir)
+        folder, config = run / "model", config_of(run)
+        if not folder.is_dir():
+            raise ModelError(
+                f"the run {name!r} has no model yet, because it has not ended; to talk to its starting model, pass "
+                f"--model {config.get('astuner.model.path')}"
+            )
+        renderer = config.get("astuner.model.renderer")
+        return str(folder), renderer if isinstance(renderer, str) else "auto"
+    if not Path(name).exists() and "/" not in name and "->" not in name:
+        find_run(name, options.exp_dir)  # names of models on Hugging Face have a slash: it raises the error for a run
+    return model_path(name, "--model", (Path.cwd(),)), "auto"
+
+
+def _questions() -> Iterator[str]:
+    """Yield the lines that the user types, without empty ones."""
+    is_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> ") if is_terminal else sys.stdin.readline()
+        except EOFError:
+            return
+        if not line and not is_terminal:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+@contextlib.contextmanager
+def _partner(options: ChatOptions, path: str, renderer: str, console: Console) -> Iterator[_Partner]:
+    if options.conf is None:
+        codec = ChatCodec(load_tokenizer(path), renderer)
+        with _engine(path, codec, None) as engine:
+            yield _Model(options, engine, codec, console)
+        return
+    loaded = load_config(options.conf)
+    config = resolve_names(loaded.config, loaded.path).astuner
+    search = (Path.cwd(), loaded.path.absolute().parent)
+    run_inputs = load_agent_inputs(config, search, path)
+    if run_inputs.workflow is None:
+        raise ConfigError(f"{options.conf} names no agent (rollout.agentscope_workflow or workflow.command)")
+    if not config.rollout.use_agentscope_protocol:
+        raise ConfigError(
+            f"{options.conf} plays the environment of each task with the built-in agent loop, which takes no questions"
+        )
+    with _engine(path, run_inputs.codec, config) as engine:
+        # The configured judge needs the fields of a task, which a question does not have.
+        rollout = replace(run_inputs, judge=_NoJudge(config.task_judge)).rollout(config, engine, ActiveEpisodes())
+        settings = call_settings(config, validation=True)
+        numbers = iter(range(1, sys.maxsize))
+
+        def ask(question: str) -> None:
+            task = Task(f"question {next(numbers)}", question)
+            (episode,) = rollout.run(BatchRequest([task], 1, "val", 0, config.trainer_common.seed, settings))
+            console.print(Transcript(None, episode, is_folded=False))
+
+        try:
+            yield _Agent(ask)
+        finally:
+            rollout.close()
+
+
+@contextlib.contextmanager
+def _engine(path: str, codec: ChatCodec, config: AstunerConfig | None) -> Iterator[LlmEngine]:
+    device = choose_device(config.trainer_common.device if config else "auto")
+    dtype = compute_dtype(config.model.dtype if config else "auto", device)
+    model = load_causal_lm(path, dtype).to(device)
+    longest = config.rollout.max_model_len if config else getattr(model.config, "max_position_embeddings", 4096)
+    engine = EmbeddedEngine(model, max_model_len=longest, max_num_seqs=8, tokenizer=codec.tokenizer)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+class _NoJudge(BaseJudge):
+    """Gives every answer the same reward, because an episode without a reward has failed."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        return 0.0, True
+
+
+@dataclass(frozen=True)
+class _Agent:
+    """The configured agent, to which each question is a task."""
+
+    ask: Callable[[str], None]
+
+    def answer(self, question: str) -> None:
+        self.ask(question)
+
+    def forget(self) -> None:
+        """Do nothing: an agent knows one question only."""
+
+
+class _Model:
+    """The model, which sees the whole conversation."""
+
+    def __init__(self, options: ChatOptions, engine: LlmEngine, codec: ChatCodec, console: Console) -> None:
+        longest = engine.max_model_len
+        settings = CallSettings(
+            temperature=options.temperature,
+            max_tokens=options.max_tokens,
+            max_model_len=longest,
+            max_prompt_length=longest,
+            max_response_length=longest,
+            max_calls=sys.maxsize,
+        )
+        self._new_tuner: Callable[[], ModelTuner] = lambda: ModelTuner(engine, codec, settings, episode_id="chat")
+        self._console = console
+        self._start: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        self._messages = list(self._start)
+        self._tuner = self._new_tuner()
+
+    def answer(self, question: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": question}]
+        answer = asyncio.run(self._tuner.chat(messages))
+        self._messages = [*messages, answer.message]
+        if answer.parsed.reasoning:
+            self._print(answer.parsed.reasoning, "dim italic")
+        self._print(answer.text, "")
+        for call in answer.tool_calls:
+            self._print(f"→ {call.name} {dict(call.arguments)}", "yellow")
+
+    def forget(self) -> None:
+        self._messages = list(self._start)
+        self._tuner = self._new_tuner()
+
+    def _print(self, text: str, style: str) -> None:
+        self._console.print(Text(escape_control_characters(redact(text)), style=style), soft_wrap=True)
