@@ -21,6 +21,7 @@ ADAPTERS = {
     "reasoning_gym": "astuner.env_service.adapters.reasoning_gym",
     "openenv": "astuner.env_service.adapters.openenv",
     "textarena": "astuner.env_service.adapters.textarena",
+    "verifiers": "astuner.env_service.adapters.verifiers",
 }
 """The module of each family of environments, which defines `create(name, params)` and `names()`, and may define
 `faults()`: why each of its other environments cannot be used, by name."""
