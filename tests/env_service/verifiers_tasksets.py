@@ -51,3 +51,7 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
 
 
 __all__ = ["SumTaskset"]
+
+
+if __name__ == "__main__":
+    AddTools.run()
