@@ -55,7 +55,7 @@ def tiny_model() -> Path:
     return starting_model(RECIPE, transcripts, [Path(__file__), Path(prepare_model.__file__)])
 
 
-def transcripts(count: int = 6_000) -> list[dict]:
+def transcripts(count: int = 4_000) -> list[dict]:
     """Return the transcripts of some games, by default those of the training."""
     rng = random.Random(RECIPE.seed)
     environment = load_environment("gymnasium/FrozenLake8x8-v1", {"train_tasks": 4000, "seed": 1})
