@@ -88,7 +88,10 @@ NOT_GDPO = Condition(
 WITHOUT_MADNESS_CHECKS = Condition(
     "while rollout.compute_madness_checklist is empty", lambda run: not run.rollout.compute_madness_checklist
 )
-WITHOUT_JUDGE = Condition("without a task_judge.judge_protocol", lambda run: not run.task_judge.judge_protocol)
+WITHOUT_JUDGE = Condition("without a task_judge.judge_protocol", lambda run: not run.task_judge.has_judge)
+LEARNED_RUBRICS = Condition(
+    "while task_judge.judge_type is rubrics_auto_grader", lambda run: run.task_judge.learns_rubrics
+)
 NO_JUDGE_MODEL = Condition(
     "because the judge asks no other model", lambda run: not _may_ask_a_model(run.task_judge), at_default=True
 )

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from astuner.config.conditions import (
     FOR_SFT,
+    LEARNED_RUBRICS,
     NO_JUDGE_MODEL,
     NOT_CUSTOM_READER,
     NOT_DATASET_FILE,
@@ -34,7 +35,6 @@ from astuner.config.section import (
     key,
     mirrors,
     sets,
-    unsupported,
 )
 from astuner.config.services import http_address
 from astuner.config.task_selection import CurriculumConfig, TaskFilter
@@ -232,6 +232,20 @@ class TaskReaderConfig(Section):
     """Choice of the training tasks by their recent success."""
 
 
+class SampleHuggingFaceConfig(HuggingFaceConfig):
+    """`task_judge.rubrics_auto_grader.huggingface_dat_repo`: reference samples from a Hugging Face dataset."""
+
+    validation_split: str | None = None
+    """Name of the split that is held out; null to hold out a part of the training split."""
+
+
+class SampleEnvServiceConfig(EnvServiceConfig):
+    """`task_judge.rubrics_auto_grader.env_service`: reference samples from the tasks of an environment."""
+
+    validation_split: str | None = None
+    """Name of the split that is held out; null to hold out a part of the training split."""
+
+
 class RubricsConfig(Section):
     """`task_judge.rubrics_auto_grader`: grading by an LLM with learned rubrics."""
 
@@ -248,19 +262,19 @@ class RubricsConfig(Section):
     success_threshold: Number = 0.7
     """Lowest score that counts as success."""
     sampling_mode: Literal["all_samples", "smart"] = "all_samples"
-    """Samples that the rubrics are learned from."""
+    """all_samples proposes rubrics for every sample; smart stops when further samples bring no new ones."""
     generate_number: Count = 1
     """Rubrics proposed per sample."""
     max_epochs: PositiveInt = 2
-    """Rounds of proposing and revising."""
+    """Rounds of testing the rubrics and revising them."""
     max_retries: Count = 3
-    """Attempts per request."""
+    """How often a question to the grading model is repeated after an error of the endpoint."""
     aggregation_mode: Literal["keep_all", "categorize", "merge_similar"] = "keep_all"
-    """How proposed rubrics are combined."""
+    """Keep all proposed rubrics, group them in categories, or merge similar ones."""
     grader_name: str = "auto_grader"
-    """Name of the grader in logs."""
+    """Name of the grader in logs and in the file of its rubrics."""
     num_reference_samples: Count = 20
-    """Number of reference samples to learn from."""
+    """Number of reference samples; a quarter of them is held out to measure the agreement."""
     query_field: str = "main_query"
     """Field with the question."""
     answer_field: str = "final_answer"
@@ -270,29 +284,39 @@ class RubricsConfig(Section):
     input_data_type: Literal["env_service", "dataset_file", "huggingface_dat_repo"] = "dataset_file"
     """The reader of the reference samples."""
     dataset_file: DatasetFileConfig = DatasetFileConfig()
-    """Reference samples, if input_data_type is dataset_file."""
+    """Reference samples, if input_data_type is dataset_file. The split validation is held out, if there is one."""
+    huggingface_dat_repo: SampleHuggingFaceConfig = SampleHuggingFaceConfig()
+    """Reference samples, if input_data_type is huggingface_dat_repo."""
+    env_service: SampleEnvServiceConfig = SampleEnvServiceConfig()
+    """Reference samples, if input_data_type is env_service: the tasks of an environment."""
+    score_field: str = "score"
+    """Field with the score of the sample's own answer (answer_field), from min_score to max_score."""
+    custom_evaluation_prompt: str | None = None
+    """Instructions to the grading model; {rubrics}, {min_score} and {max_score} are replaced. Default: built in."""
+    rubrics_path: str | None = key(None, resume="path")
+    """YAML file of rubrics to use; if it does not exist, they are learned and written to it. Default: in the cache."""
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> Self:
+        if not self.min_score < self.max_score:
+            raise ValueError("expected min_score below max_score")
+        if not self.min_score <= self.success_threshold <= self.max_score:
+            raise ValueError("expected success_threshold from min_score to max_score")
+        return self
 
 
 class TaskJudgeConfig(Section):
     """`task_judge`: how episodes are scored."""
 
-    judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = key(
-        "customized_protocol",
-        unsupported=(
-            unsupported(
-                "rubrics_auto_grader",
-                why="learned rubrics are not supported yet; write customized_protocol and a judge_protocol",
-            ),
-        ),
-    )
+    judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = "customized_protocol"
     """customized_protocol: the class of judge_protocol; rubrics_auto_grader: an LLM with learned rubrics."""
-    judge_protocol: str | None = key(None, resume="path")
+    judge_protocol: str | None = key(None, no_effect=(LEARNED_RUBRICS,), resume="path")
     """`package.module->Class`, a BaseJudge; null if the workflow returns rewards itself."""
-    params: dict[str, Any] = key({}, no_effect=(WITHOUT_JUDGE,))
+    params: dict[str, Any] = key({}, no_effect=(WITHOUT_JUDGE, LEARNED_RUBRICS))
     """The keyword arguments of the judge's class, for example pattern for RegexAsJudge."""
     timeout: Seconds = key(60.0, no_effect=(WITHOUT_JUDGE,))
     """Time limit of the judge for one episode, in seconds."""
-    alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", no_effect=(NO_JUDGE_MODEL,))
+    alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", no_effect=(NO_JUDGE_MODEL, LEARNED_RUBRICS))
     """The helper model that a judge may ask."""
     alien_llm_response_length: PositiveInt = key(512, no_effect=(NO_JUDGE_MODEL,))
     """Maximum number of tokens of the helper model's answer."""
@@ -300,3 +324,13 @@ class TaskJudgeConfig(Section):
     """The endpoint of the helper model, and the limits of its use."""
     rubrics_auto_grader: RubricsConfig = key(RubricsConfig(), no_effect=(OTHER_JUDGE_TYPE,))
     """Used if judge_type is rubrics_auto_grader."""
+
+    @property
+    def has_judge(self) -> bool:
+        """Whether a judge scores the episodes whose workflow returns no reward."""
+        return self.judge_type == "rubrics_auto_grader" or self.judge_protocol is not None
+
+    @property
+    def learns_rubrics(self) -> bool:
+        """Whether the judge is a grader with learned rubrics."""
+        return self.judge_type == "rubrics_auto_grader"

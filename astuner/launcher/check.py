@@ -104,6 +104,8 @@ def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -
             agent, returned = shlex.join(redact_argv(command)), "the command's last line is the reward"
         console.print(escape(f"workflow   {agent}"), soft_wrap=True)
         judge = config.task_judge.judge_protocol or f"none: {returned}"
+        if run_inputs.rubrics is not None:
+            judge = f"{run_inputs.rubrics.name}: {len(run_inputs.rubrics.rubrics)} learned rubrics"
         console.print(escape(f"judge      {judge}"), soft_wrap=True)
     skipped = f", {tasks.skipped_rows} invalid rows skipped" if tasks.skipped_rows else ""
     console.print(f"tasks      {len(tasks.training)} for training, {len(tasks.validation)} for validation{skipped}")

@@ -252,6 +252,8 @@ class Launcher:
                 self.services.start_ray()
             record = stack.enter_context(self._open_record(folder, may_resume=is_training))
             stack.enter_context(self.services.recorded_in(record.folder))
+            if run_inputs.rubrics is not None:
+                run_inputs.rubrics.save(record.folder / "rubrics.yaml")
             stack.enter_context(_failures_logged(record))
             self._log_notices_to_record(run_inputs)
             progress = RunProgress(console, shown=not runs_inline(config))

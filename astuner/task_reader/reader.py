@@ -37,6 +37,7 @@ def read_tasks(
     search: Sequence[Path],
     transcripts: bool = False,
     env_service: EnvServiceAddress | None = None,
+    section: str = "astuner.task_reader",
 ) -> TaskSet:
     """Read the training and validation tasks of section `task_reader`. `apply_filters` then applies its filters.
 
@@ -48,6 +49,7 @@ def read_tasks(
             them from the assistant; they become `Task.init_messages`. `main_query` is "", and `tools`, if a row has
             them, are in `metadata`.
         env_service: the environment service that the run has started.
+        section: the name of the section, for messages.
 
     Returns:
         The tasks, in the order of their rows; ids are unique within a split. In a mixture, the tasks of a reader are
@@ -59,11 +61,11 @@ def read_tasks(
         TaskDataError: a source or a row cannot be read, different rows have the same id, or there is no training task.
     """
     if config.type != "mixture":
-        return _read_source(config, "astuner.task_reader", base_dir, search, transcripts, env_service)
+        return _read_source(config, section, base_dir, search, transcripts, env_service)
     parts = dict(zip(part_names(config.mixture), config.mixture, strict=True))
     sets = {}
     for index, (name, part) in enumerate(parts.items()):
-        key = f"astuner.task_reader.mixture.{index}"
+        key = f"{section}.mixture.{index}"
         sets[name] = _read_source(part, key, base_dir, search, transcripts, env_service)
     return TaskSet(
         training=tuple(_from_source(task, name) for name, tasks in sets.items() for task in tasks.training),

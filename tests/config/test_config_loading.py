@@ -181,8 +181,8 @@ def test_all_problems_are_reported_at_once_with_file_and_line(write: Write, mini
     text = minimal + (
         "    num_repeats: 8\n"
         "    temperature: -1\n"
-        "  task_judge: {judge_type: rubrics_auto_grader}\n"
         "  trainer_common:\n"
+        "    algorithm: {task_norm_patch: True}\n"
         "    mini_batch_num: 1000\n"  # not judged while num_repeat is in doubt
         "    optim: {lr: fast}\n"
         "defaults: [base, _self_]\n"
@@ -199,8 +199,9 @@ def test_all_problems_are_reported_at_once_with_file_and_line(write: Write, mini
         f"  {path}:6: astuner.rollout.temperature is -1; expected a number of at least 0",
         "  command line: astuner.rollout.top_k is 0; expected -1 (all) or a number of at least 1",
         f"  {path}:10: astuner.trainer_common.optim.lr is 'fast'; expected a number",
-        f"  {path}:7: astuner.task_judge.judge_type is 'rubrics_auto_grader', which --backbone=local does not "
-        "support: learned rubrics are not supported yet; write customized_protocol and a judge_protocol",
+        f"  {path}:8: astuner.trainer_common.algorithm.task_norm_patch is True, which --backbone=local does not "
+        "support: it is no longer supported; norm_adv_by_std sets whether advantages are divided by the group's "
+        "standard deviation",
     ]
 
 

@@ -84,7 +84,6 @@ def test_keys_of_other_backbones_are_ignored(key: str, value: object, users: set
         ("astuner.asynchrony.sync_style", "fixed", {"trinity"}),
         ("astuner.update.pack", "tree", {"trinity", "verl"}),
         ("astuner.trainer_common.algorithm.task_norm_patch", True, {"debug", "local", "trinity", "verl"}),
-        ("astuner.task_judge.judge_type", "rubrics_auto_grader", {"debug", "local", "trinity", "verl"}),
     ],
 )
 def test_values_that_a_backbone_does_not_support_are_errors(key: str, value: object, backbones: set[str]) -> None:

@@ -23,6 +23,7 @@ from astuner.redaction import redact, secret_variables
 from astuner.redaction.output import redact_output
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, LlmCall, WorkflowTask
+from astuner.task_judge.rubrics_auto_grader import Rubrics
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, RunningReport, report_failures
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class AgentJob:
         model_path: the model, whose tokenizer is loaded.
         breakpoints: the breakpoints of `--db`.
         env_services: the environment services by their addresses as configured.
+        rubrics: the learned rubrics of the judge; None if it has none.
     """
 
     config: AstunerConfig
@@ -50,6 +52,7 @@ class AgentJob:
     model_path: str
     breakpoints: Breakpoints
     env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict, kw_only=True)
+    rubrics: Rubrics | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class EpisodeWorker:
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
         set_breakpoints(job.breakpoints)
-        run_inputs = load_agent_inputs(job.config, job.search, job.model_path, codec, job.env_services)
+        run_inputs = load_agent_inputs(job.config, job.search, job.model_path, codec, job.env_services, job.rubrics)
         self._running = ActiveEpisodes()
         self._rollout = run_inputs.rollout(job.config, engine, self._running, on_call)
         self._threads = ThreadPoolExecutor(1)

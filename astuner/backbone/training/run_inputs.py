@@ -14,6 +14,7 @@ from astuner.backbone.training.model_folder import model_path
 from astuner.backbone.training.task_files import with_task_files
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
+from astuner.config.data import TaskReaderConfig
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.diagnostics import Monitor
@@ -30,6 +31,7 @@ from astuner.run_record import RunFinding
 from astuner.schema import LlmCall, TaskSet
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.loading import make_judge
+from astuner.task_judge.rubrics_auto_grader import Rubrics, load_or_learn_rubrics, make_grader
 from astuner.task_reader import apply_filters, read_tasks
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
@@ -50,6 +52,7 @@ class RunInputs:
         judge: the judge; None if the workflow returns its reward.
         search: absolute folders that are searched for the user's code and for relative paths.
         env_services: the environment services by their addresses as configured.
+        rubrics: the learned rubrics of the judge; None if it has none.
     """
 
     tasks: TaskSet
@@ -60,6 +63,7 @@ class RunInputs:
     judge: BaseJudge | None
     search: tuple[Path, ...] = ()
     env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict)
+    rubrics: Rubrics | None = None
 
     def monitor(self, config: AstunerConfig, record: Callable[[RunFinding], None], *, trains: bool) -> Monitor:
         """Return the monitor of a run, which gives its findings to `record`.
@@ -202,7 +206,11 @@ def load_run_inputs(
         search=search,
     )
     env_services = {url: service_address(url, env_service) for url in sorted(urls)}
-    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services)
+    rubrics = None
+    if config.task_judge.learns_rubrics and not supervised:
+        rubrics = _load_rubrics(config, config_dir, search, env_service)
+        judge = make_grader(config.task_judge, rubrics)
+    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics)
 
 
 def check_names(config: AstunerConfig, config_dir: Path) -> None:
@@ -217,11 +225,32 @@ def check_names(config: AstunerConfig, config_dir: Path) -> None:
     sources = (reader.feedback_tracing, *(part.feedback_tracing for part in reader.mixture))
     paths += [source.redact for source in sources if source.redact]
     if config.trainer_common.algorithm.adv_estimator != "sft":
-        paths += filter(None, (config.rollout.agentscope_workflow, config.task_judge.judge_protocol))
+        paths += filter(None, (config.rollout.agentscope_workflow,))
+        paths += filter(None, () if config.task_judge.learns_rubrics else (config.task_judge.judge_protocol,))
         paths += [player for player in config.rollout.players.values() if player != "random"]
     with redacted_output():
         for path in paths:
             reject_missing(path, search=(Path.cwd(), config_dir.absolute()))
+
+
+def _load_rubrics(
+    config: AstunerConfig, config_dir: Path, search: Sequence[Path], env_service: EnvServiceAddress | None
+) -> Rubrics:
+    """Load or learn the rubrics of the judge.
+
+    Raises:
+        AstunerError: the samples cannot be read, or no rubrics can be learned.
+    """
+    settings = config.task_judge.rubrics_auto_grader
+    reader = TaskReaderConfig(
+        type=settings.input_data_type,
+        dataset_file=settings.dataset_file,
+        huggingface_dat_repo=settings.huggingface_dat_repo,
+        env_service=settings.env_service,
+    )
+    section = "astuner.task_judge.rubrics_auto_grader"
+    samples = read_tasks(reader, base_dir=config_dir, search=search, env_service=env_service, section=section)
+    return load_or_learn_rubrics(config.task_judge, samples)
 
 
 def load_agent_inputs(
@@ -230,18 +259,21 @@ def load_agent_inputs(
     model_path: str,
     codec: ChatCodec | None = None,
     env_services: Mapping[str, EnvServiceAddress] | None = None,
+    rubrics: Rubrics | None = None,
 ) -> RunInputs:
     """Load the inputs that a worker process needs to run episodes: all except the tasks.
 
     Args:
         config: the resolved configuration.
-        search, model_path, env_services: as in the `RunInputs` of the main process.
+        search, model_path, env_services, rubrics: as in the `RunInputs` of the main process.
         codec: the codec of the model; None to load it.
 
     Raises:
         AstunerError: an input cannot be loaded.
     """
     workflow, judge = _load_agent(config, search)
+    if rubrics is not None:
+        judge = make_grader(config.task_judge, rubrics)
     codec = codec or ChatCodec(load_tokenizer(model_path), config.model.renderer)
     return RunInputs(
         TaskSet((), ()), model_path, codec.tokenizer, codec, workflow, judge, tuple(search), env_services or {}
@@ -259,11 +291,11 @@ def _load_agent(
     if config.rollout.agentscope_workflow:
         workflow = load_workflow(config.rollout.agentscope_workflow, search=search)
     elif config.workflow.command is not None:
-        has_judge = config.task_judge.judge_protocol is not None
+        has_judge = config.task_judge.has_judge
         workflow = partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=has_judge))
     elif not config.rollout.use_agentscope_protocol:
         workflow = partial(EnvWorkflow, _loop_settings(config, search))
-    if config.task_judge.judge_protocol:
+    if config.task_judge.judge_protocol and not config.task_judge.learns_rubrics:
         judge = make_judge(config.task_judge.judge_protocol, config.task_judge, config.task_judge.params, search)
     return workflow, judge
 
@@ -274,7 +306,7 @@ def _loop_settings(config: AstunerConfig, search: Sequence[Path]) -> LoopSetting
         history=config.context_tracker,
         step_rewards=config.rollout.step_rewards,
         gamma=config.rollout.gamma,
-        has_judge=config.task_judge.judge_protocol is not None,
+        has_judge=config.task_judge.has_judge,
         players={seat: load_player(player, search=search) for seat, player in config.rollout.players.items()},
     )
 

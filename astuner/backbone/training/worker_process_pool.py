@@ -63,6 +63,7 @@ def make_rollout(
         run_inputs.model_path,
         active_breakpoints(),
         env_services=run_inputs.env_services,
+        rubrics=run_inputs.rubrics,
     )
     deadline = config.rollout.episode_timeout + config.task_judge.timeout
     return replace(rollout, processes=WorkerProcessPool(job, engine, rollout.workers, deadline))

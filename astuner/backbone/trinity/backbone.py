@@ -238,7 +238,13 @@ def _start_session(
 
     run_inputs, folder = context.run_inputs, Path.cwd()
     agent = AgentJob(
-        config, run_inputs.search, folder, facts.model_path, active_breakpoints(), env_services=run_inputs.env_services
+        config,
+        run_inputs.search,
+        folder,
+        facts.model_path,
+        active_breakpoints(),
+        env_services=run_inputs.env_services,
+        rubrics=run_inputs.rubrics,
     )
     coordinator = start_coordinator(
         CoordinatorJob(

@@ -175,6 +175,7 @@ def _start_session(
         active_breakpoints(),
         engine,
         env_services=run_inputs.env_services,
+        rubrics=run_inputs.rubrics,
     )
     worker_pool = EpisodeWorkerPool(job, context.active_episodes)
     stack.callback(worker_pool.close)

@@ -31,15 +31,19 @@ class LlmJudge(BaseJudge):
     An episode for which the model gives no usable answer is unscored.
     """
 
-    def __init__(self, config: TaskJudgeConfig) -> None:
-        """Create the client.
+    def __init__(self, config: TaskJudgeConfig, client: LlmClient | None = None) -> None:
+        """Create the judge.
+
+        Args:
+            config: the section `task_judge`.
+            client: the client; None to create that of the section.
 
         Raises:
             ConfigError: there is no key for an endpoint.
             ServiceError: the cache cannot be written.
         """
         super().__init__(config)
-        self.client = LlmClient(config.llm, config.alien_llm_model, config.alien_llm_response_length)
+        self.client = client or LlmClient(config.llm, config.alien_llm_model, config.alien_llm_response_length)
 
     def close(self) -> None:
         """Close the client."""

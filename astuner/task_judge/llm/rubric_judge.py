@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from astuner.errors import ConfigError
 from astuner.schema import Judgement
 from astuner.task_judge.fields import answer_text
-from astuner.task_judge.llm.client import NoAnswer
+from astuner.task_judge.llm.client import LlmClient, NoAnswer
 from astuner.task_judge.llm.llm_judge import LlmJudge, question_of, undecided, unscored
-from astuner.task_judge.llm.prompts import FencedPrompt, fenced_prompt
+from astuner.task_judge.llm.prompts import FencedPrompt, Language, fenced_prompt
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
 DEFAULT_RUBRIC = "The answer is correct, complete, relevant to the question, and clearly written."
 _SCORE = "score"
+_TASKS = {
+    "en": (
+        "You grade the answer to a question by these criteria, each with a score from {min_score} (not met) to "
+        "{max_score} (fully met):\n{rubrics}"
+    ),
+    "zh": "请按以下标准为问题的回答评分，每项标准的分数从 {min_score}（不满足）到 {max_score}（完全满足）：\n{rubrics}",
+}
+_FORMS = {
+    "en": (
+        'Answer with one JSON object: {"reason": "one or two sentences", "scores": {{names}}}. Use null as the score '
+        "of a criterion that you cannot judge."
+    ),
+    "zh": '请用一个 JSON 对象回答：{"reason": "一两句话", "scores": {{names}}}。无法判断的标准的分数为 null。',
+}
 
 
 class RubricScores(BaseModel):
@@ -46,6 +60,9 @@ class RubricJudge(LlmJudge):
         query_field: str = "main_query",
         answer_field: str = "final_answer",
         reference_field: str | None = "answer",
+        language: Language = "en",
+        evaluation_prompt: str | None = None,
+        client: LlmClient | None = None,
     ) -> None:
         """Create the judge.
 
@@ -58,6 +75,10 @@ class RubricJudge(LlmJudge):
             answer_field: the field of the workflow's output metadata with the agent's answer.
             reference_field: the field of the data row with a reference answer, which the LLM sees if there is one; None
                 to show none.
+            language: the language of the prompt.
+            evaluation_prompt: the instructions to the LLM, in which `{rubrics}`, `{min_score}` and `{max_score}` are
+                replaced; None for those of this judge.
+            client: the client of the LLM; None to create it.
 
         Raises:
             ConfigError: the range is empty, or there is no criterion or no key.
@@ -67,7 +88,8 @@ class RubricJudge(LlmJudge):
             raise ConfigError("task_judge.params.rubric is empty; expected a criterion, or several by name")
         if not min_score < max_score:
             raise ConfigError(f"task_judge.params: min_score {min_score:g} must be below max_score {max_score:g}")
-        super().__init__(config)
+        super().__init__(config, client)
+        self.language, self.evaluation_prompt = language, evaluation_prompt
         self.min_score, self.max_score = min_score, max_score
         self.success_threshold = success_threshold
         self.query_field, self.answer_field, self.reference_field = query_field, answer_field, reference_field
@@ -108,17 +130,12 @@ class RubricJudge(LlmJudge):
     def prompt(self, question: str, answer: str, reference: str = "") -> FencedPrompt:
         """Return the prompt for an answer."""
         criteria = "\n".join(f"- {name}: {text}" for name, text in self.criteria.items())
-        task = (
-            f"You grade the answer to a question by these criteria, each with a score from {self.min_score:g} (not "
-            f"met) to {self.max_score:g} (fully met):\n{criteria}"
-        )
         names = ", ".join(f'"{name}": SCORE' for name in self.criteria)
-        form = (
-            f'Answer with one JSON object: {{"reason": "one or two sentences", "scores": {{{names}}}}}. Use null as '
-            "the score of a criterion that you cannot judge."
-        )
+        task = (self.evaluation_prompt or _TASKS[self.language]).replace("{rubrics}", criteria)
+        task = task.replace("{min_score}", f"{self.min_score:g}").replace("{max_score}", f"{self.max_score:g}")
+        form = _FORMS[self.language].replace("{names}", names)
         texts = {"question": question, "reference answer": reference, "answer to grade": answer or "(empty)"}
-        return fenced_prompt(task, texts, form)
+        return fenced_prompt(task, texts, form, self.language)
 
     def _fault(self, answer: RubricScores) -> str | None:
         for name in self.criteria:
