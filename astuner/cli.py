@@ -13,6 +13,7 @@ import click
 
 from astuner.cli_chat import chat
 from astuner.cli_completion import completion
+from astuner.cli_data import generate, trace
 from astuner.cli_env import env
 from astuner.cli_environments import doctor, install
 from astuner.cli_options import (
@@ -32,7 +33,6 @@ from astuner.cli_options import (
     tinker_limits,
 )
 from astuner.cli_runs import runs
-from astuner.cli_trace import trace
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
 from astuner.redaction import learn_secret_settings
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=TrainByDefaultGroup,
-    commands=[install, doctor, env, runs, chat, trace, completion],
+    commands=[install, doctor, env, runs, chat, generate, trace, completion],
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

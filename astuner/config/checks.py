@@ -306,7 +306,7 @@ def _agent_loop(run: AstunerConfig) -> Iterator[Problem]:
                 name,
                 protocol,
             )
-    if run.task_reader.type in ("dataset_file", "huggingface_dat_repo", "random_dummy", "feedback_tracing"):
+    if run.task_reader.type not in ("env_service", "mixture") and "->" not in run.task_reader.type:
         yield _problem(
             f"{protocol} is False, which plays the environment of each task, and the tasks of task_reader.type "
             f"{run.task_reader.type} have no environment; write `type: env_service`, or name a workflow in "

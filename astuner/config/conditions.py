@@ -131,6 +131,9 @@ NOT_RANDOM_DUMMY = Condition(
 NOT_FEEDBACK_TRACING = Condition(
     "unless task_reader.type is feedback_tracing", lambda run: run.task_reader.type != "feedback_tracing"
 )
+NOT_DATA_GENERATION = Condition(
+    "unless task_reader.type is data_generation", lambda run: run.task_reader.type != "data_generation"
+)
 NOT_MIXTURE = Condition("unless task_reader.type is mixture", lambda run: run.task_reader.type != "mixture")
 NOT_CUSTOM_READER = Condition(
     "unless task_reader.type is `package.module->Class`", lambda run: "->" not in run.task_reader.type

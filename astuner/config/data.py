@@ -13,6 +13,7 @@ from astuner.config.conditions import (
     LEARNED_RUBRICS,
     NO_JUDGE_MODEL,
     NOT_CUSTOM_READER,
+    NOT_DATA_GENERATION,
     NOT_DATASET_FILE,
     NOT_ENV_SERVICE,
     NOT_FEEDBACK_TRACING,
@@ -38,7 +39,7 @@ from astuner.config.section import (
 )
 from astuner.config.services import http_address
 from astuner.config.task_selection import CurriculumConfig, TaskFilter
-from astuner.config.task_sources import FeedbackTracingConfig
+from astuner.config.task_sources import DataGenerationConfig, FeedbackTracingConfig
 
 
 class DataConfig(Section):
@@ -165,14 +166,15 @@ def _class_path(path: str) -> str:
 
 
 ReaderClass = Annotated[str, AfterValidator(_class_path)]
+ReaderType = Literal[
+    "env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "feedback_tracing", "data_generation"
+]
 
 
 class MixturePart(Section):
     """An entry of `task_reader.mixture`: a reader and its share of the training tasks."""
 
-    type: (
-        Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "feedback_tracing"] | ReaderClass
-    )
+    type: ReaderType | ReaderClass
     """The reader, as in task_reader.type."""
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """The share of the reader's tasks in the training batches, relative to the other weights."""
@@ -188,6 +190,8 @@ class MixturePart(Section):
     """Used if type is random_dummy."""
     feedback_tracing: FeedbackTracingConfig = FeedbackTracingConfig()
     """Used if type is feedback_tracing."""
+    data_generation: DataGenerationConfig = DataGenerationConfig()
+    """Used if type is data_generation."""
     options: dict[str, Any] = key({})
     """Keyword arguments of the class, if type is `package.module->Class`."""
 
@@ -206,12 +210,8 @@ def part_names(parts: Sequence[MixturePart]) -> list[str]:
 class TaskReaderConfig(Section):
     """`task_reader`: the source of the tasks."""
 
-    type: (
-        Literal["env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "feedback_tracing", "mixture"]
-        | ReaderClass
-    ) = "huggingface_dat_repo"
-    """The reader: env_service, dataset_file, huggingface_dat_repo, random_dummy, feedback_tracing, mixture, or a class
-    of your own."""
+    type: ReaderType | Literal["mixture"] | ReaderClass = "huggingface_dat_repo"
+    """The reader: one of those whose sections follow, mixture, or a class of your own (`package.module->Class`)."""
     dataset_file: DatasetFileConfig = key(DatasetFileConfig(), no_effect=(NOT_DATASET_FILE,))
     """Used if type is dataset_file."""
     huggingface_dat_repo: HuggingFaceConfig = key(HuggingFaceConfig(), no_effect=(NOT_HUGGING_FACE,))
@@ -222,6 +222,8 @@ class TaskReaderConfig(Section):
     """Used if type is random_dummy."""
     feedback_tracing: FeedbackTracingConfig = key(FeedbackTracingConfig(), no_effect=(NOT_FEEDBACK_TRACING,))
     """Used if type is feedback_tracing."""
+    data_generation: DataGenerationConfig = key(DataGenerationConfig(), no_effect=(NOT_DATA_GENERATION,))
+    """Used if type is data_generation."""
     options: dict[str, Any] = key({}, no_effect=(NOT_CUSTOM_READER,))
     """Keyword arguments of the class, if type is `package.module->Class`."""
     mixture: list[MixturePart] = key([], no_effect=(NOT_MIXTURE,))

@@ -91,7 +91,7 @@ def _finder(
             measure = count_tokens if entry.unit == "tokens" else len
             return lambda tasks: [_length_cause(measure(prompt_text(task)), entry) for task in tasks]
         case DuplicateFilter():
-            return lambda tasks: _duplicates(tasks, entry)
+            return lambda tasks: find_duplicates(tasks, entry)
         case RegexFilter():
             return lambda tasks: _matches(tasks, entry)
         case FunctionFilter():
@@ -119,8 +119,8 @@ def _length_cause(length: int, entry: LengthFilter) -> str | None:
     return None
 
 
-def _duplicates(tasks: Sequence[Task], entry: DuplicateFilter) -> Causes:
-    """Find the tasks that are similar to an earlier one that stays.
+def find_duplicates(tasks: Sequence[Task], entry: DuplicateFilter) -> Causes:
+    """Find the tasks that are similar to an earlier one that stays; return the cause for each, or None.
 
     MinHash (Broder, "On the resemblance and containment of documents", 1997) with locality-sensitive hashing finds
     candidates. The exact Jaccard similarity decides.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,11 @@ from loguru import logger
 
 from astuner.config.data import DatasetFileConfig, DatasetFileSplit
 from astuner.config.task_sources import FeedbackTracingConfig
+from astuner.data_generation import evaluate_rows
 from astuner.errors import TaskDataError
 from astuner.plugin import load_function
 from astuner.run_record.files import dump_json, write_atomically
+from astuner.task_judge.llm.client import LlmClient
 from astuner.task_reader.dataset_file import find_path, path_from_function
 from astuner.task_reader.filters import describe_left_out
 from astuner.tracing.convert import Conversion, Target, convert, redacted
@@ -60,13 +63,15 @@ def import_traces(
     read = read_traces(source, feedback, skip_bad_rows=config.skip_bad_rows)
     traces = [redacted(trace, clean, config.redact or "") for trace in read.traces]
     conversion = convert(traces, target, min_rating=config.min_rating)
-    if conversion.left_out:
-        logger.info("{}: left out {}", source, describe_left_out(conversion.left_out))
+    if config.filters:
+        conversion = _filtered(conversion, config)
     if not conversion.rows:
         raise TaskDataError(
             f"{source}: none of its {len(traces)} traces can be used"
             + (f": left out {describe_left_out(conversion.left_out)}." if conversion.left_out else ".")
         )
+    if conversion.left_out:
+        logger.info("{}: left out {}", source, describe_left_out(conversion.left_out))
     training, validation = _split(conversion.rows, config.validation_share)
     paths = [(config.train_output_path, training)]
     # An empty file takes the place of the one of an earlier import.
@@ -74,6 +79,16 @@ def import_traces(
     for path, rows in paths:
         write_atomically(Path(path).expanduser(), b"".join(dump_json(row) + b"\n" for row in rows))
     return ImportedTraces(conversion, len(training), len(validation))
+
+
+def _filtered(conversion: Conversion, config: FeedbackTracingConfig) -> Conversion:
+    client = LlmClient(config.llm, config.alien_llm_model, config.alien_llm_response_length)
+    left_out = Counter(conversion.left_out)
+    try:
+        rows = client.run(evaluate_rows(client, conversion.rows, config.filters, left_out))
+    finally:
+        client.close()
+    return Conversion(tuple(rows), dict(left_out))
 
 
 def _split(rows: Sequence[Any], share: float) -> tuple[list[Any], list[Any]]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from astuner.config.data import MixturePart, TaskReaderConfig, part_names
+from astuner.data_generation import generation_files
+from astuner.errors import ConfigError
 from astuner.tracing import tracing_files
 
 
@@ -25,9 +27,17 @@ def with_task_files(
     """
 
     def written(part: TaskReaderConfig | MixturePart) -> dict[str, object]:
-        if part.type != "feedback_tracing":
+        if part.type == "feedback_tracing":
+            files = tracing_files(part.feedback_tracing, transcripts=transcripts, base_dir=base_dir, search=search)
+        elif part.type == "data_generation":
+            if transcripts:
+                raise ConfigError(
+                    "algorithm sft trains on transcripts, and task_reader.type data_generation generates tasks; set "
+                    "task_reader.type to dataset_file or feedback_tracing"
+                )
+            files = generation_files(part.data_generation, base_dir=base_dir, search=search)
+        else:
             return {}
-        files = tracing_files(part.feedback_tracing, transcripts=transcripts, base_dir=base_dir, search=search)
         return {"type": "dataset_file", "dataset_file": files}
 
     if reader.type != "mixture":

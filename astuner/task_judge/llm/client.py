@@ -206,6 +206,7 @@ class LlmClient:
         assert self._openai is not None
         assert self._slots is not None
         async with self._slots, asyncio.timeout(self.config.request_timeout):
+            self.meter.check()  # questions that waited for a slot together would exceed the budget together
             client = self._openai.with_options(api_key=key)
             return await client.chat.completions.create(messages=[dict(m) for m in messages], **parameters)  # type: ignore[misc]
 

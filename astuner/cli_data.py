@@ -1,4 +1,4 @@
-"""The commands `astuner trace`."""
+"""The commands that make training data: `astuner generate` and `astuner trace`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from astuner.cli_options import CONF, OVERRIDES
 
 if TYPE_CHECKING:
     from astuner.tracing import Trace
@@ -20,6 +22,30 @@ FEEDBACK = click.option(
 )
 SKIP = click.option("--skip-bad-rows", is_flag=True, help="Skip rows that cannot be read, instead of stopping at them.")
 _SHOWN_CHARACTERS = 60
+
+
+@click.command()
+@CONF
+@OVERRIDES
+def generate(conf: Path, overrides: tuple[str, ...]) -> None:
+    """Generate the tasks of task_reader.data_generation, without training.
+
+    A generation that was interrupted continues without asking the same questions again.
+    """
+    from astuner.config.loading import load_config
+    from astuner.data_generation import generate_tasks
+    from astuner.task_reader import describe_left_out
+
+    loaded = load_config(conf, overrides)
+    section = loaded.config.astuner.task_reader.data_generation
+    report = generate_tasks(section, base_dir=loaded.path.parent, search=(Path.cwd(), loaded.path.parent.absolute()))
+    click.echo(f"{'kept' if report.reused else 'wrote'} {report.training} training tasks: {section.train_output_path}")
+    if report.validation:
+        click.echo(f"and {report.validation} validation tasks: {section.validation_output_path}")
+    if report.left_out:
+        click.echo(f"left out {describe_left_out(report.left_out)}")
+    usage = report.usage
+    click.echo(f"used {usage.tokens} tokens in {usage.requests} requests, cost {usage.cost:.4f}")
 
 
 @click.group(name="trace", no_args_is_help=True)
