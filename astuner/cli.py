@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from astuner.cli_completion import completion
 from astuner.cli_data import generate, trace
 from astuner.cli_env import env
 from astuner.cli_environments import doctor, install
+from astuner.cli_init import init
 from astuner.cli_options import (
     BACKBONE,
     CHECKPOINT_DIR,
@@ -44,7 +44,17 @@ if TYPE_CHECKING:
 
 @click.group(
     cls=TrainByDefaultGroup,
-    commands=[install, doctor, env, runs, chat, generate, trace, completion],
+    commands=[
+        chat,
+        completion,
+        doctor,
+        env,
+        generate,
+        init,
+        install,
+        runs,
+        trace,
+    ],
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -189,28 +199,6 @@ def explain(
     if episode is not None and (step is not None or split is not None or no_certificate):
         raise click.UsageError("--step, --split and --no-certificate cannot be combined with EPISODE")
     print_explanation(run, episode, Path(exp_dir), step=step, split=split, certify=not no_certificate, as_json=as_json)
-
-
-@astuner.command()
-@click.argument("folder", default=".", type=click.Path(path_type=Path))
-def init(folder: Path) -> None:
-    """Create a small project in FOLDER that runs without changes.
-
-    It has an agent, a judge, tasks, a configuration and launch.json for VS Code. FOLDER is the working directory by
-    default. Existing files are not overwritten.
-    """
-    from astuner.launcher.starter import start_project
-
-    files = start_project(folder)
-    for name in files.written:
-        click.echo(f"wrote {folder / name}")
-    for name in files.existing:
-        click.echo(f"skipped {folder / name}, which already exists")
-    if "agent.yaml" in files.written and {"agent.py", "judge.py"} & set(files.existing):
-        click.echo("agent.yaml names the agent and judge of the starter project; change it to name yours")
-    elif files.written:
-        enter = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-        click.echo(f"next: {enter}astuner --conf agent.yaml --backbone=debug")
 
 
 @astuner.command(name="stop-engine")

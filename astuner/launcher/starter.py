@@ -7,9 +7,17 @@ from pathlib import Path
 
 from astuner.errors import ConfigError
 
-_TEMPLATES = Path(__file__).parent / "starter_project"
+_PROJECT = Path(__file__).parent / "starter_project"
+_TEMPLATES = Path(__file__).parent / "starter_templates"
 # Packaging tools leave out names that start with a dot.
 _FOLDERS = {"vscode": ".vscode"}
+# Files of the project that a template does not use.
+_UNUSED = {"command": ("judge.py",), "gymnasium": ("agent.py", "judge.py", "tasks")}
+
+TEMPLATES = ("chat", "agentscope", "openai", "langgraph", "gymnasium", "two-agents", "command")
+"""The names of the templates; `chat` is the default."""
+REQUIREMENTS = {"langgraph": ("langgraph", "langgraph"), "gymnasium": ("gymnasium", "gymnasium")}
+"""The module that a template needs, and the extra of astuner that installs it."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +33,21 @@ class StarterFiles:
     existing: tuple[str, ...]
 
 
-def start_project(folder: Path) -> StarterFiles:
+def start_project(folder: Path, template: str = "chat") -> StarterFiles:
     """Write the starter project into `folder`. Existing files are not overwritten.
+
+    Args:
+        folder: the folder of the project.
+        template: one of `TEMPLATES`; its files replace those of the default project.
 
     Raises:
         ConfigError: a file cannot be written.
     """
+    sources = _files(_PROJECT)
+    sources = {path: source for path, source in sources.items() if path.parts[0] not in _UNUSED.get(template, ())}
+    sources |= _files(_TEMPLATES / template)
     written, existing = [], []
-    for source in sorted(path for path in _TEMPLATES.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-        first, *rest = source.relative_to(_TEMPLATES).parts
-        path = Path(_FOLDERS.get(first, first), *rest)
+    for path, source in sorted(sources.items()):
         target = folder / path
         if target.exists():
             existing.append(str(path))
@@ -48,3 +61,13 @@ def start_project(folder: Path) -> StarterFiles:
             ) from error
         written.append(str(path))
     return StarterFiles(tuple(written), tuple(existing))
+
+
+def _files(folder: Path) -> dict[Path, Path]:
+    """Return the files of a folder by their paths in the project."""
+    files = {}
+    for source in folder.rglob("*"):
+        if source.is_file() and "__pycache__" not in source.parts:
+            first, *rest = source.relative_to(folder).parts
+            files[Path(_FOLDERS.get(first, first), *rest)] = source
+    return files

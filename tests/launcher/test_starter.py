@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 from astuner.cli import astuner
 from astuner.errors import ConfigError
-from astuner.launcher.starter import start_project
+from astuner.launcher.starter import TEMPLATES, start_project
 from astuner.localhost import free_port
-from astuner.run_record import read_summary
+from astuner.run_record import read_index, read_summary
 from tests.launcher.debug_client import client_of, line_of, stopped_at
+from tests.preloaded import AstunerProcess
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +39,44 @@ def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
     assert validation.before is not None
     assert validation.after is not None
     assert (validation.before.reward or 0.0) < (validation.after.reward or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("template", "calls"),
+    [
+        ("agentscope", 1),
+        ("openai", 1),
+        ("two-agents", 2),
+        ("command", 1),
+        ("gymnasium", 4),
+        pytest.param("langgraph", 1, marks=pytest.mark.langgraph),
+    ],
+)
+def test_every_template_runs_as_it_is(tmp_path: Path, template: str, calls: int):
+    output = CliRunner().invoke(astuner, ["init", str(tmp_path), "--template", template], catch_exceptions=False).output
+    assert output.splitlines()[-1].endswith("astuner --conf agent.yaml --backbone=debug")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert ("judge.py" in names) == (template not in ("gymnasium", "command"))
+    with (tmp_path / "out.txt").open("w") as out:
+        arguments = ("--conf", "agent.yaml", "--backbone=debug", "astuner.debug.debug_first_n_tasks=1")
+        ended = AstunerProcess(*arguments, "astuner.rollout.num_repeat=2", cwd=tmp_path, output=out).wait(300)
+    printed = (tmp_path / "out.txt").read_text()
+    assert ended == 0, printed
+    assert "assistant " in printed or "solver " in printed
+    entries = read_index(tmp_path / "launcher_record/agent-debug")
+    assert [entry.status for entry in entries] == ["ok", "ok"]
+    assert {entry.calls for entry in entries} == {calls}
+
+
+def test_templates_are_those_of_the_folder():
+    folders = {path.name for path in (ROOT / "astuner/launcher/starter_templates").iterdir()}
+    assert {"chat", *folders} == set(TEMPLATES)
+
+
+def test_a_template_names_the_package_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    output = CliRunner().invoke(astuner, ["init", str(tmp_path), "--template=gymnasium"]).output
+    assert 'the template needs gymnasium: pip install "astuner[gymnasium]"' in output
 
 
 def test_the_launch_configuration_stops_at_a_breakpoint_of_the_editor(tmp_path: Path):

@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-CONTEXT = 512
+CONTEXT = 2048
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 CHAT_TEMPLATE = (
