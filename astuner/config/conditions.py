@@ -8,7 +8,7 @@ from astuner.config.gpus import MIN_GPUS_OF_TRINITY, visible_gpus
 from astuner.config.section import Condition
 
 if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
+    from astuner.config.data import TaskJudgeConfig, TaskReaderConfig
     from astuner.config.rollout import RolloutConfig
     from astuner.config.root import AstunerConfig
 
@@ -21,6 +21,11 @@ def samples_in_validation(run: AstunerConfig) -> bool:
 def uses_starting_model(rollout: RolloutConfig) -> bool:
     """Return whether the starting model answers for an agent."""
     return any(model.model == "starting_model" and model.base_url is None for model in rollout.frozen_models.values())
+
+
+def _starts_env_service(reader: TaskReaderConfig) -> bool:
+    parts = reader.mixture if reader.type == "mixture" else [reader]
+    return any(part.type == "env_service" and part.env_service.env_url == "auto" for part in parts)
 
 
 def _may_ask_a_model(judge: TaskJudgeConfig) -> bool:
@@ -91,6 +96,9 @@ WITHOUT_MADNESS_CHECKS = Condition(
 WITHOUT_JUDGE = Condition("without a task_judge.judge_protocol", lambda run: not run.task_judge.has_judge)
 LEARNED_RUBRICS = Condition(
     "while task_judge.judge_type is rubrics_auto_grader", lambda run: run.task_judge.learns_rubrics
+)
+WITHOUT_OWN_ENV_SERVICE = Condition(
+    "without an env_url: auto of task_reader.env_service", lambda run: not _starts_env_service(run.task_reader)
 )
 NO_JUDGE_MODEL = Condition(
     "because the judge asks no other model", lambda run: not _may_ask_a_model(run.task_judge), at_default=True

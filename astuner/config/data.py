@@ -22,6 +22,7 @@ from astuner.config.conditions import (
     NOT_RANDOM_DUMMY,
     OTHER_JUDGE_TYPE,
     WITHOUT_JUDGE,
+    WITHOUT_OWN_ENV_SERVICE,
 )
 from astuner.config.llm_judge import JudgeLlmConfig
 from astuner.config.section import (
@@ -121,6 +122,19 @@ def _env_url(url: str) -> str:
     return url if url == "auto" else http_address(url)
 
 
+class EnvLimitsConfig(Section):
+    """`task_reader.env_service.limits`: limits of the service that a run starts (`env_url: auto`)."""
+
+    max_instances: PositiveInt | None = key(None, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    """Maximum number of instances; null for twice rollout.max_env_worker, and at least 128."""
+    idle_seconds: Seconds = key(600.0, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    """Release an instance after this time without a request."""
+    step_timeout: Seconds = key(60.0, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    """Time limit of a reset, a step or an evaluation, seconds. An instance that exceeds it ends."""
+    max_observation_bytes: PositiveInt = key(2**20, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    """Maximum size of an observation, in bytes. Larger ones are errors."""
+
+
 class EnvServiceConfig(Section):
     """`task_reader.env_service`: tasks of an environment, and its instances for their episodes."""
 
@@ -130,6 +144,8 @@ class EnvServiceConfig(Section):
     """The keyword arguments of the environment."""
     env_url: Annotated[str, AfterValidator(_env_url)] = key("http://127.0.0.1:8080", resume="any")
     """Address of the service, or auto to start one for the run. The variable ASTUNER_ENV_TOKEN has its token."""
+    limits: EnvLimitsConfig = EnvLimitsConfig()
+    """Limits of a service that the run starts."""
     env_action_preference: Literal["code", "text", "box"] = "code"
     """The form of actions that the environment asks for, if it has several."""
     training_split: str = "train"

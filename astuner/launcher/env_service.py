@@ -30,9 +30,17 @@ def automatic_env_service(config: AstunerConfig, config_dir: Path) -> tuple[Serv
     if not environments:
         return None
     port = free_port()
+    limits = [each.limits for each in used if each.env_url == AUTO]
     # An instance may be released after its episode has ended.
-    instances = max(_MIN_INSTANCES, 2 * config.rollout.max_env_worker)
-    command = [sys.executable, "-m", "astuner", "env", "serve", f"--port={port}", f"--max-instances={instances}"]
+    automatic = max(_MIN_INSTANCES, 2 * config.rollout.max_env_worker)
+    command = [sys.executable, "-m", "astuner", "env", "serve", f"--port={port}"]
+    # The parts of a mixture share the service.
+    command += [
+        f"--max-instances={max(each.max_instances or automatic for each in limits)}",
+        f"--idle-seconds={max(each.idle_seconds for each in limits)}",
+        f"--step-timeout={max(each.step_timeout for each in limits)}",
+        f"--max-observation-bytes={max(each.max_observation_bytes for each in limits)}",
+    ]
     command += [f"--path={config_dir.absolute()}", *(f"--env={each}={each}" for each in environments)]
     address = EnvServiceAddress(f"http://{ADDRESS}:{port}", secrets.token_urlsafe(24))
     variables = {TOKEN_VARIABLE: address.token}

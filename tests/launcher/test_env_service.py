@@ -1,58 +1,39 @@
-"""Runs whose tasks come from an environment service that they start."""
+"""The environment service that a run starts."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 from pathlib import Path
+from typing import Any
 
-import psutil
-
-from tests.env_service import players
-from tests.env_service.services import ENVIRONMENTS
-from tests.launcher.conftest import Command
-
-RUN = Path("launcher_record/run")
-SETTINGS = (
-    "astuner.task_reader.type=env_service",
-    f"astuner.task_reader.env_service.env={ENVIRONMENTS}->GuessNumber",
-    "astuner.task_reader.env_service.env_params={max_steps: 10}",
-    "astuner.task_reader.env_service.env_url=auto",
-    f"astuner.rollout.agentscope_workflow={players.__file__}->Plays",
-    "astuner.task_judge.judge_protocol=astuner.task_judge.env_service_as_judge->EnvServiceJudge",
-)
+from astuner.config.root import AstunerConfig
+from astuner.launcher.env_service import automatic_env_service
 
 
-def test_a_run_starts_its_environment_service_and_resumes(astuner: Command, folder: Path) -> None:
-    earlier = set(psutil.Process().children(recursive=True))
-    one_step = "astuner.trainer_common.total_training_steps=1"
-    ended = astuner("--conf", "run.yaml", *SETTINGS, one_step)
-    assert ended.code == 0, ended.out
-    assert "left out" not in ended.out
-    summary = json.loads((RUN / "summary.json").read_text())
-    assert summary["episodes"]["ok"] > 0
-    assert summary["episodes"]["failed"] == 0
-    assert "serving" in (RUN / "services/env_service.log").read_text()
-    assert "env_url: auto" in (RUN / "config.yaml").read_text()
-    ended = astuner("--conf", "run.yaml", *SETTINGS)
-    assert ended.code == 0, ended.out
-    assert json.loads((RUN / "summary.json").read_text())["steps"] == 2
-    later = set(psutil.Process().children(recursive=True)) - earlier
-    assert not [child for child in later if "env_service" in _command(child)]
+def options(reader: dict[str, Any], tmp_path: Path) -> dict[str, str]:
+    """Return the options of the command that starts the service."""
+    config = AstunerConfig.model_validate({"task_reader": reader, "rollout": {"max_env_worker": 100}})
+    started = automatic_env_service(config, tmp_path)
+    assert started is not None
+    return dict(word.split("=", 1) for word in started[0].argv if word.startswith("--"))
 
 
-def _command(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
+def test_the_limits_of_the_configuration_reach_the_service(tmp_path: Path) -> None:
+    source = {"env_type": "gymnasium/Taxi", "env_url": "auto"}
+    defaults = options({"type": "env_service", "env_service": source}, tmp_path)
+    assert (defaults["--max-instances"], defaults["--step-timeout"], defaults["--idle-seconds"]) == (
+        "200",
+        "60.0",
+        "600.0",
+    )
+    limits = {"max_instances": 7, "step_timeout": 5, "idle_seconds": 9, "max_observation_bytes": 1000}
+    given = options({"type": "env_service", "env_service": {**source, "limits": limits}}, tmp_path)
+    assert (given["--max-instances"], given["--max-observation-bytes"]) == ("7", "1000")
+    assert (given["--step-timeout"], given["--idle-seconds"]) == ("5.0", "9.0")
 
 
-def test_check_reads_the_tasks_of_the_service(astuner: Command, folder: Path) -> None:
-    ended = astuner("check", "--conf", "run.yaml", *SETTINGS)
-    assert ended.code == 0, ended.out
-    assert "20" in ended.out
-
-
-def test_a_wrong_environment_is_one_error(astuner: Command, folder: Path) -> None:
-    wrong = "astuner.task_reader.env_service.env=gymnasium/Chess-v9"
-    astuner("check", "--conf", "run.yaml", *SETTINGS, wrong).says("task_reader.env_service", "Chess-v9")
+def test_parts_of_a_mixture_share_the_service_with_the_larger_limits(tmp_path: Path) -> None:
+    parts = [
+        {"type": "env_service", "weight": 1, "env_service": {"env_url": "auto", "limits": {"step_timeout": seconds}}}
+        for seconds in (5, 700)
+    ]
+    assert options({"type": "mixture", "mixture": parts}, tmp_path)["--step-timeout"] == "700.0"
