@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 Answer = TypeVar("Answer", bound=BaseModel)
+Result = TypeVar("Result")
 ChatMessage = Mapping[str, str]
 
 _FIRST_DELAY = 0.5
@@ -124,6 +125,10 @@ class LlmClient:
         """
         future = asyncio.run_coroutine_threadsafe(self._ask(messages, answer_type, check, boundary), self._start())
         return await asyncio.wrap_future(future)
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine that asks on the client's event loop, and return its result; blocks."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._start()).result()
 
     def close(self) -> None:
         """Close the connections, the cache and the thread. Requests in progress are cancelled."""
