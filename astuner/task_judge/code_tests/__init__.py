@@ -1,0 +1,1 @@
+"""Unit tests of code that a model has written, in a sandbox."""
