@@ -28,6 +28,7 @@ from astuner.cli_options import (
     ServicesCommand,
     TrainByDefaultGroup,
     complete_runs,
+    quoted,
     show_error,
     show_usage_error,
     tinker_limits,
@@ -70,6 +71,7 @@ def astuner() -> None:
 @astuner.command(cls=ServicesCommand)
 @CONF
 @BACKBONE
+@click.option("--model", metavar="PATH", help="Override astuner.model.path: folder or Hugging Face name of the model.")
 @click.option("--validation", is_flag=True, help="Roll out validation tasks. Only with --backbone=debug.")
 @click.option(
     "--keep-engine",
@@ -84,6 +86,7 @@ def astuner() -> None:
 def train(
     conf: Path,
     backbone: str | None,
+    model: str | None,
     validation: bool,
     keep_engine: bool,
     show: Shown | None,
@@ -95,6 +98,8 @@ def train(
 
     With --backbone=debug, roll out a few episodes without training.
     """
+    if model is not None:
+        overrides = (*overrides, f"astuner.model.path={quoted(model)}")
     launcher = _load(conf, overrides, backbone, exp_dir, services)
     if launcher.config.astuner.backbone == "debug":
         launcher.debug("val" if validation else "train", keep_engine=keep_engine, shown=show)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import signal
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -102,6 +103,13 @@ def tinker_limits(command: Callable[..., Any]) -> Callable[..., Any]:
         kind = click.IntRange(1, highest)
         command = click.option(name, type=kind, default=default, show_default=True, help=text)(command)
     return command
+
+
+def quoted(value: str) -> str:
+    """Return a text as a value of an override in Hydra's grammar, which keeps every character of it."""
+    # A backslash escapes a quote, and another one only before a quote.
+    escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
+    return f"'{escaped}'"
 
 
 def show_usage_error(error: click.ClickException) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from safetensors.torch import load_file, save_file
 
 from tests.launcher.conftest import Command, write_rows
@@ -254,3 +255,12 @@ def test_a_yaml_elsewhere_finds_what_lies_beside_it(astuner: Command, folder: Pa
     checked = astuner("check", "--conf", "ein Ordner/ünï/mein Lauf é.yaml")
     assert checked.code == 0
     assert "¿qué? [b]" in checked.out
+
+
+def test_the_model_of_a_run_is_an_option(astuner: Command, folder: Path, tmp_path: Path):
+    astuner("--conf", "run.yaml", "--model", "./nothing").says("model.path is './nothing', which does not exist")
+    name = "a 'model', of $5 with a \\ at its end \\"
+    shutil.copytree(folder / "model", folder / name)
+    ended = astuner("--conf", "run.yaml", "--model", name, "--backbone=debug")
+    assert ended.code == 0, ended.out
+    assert yaml.safe_load(Path("launcher_record/run-debug/config.yaml").read_text())["astuner"]["model"]["path"] == name
