@@ -14,6 +14,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
+from astuner.cli import astuner as command
 from tests.launcher.conftest import Command, write_rows
 
 TRAINING = "task_reader.dataset_file.training.file_path"
