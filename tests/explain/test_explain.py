@@ -18,7 +18,7 @@ from astuner.diagnostics import fix_for
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.run_record import RunRecord, SampleUpdate, count_trained_tokens
-from astuner.schema import Anomaly, Episode, EpisodeStatus, ForkCause, LlmCall, Task
+from astuner.schema import Anomaly, Episode, EpisodeStatus, ForkCause, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 from tests.launcher.conftest import Command
 
@@ -362,6 +362,20 @@ def test_training_and_rewards_of_calls(agents: Agents, folder: Path, astuner: Co
     assert "not trained" in shown
     assert "reward 1 (the mean of solver 1)" in shown
     assert "reward" in shown.partition("call ")[2].partition("\n")[0]
+
+
+def test_the_judgement_is_shown(folder: Path, agents: Agents, astuner: Command):
+    judgement = Judgement(0.5, False, {"correct": 0.0, "brief": 1.0}, explanation="4 is wrong", metrics={"tokens": 7.0})
+    with RunRecord.open(
+        Path("launcher_record/judged"), backbone="local", config_yaml="", resume=False, loggers=()
+    ) as record:
+        episode = an_episode("train-1-judged-0", agents.uses_a_tool("train-1-judged-0"), judgement=judgement)
+        record.write_episode(1, "train", episode, None)
+    printed = json.loads(astuner("explain", "judged", "train-1-judged-0", "--json").out)["judgement"]
+    assert (printed["components"], printed["explanation"]) == ({"correct": 0.0, "brief": 1.0}, "4 is wrong")
+    shown = astuner("explain", "judged", "train-1-judged-0").out
+    for line in ("components of the reward: correct 0, brief 1", "metrics of the judge: tokens 7", "judge: 4 is wrong"):
+        assert line in shown
 
 
 def test_advantages_of_calls(folder: Path, agents: Agents, astuner: Command):

@@ -13,7 +13,7 @@ from astuner.context_tracker import build_samples
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.run_record import RunRecord, SampleUpdate
-from astuner.schema import Episode, LlmCall, Task
+from astuner.schema import Episode, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
@@ -113,7 +113,9 @@ def write_step(
                            error_traceback="Traceback (most recent call last):\n  in execute\nValueError: the tool",
                            process_effects=("recursion limit: 60",), ended_processes=("sleep 600 (71)",))
                 if fails
-                else an_episode(name, task_id, repeat, calls, reward=float(right), is_success=right)
+                else an_episode(name, task_id, repeat, calls, reward=float(right), is_success=right,
+                                judgement=Judgement(float(right), right, {"correct": float(right), "brief": 0.25},
+                                                    explanation=f"the answer is {'right' if right else 'wrong'}"))
             )  # fmt: skip
             advantage = None if fails else 0.58 if right else -1.15
             updates = updates_of(episode, advantage or 0.0, by_call=repeat == 2)

@@ -106,6 +106,9 @@ def test_an_episode_has_all_calls_and_masks(ask: Ask, runs: Path):
     sampled = sum(len(run["logprobs"]) for part in segments for run in part["sampled"])
     assert sampled == sum(len(call.completion_ids) for call in episode.calls)
     assert {call["fork"]["cause"] for call in view["calls"] if call["fork"]} == set(entry.forks or ())
+    judgement = view["episode"]["judgement"]
+    assert (judgement["reward"], judgement["components"]["brief"]) == (episode.reward, 0.25)
+    assert judgement["explanation"].startswith("the answer is ")
 
 
 def test_template_and_texts(ask: Ask, runs: Path, tokenizer: Any):

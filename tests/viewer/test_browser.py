@@ -131,6 +131,13 @@ def test_a_failed_episode_shows_its_traceback_and_what_it_left(page: Page, runs:
     assert left == "It left processes running, which astuner ended: sleep 600 (71)"
 
 
+def test_the_judgement_of_an_episode(page: Page, runs: Path):
+    judged = next(entry for entry in read_index(runs / "first") if entry.reward == 0)
+    page.open(f"episode?run=first&episode={key_of(judged.episode_id)}")
+    text = page.element("section.judgement").text
+    assert all(part in text for part in ("Judgement", "the answer is wrong", "correct", "brief", "0.25"))
+
+
 def test_details_of_a_token(page: Page, runs: Path, tokenizer: Any):
     entry = next(entry for entry in read_index(runs / "first") if entry.episode_id == FORKED)
     recorded = read_recorded_episode(runs / "first" / entry.path)

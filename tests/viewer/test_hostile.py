@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astuner.context_tracker import build_samples
-from astuner.schema import Episode, Fork, LlmCall, Task
+from astuner.schema import Episode, Fork, Judgement, LlmCall, Task
 from astuner.viewer.index import key_of
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.conftest import client, served
@@ -50,6 +50,7 @@ def hostile_episode(text: str, name: str, ids: tuple[int, ...]) -> Episode:
     return Episode(
         f"{text}{name}", task, 0, "ok", 1.0, True, calls, tuple(build_samples(calls)), error_kind=text, error=text,
         metadata={text: text}, log_metrics={text: 1.0},
+        judgement=Judgement(1.0, True, {text: 1.0}, explanation=text, metadata={text: text}, metrics={text: 1.0}),
     )  # fmt: skip
 
 
