@@ -26,6 +26,7 @@ bench:  ## print one line of JSON for each benchmark; needs `pip install -e ".[d
 	python tests/bench/bench_update.py
 	python tests/bench/bench_debug.py
 	python tests/bench/bench_gateway.py
+	python tests/bench/bench_rescore.py
 	python tests/bench/bench_memory.py --cases tiny tiny_lora
 
 demo:  ## tune the tiny math agent

@@ -33,6 +33,7 @@ from astuner.cli_options import (
     show_usage_error,
     tinker_limits,
 )
+from astuner.cli_rescore import rescore
 from astuner.cli_runs import runs
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         generate,
         init,
         install,
+        rescore,
         runs,
         trace,
     ],

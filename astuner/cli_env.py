@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
+from astuner.cli_options import params_option
 from astuner.env_service.environment import ADAPTERS, adapter
 from astuner.errors import EnvError
 
@@ -26,14 +26,7 @@ URL = click.option(
     help="Use the running service at this address, with the token in ASTUNER_ENV_TOKEN. [default: processes of this "
     "command]",
 )
-PARAMS = click.option(
-    "--param",
-    "params",
-    multiple=True,
-    metavar="NAME=VALUE",
-    callback=lambda _context, _option, values: dict(map(_param, values)),
-    help="Parameter of the environment, with a YAML value. Can be repeated.",
-)
+PARAMS = params_option("--param", "Parameter of the environment, with a YAML value. Can be repeated.", "params")
 
 
 @click.group(name="env", no_args_is_help=True)
@@ -241,16 +234,6 @@ def _named(environment: str) -> tuple[str, str]:
     """Return the name of an environment in the service, and the environment."""
     name, equals, source = environment.partition("=")
     return (name, source) if equals else (environment, environment)
-
-
-def _param(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise click.BadParameter(f"{text!r} is not of the form NAME=VALUE")
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise click.BadParameter(f"the value of {name} is not YAML: {value!r}") from error
 
 
 def _faults(family: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from click.shell_completion import CompletionItem
 
 from astuner.debugging.breakpoints import enable_tags
@@ -110,6 +111,34 @@ def quoted(value: str) -> str:
     # A backslash escapes a quote, and another one only before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
     return f"'{escaped}'"
+
+
+def params_option(option: str, text: str, *name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return an option of the form NAME=VALUE that can be repeated; the command receives a dict.
+
+    Args:
+        option: the name of the option.
+        text: its help text.
+        name: the name of the command's parameter, if it is not that of the option.
+    """
+    return click.option(
+        option,
+        *name,
+        multiple=True,
+        metavar="NAME=VALUE",
+        callback=lambda _context, _option, values: dict(map(_param, values)),
+        help=text,
+    )
+
+
+def _param(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f"{text!r} is not of the form NAME=VALUE")
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise click.BadParameter(f"the value of {name} is not YAML: {value!r}") from error
 
 
 def show_usage_error(error: click.ClickException) -> int:

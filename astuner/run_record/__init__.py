@@ -18,6 +18,13 @@ from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
 from astuner.run_record.plots import plot_run
 from astuner.run_record.record import RunRecord
+from astuner.run_record.rescores import (
+    Rescore,
+    RescoredEpisode,
+    find_rescores,
+    read_rescore,
+    read_rescored_episodes,
+)
 from astuner.run_record.run_facts import (
     RunFacts,
     RunNote,
@@ -58,6 +65,8 @@ __all__ = [
     "MetricsRow",
     "ReadPosition",
     "RecordedEpisode",
+    "Rescore",
+    "RescoredEpisode",
     "RunFacts",
     "RunFinding",
     "RunNote",
@@ -78,6 +87,7 @@ __all__ = [
     "count_trained_tokens",
     "difference_interval",
     "find_episode",
+    "find_rescores",
     "find_run",
     "is_being_written",
     "is_record",
@@ -90,6 +100,8 @@ __all__ = [
     "read_new_lines",
     "read_note",
     "read_recorded_episode",
+    "read_rescore",
+    "read_rescored_episodes",
     "read_summary",
     "run_state",
     "span_values",

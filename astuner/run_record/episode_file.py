@@ -161,7 +161,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
         raise RecordError(f"{path} is not an episode of a run record of format {_FORMAT}")
     try:
         row = document["episode"]
-        _unfold_calls(row["calls"])
+        unfold_calls(row["calls"])
         for sample in row["samples"]:
             if sample["position_ids"] is None:
                 sample["position_ids"] = range(len(sample["token_ids"]))
@@ -214,7 +214,8 @@ def _fold_calls(episode: Episode, rows: Sequence[dict[str, Any]]) -> None:
             row["messages"] = row["messages"][equal:]
 
 
-def _unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
+def unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
+    """Replace the references to earlier calls by the prefixes that they stand for, in place."""
     for row in rows:
         shared = row.pop("shared")
         if shared is not None:

@@ -33,6 +33,8 @@ from astuner.schema import Judgement, WorkflowOutput, WorkflowTask, checked_rewa
 from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 
 _Call = Callable[..., Awaitable[object]]
+MAKE_FASTER = "make it faster, or raise astuner.task_judge.timeout."
+"""What to do about a judge that is too slow."""
 _EXPECTED = "expected (reward, is_success): a finite number and a bool, or a Judgement"
 
 
@@ -64,7 +66,7 @@ async def score(
         UnscoredError: the judge raised it.
         EpisodeTimeout: the judge took longer than `timeout`.
     """
-    return await _score(judge, workflow_task, workflow_output, timeout, details, _in_daemon_thread)
+    return await _score(judge, workflow_task, workflow_output, timeout, details, in_daemon_thread)
 
 
 async def score_inline(
@@ -119,7 +121,7 @@ async def score_group(
     if len(workflow_outputs) == 1:
         compute = score_inline if inline else score
         return [await compute(judge, workflow_task, workflow_outputs[0], timeout)]
-    call = _outside_event_loop if inline else _in_daemon_thread
+    call = _outside_event_loop if inline else in_daemon_thread
     try:
         async with asyncio.timeout(timeout):
             if inspect.iscoroutinefunction(judge.compute_group_rewards):
@@ -135,13 +137,13 @@ async def score_group(
     except BdbQuit as error:
         raise DebuggerQuit from error
     except Exception as error:
-        raise _judge_error(judge, error) from error
+        raise judge_error(judge, error) from error
     if not isinstance(results, Sequence) or len(results) != len(workflow_outputs):
         raise JudgeError(
             f"judge {_name(judge)} returned {short_repr(results)} for a group of {len(workflow_outputs)} episodes; "
             "expected a list with a result for each of them."
         )
-    return [_checked(result, judge) for result in results]
+    return [checked_judgement(result, judge) for result in results]
 
 
 async def _score(
@@ -165,7 +167,7 @@ async def _score(
     started = time.monotonic()
     scoring = asyncio.ensure_future(call_judge())
     try:
-        with log_if_late(timeout, lambda: _late(judge, workflow_task, timeout, details()), scoring):
+        with log_if_late(timeout, lambda: late_text(judge, workflow_task, timeout, details()), scoring):
             # Unlike `asyncio.wait_for`, this does not wait for a judge that ignores its cancellation.
             await asyncio.wait({scoring}, timeout=timeout)
     finally:
@@ -175,18 +177,17 @@ async def _score(
     if not in_time or (timeout is not None and ended and ended[0] - started > timeout):
         # Retrieve a later exception, so that asyncio does not report it.
         scoring.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        raise EpisodeTimeout(
-            f"{_late(judge, workflow_task, timeout)}; make it faster, or raise astuner.task_judge.timeout."
-        )
+        raise EpisodeTimeout(f"{late_text(judge, workflow_task, timeout)}; {MAKE_FASTER}")
     if scoring.cancelled():
         raise JudgeError(f"judge {_name(judge)} raised CancelledError, but it was not cancelled.")
     if (error := scoring.exception()) is not None and issubclass(type(error), GeneratorExit):
         # Python closes the coroutines of a task that awaits a GeneratorExit, so none of them can handle it.
-        raise _judge_error(judge, error) from error
+        raise judge_error(judge, error) from error
     return scoring.result()
 
 
-def _late(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, details: str = "") -> str:
+def late_text(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, details: str = "") -> str:
+    """Return the message about a judge that took too long."""
     text = f"judge {_name(judge)} took longer than {timeout:g} s for episode {shorten(workflow_task.episode_id)}"
     return f"{text}; {details}" if details else text
 
@@ -200,17 +201,18 @@ async def _call_judge(
         else:
             answer = await call(judge.compute_reward, workflow_task, workflow_output)
             answer = await answer if inspect.isawaitable(answer) else answer
-        return _checked(answer, judge)
+        return checked_judgement(answer, judge)
     except (EpisodeError, asyncio.CancelledError, GeneratorExit):
         raise
     except BdbQuit as error:
         raise DebuggerQuit from error
     # Whatever a judge raises fails its episode only, including SystemExit and KeyboardInterrupt.
     except BaseException as error:
-        raise _judge_error(judge, error) from error
+        raise judge_error(judge, error) from error
 
 
-def _judge_error(judge: BaseJudge, error: BaseException) -> JudgeError:
+def judge_error(judge: BaseJudge, error: BaseException) -> JudgeError:
+    """Return the error of an episode for what its judge raised."""
     folder = None
     with suppress(TypeError, OSError):  # a class defined in an interactive session has no file
         folder = Path(inspect.getfile(type(judge))).parent
@@ -227,7 +229,7 @@ async def _outside_event_loop(function: Callable[..., object], *args: Any) -> ob
         asyncio._set_running_loop(loop)
 
 
-async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> object:
+async def in_daemon_thread(function: Callable[..., object], *args: Any) -> object:
     """Call a function in a daemon thread; the interpreter waits at exit for the threads of `asyncio.to_thread`."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[object] = loop.create_future()
@@ -253,7 +255,7 @@ async def _in_daemon_thread(function: Callable[..., object], *args: Any) -> obje
 
 
 _call_of_this_judge: contextvars.ContextVar[_Call] = contextvars.ContextVar(
-    "_call_of_this_judge", default=_in_daemon_thread
+    "_call_of_this_judge", default=in_daemon_thread
 )
 """How the synchronous judges that are part of the running judge are called."""
 
@@ -268,7 +270,7 @@ def _as_exception(error: BaseException) -> Exception:
     return stand_in.with_traceback(traceback_of(error))
 
 
-def _checked(answer: object, judge: BaseJudge) -> Judgement:
+def checked_judgement(answer: object, judge: BaseJudge) -> Judgement:
     """Return the judgement that a judge returned, in one of the accepted forms.
 
     Raises:

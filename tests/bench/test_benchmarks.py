@@ -84,3 +84,12 @@ def test_the_gateway_loses_and_crosses_no_call():
     result = json.loads(process.stdout.splitlines()[-1])
     assert (result["calls"], result["lost"], result["crossed"]) == (160, 0, 0)
     assert result["calls_per_second_8"] > 0
+
+
+def test_rescoring():
+    command = [sys.executable, str(FOLDER / "bench_rescore.py"), "--episodes", "64", "--tokens", "4", "--runs", "1"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout)
+    assert result["episodes"] == 64
+    assert result["episodes_per_second"] > 0

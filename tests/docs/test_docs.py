@@ -46,7 +46,7 @@ GUIDE = ROOT / "docs/en"
 PAGES = sorted(
     [ROOT / "README.md", ROOT / "CHANGELOG.md", *GUIDE.glob("*.md"), *(ROOT / "tutorial").glob("**/README.md")]
 )
-PAGES_WITH_RECORD = ("run_record.md", "how_it_works.md", "viewer.md")
+PAGES_WITH_RECORD = ("run_record.md", "how_it_works.md", "viewer.md", "rescore.md", "task_judger.md")
 """Pages that read `launcher_record/math_agent`, the run of the quick start."""
 
 BASE = {"astuner": {"model": {"path": "some/model"}, "rollout": {"agentscope_workflow": "module->Class"}}}

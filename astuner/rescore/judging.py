@@ -1,0 +1,146 @@
+"""Judging of recorded episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from astuner.errors import EpisodeError, JudgeUnavailableError, UnscoredError, message_of
+from astuner.run_record import EpisodeEntry
+from astuner.run_record.judge_inputs import JudgeInput, read_judge_inputs
+from astuner.schema import Episode, Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.batch_scoring import score_batch
+from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.scoring import score
+from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards
+
+# Episodes that are in memory at the same time.
+_CHUNK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedEpisode:
+    """A recorded episode and its new reward.
+
+    Attributes:
+        entry: The episode's line in the index.
+        before, after: The episode with its recorded and its new rewards. They have the ids, agents and rewards of the
+            calls, and neither messages nor tokens.
+        judgement: The result of the judge; None if it was not asked, or failed.
+        was_asked: Whether the judge was asked; if not, the episode keeps its reward.
+    """
+
+    entry: EpisodeEntry
+    before: Episode
+    after: Episode
+    judgement: Judgement | None
+    was_asked: bool = True
+
+
+def has_output(entry: EpisodeEntry) -> bool:
+    """Return whether a recorded episode has an output to judge: its workflow has not failed."""
+    kind = entry.error_kind or ""
+    return entry.status != "failed" or kind == "judge" or kind.partition("/")[0] == UnscoredError.kind
+
+
+def judge_episodes(
+    folder: Path,
+    entries: Iterable[EpisodeEntry],
+    judge: BaseJudge,
+    *,
+    timeout: float,
+    jobs: int,
+    on_judged: Callable[[int], None] = lambda _: None,
+    keep_tokens: bool = False,
+) -> list[JudgedEpisode]:
+    """Judge episodes of a run, `jobs` at a time. The record is only read.
+
+    Args:
+        folder: The run's folder.
+        entries: Episodes with an output (see `has_output`).
+        judge: The judge.
+        timeout: Seconds that it may take for an episode.
+        jobs: Number of episodes that are judged at the same time.
+        on_judged: Called with the number of episodes after each part.
+        keep_tokens: Whether the calls of `JudgedEpisode` have their tokens, for length punishments.
+
+    Raises:
+        RecordError: If an episode's file cannot be read.
+        JudgeUnavailableError: If the judge cannot score any further episode.
+    """
+    inputs = read_judge_inputs(folder, entries)
+
+    async def run() -> list[JudgedEpisode]:
+        judged: list[JudgedEpisode] = []
+        for chunk in _chunks(inputs):
+            asked = [each for each in chunk if not each.has_anomaly]
+            results = dict(zip(map(id, asked), await _score_all(judge, asked, timeout, jobs), strict=True))
+            judged += [_judged(each, results.get(id(each)), keep_tokens) for each in chunk]
+            on_judged(len(chunk))
+        return judged
+
+    return asyncio.run(run())
+
+
+async def _score_all(
+    judge: BaseJudge, episodes: Sequence[JudgeInput], timeout: float, jobs: int
+) -> list[Judgement | EpisodeError]:
+    """Return the judgement of each episode, or why it has none. A judge with a plain method has `jobs` threads."""
+    pairs = [(each.task, each.output) for each in episodes]
+    if not inspect.iscoroutinefunction(judge.compute_reward):
+        size = max(1, math.ceil(len(pairs) / jobs))
+        parts = (pairs[start : start + size] for start in range(0, len(pairs), size))
+        results = await asyncio.gather(*(score_batch(judge, part, timeout) for part in parts))
+        return list(itertools.chain.from_iterable(results))
+    slots = asyncio.Semaphore(jobs)
+
+    async def score_one(task: WorkflowTask, output: WorkflowOutput) -> Judgement | EpisodeError:
+        async with slots:
+            try:
+                return await score(judge, task, output, timeout)
+            except EpisodeError as error:
+                return error
+
+    return await asyncio.gather(*(score_one(*pair) for pair in pairs))
+
+
+def _chunks(inputs: Iterator[JudgeInput]) -> Iterator[list[JudgeInput]]:
+    while chunk := list(itertools.islice(inputs, _CHUNK)):
+        yield chunk
+
+
+def _judged(recorded: JudgeInput, result: Judgement | EpisodeError | None, keep_tokens: bool) -> JudgedEpisode:
+    entry = recorded.entry
+    calls = recorded.output.calls if keep_tokens else tuple(recorded.call_rows)
+    before = Episode(
+        entry.episode_id, recorded.task.task, entry.repeat_index, entry.status, entry.reward, entry.is_success,
+        calls=calls, agent_rewards=recorded.agent_rewards, error_kind=entry.error_kind, error=entry.error,
+    )  # fmt: skip
+    if result is None:
+        return JudgedEpisode(entry, before, before, None, was_asked=False)
+    if any(call.reward is not None for call in calls):
+        calls = tuple(replace(call, reward=None) for call in calls)
+    after = Episode(entry.episode_id, recorded.task.task, entry.repeat_index, "failed", None, None, calls=calls)
+    try:
+        if isinstance(result, EpisodeError):
+            raise result
+        reward = judged_reward(result)
+        after = replace(
+            after,
+            # An episode whose judge failed has samples as well; one without trainable tokens remains untrained.
+            status="dropped" if entry.status == "dropped" else "ok",
+            reward=mean_reward(reward),
+            is_success=result.is_success,
+            calls=with_rewards(calls, reward, judged=True),
+            agent_rewards=result.agent_rewards,
+        )
+    except JudgeUnavailableError:
+        raise
+    except EpisodeError as error:
+        after = replace(after, error_kind=str(error.kind), error=message_of(error))
+    return JudgedEpisode(entry, before, after, result if isinstance(result, Judgement) else None)
