@@ -49,17 +49,23 @@ def install(
     index: str,
     fresh: bool,
 ) -> None:
-    """Install the environment of a backbone (verl or trinity) with tested package versions.
+    """Install the environment of a backbone (verl, trinity) with tested package versions, or of appworld or verifiers.
 
     An environment that is up to date is left unchanged; `astuner doctor` shows its state. Afterwards `astuner --conf
-    FILE --backbone=BACKBONE` runs there automatically.
+    FILE --backbone=BACKBONE` runs there automatically. Environments of AppWorld and verifiers use theirs.
     """
     from astuner.config.gpus import installed_gpus
     from astuner.environments.env_specs import env_spec_for
     from astuner.environments.install import InstallRequest
     from astuner.environments.install import install as install_request
+    from astuner.environments.programs import PROGRAM_SPECS, install_program
     from astuner.environments.source import running_source
 
+    if backbone in PROGRAM_SPECS:
+        if device or vllm or extra or path:
+            raise click.UsageError(f"{backbone} is no backbone; it has the options --python, --index and --fresh only")
+        install_program(PROGRAM_SPECS[backbone], click.echo, python=python, index=index, fresh=fresh)
+        return
     spec = env_spec_for(backbone, device or ("cuda" if installed_gpus() else "cpu"), vllm=vllm)
     if device is None:
         click.echo(f"detected device: {spec.device} (to choose, pass --cpu or --cuda)")

@@ -16,7 +16,7 @@ from rich.markup import escape
 from astuner.config.backbone_choice import choose_backbone
 from astuner.config.gpus import installed_gpus
 from astuner.config.root import RunConfig
-from astuner.environments.env_dir import FOLDER_VARIABLE, EnvDir, InstallManifest, environments_folder
+from astuner.environments.env_dir import EnvDir, InstallManifest
 from astuner.environments.env_specs import (
     BACKBONES,
     SUPPORTED_PYTHONS,
@@ -28,6 +28,7 @@ from astuner.environments.env_specs import (
 from astuner.environments.inspection import Inspection, inspect, unmet
 from astuner.environments.reexec import missing_packages
 from astuner.environments.source import astuner_requirements, running_source
+from astuner.environments_folder import FOLDER_VARIABLE, environments_folder
 from astuner.errors import InstallError
 from astuner.localhost import is_port_taken, port_holder
 from astuner.ray_cluster.head import CLUSTER_PORT

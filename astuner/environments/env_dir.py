@@ -13,19 +13,11 @@ import click
 from pydantic import BaseModel, ConfigDict, Field
 
 from astuner.environments.env_specs import env_spec_named
+from astuner.environments_folder import FOLDER_VARIABLE, environments_folder
 from astuner.errors import InstallError
 
-FOLDER_VARIABLE = "ASTUNER_ENVIRONMENTS"
 _MANIFEST = "astuner-environment.json"
 _INCOMPLETE = "astuner-environment.unfinished"
-
-
-def environments_folder() -> Path:
-    """Return the parent folder of all environments: $ASTUNER_ENVIRONMENTS, or a folder in the user's data folder."""
-    if chosen := os.environ.get(FOLDER_VARIABLE):
-        return Path(chosen).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "astuner" / "environments"
 
 
 class InstallManifest(BaseModel):
@@ -60,10 +52,10 @@ class InstallManifest(BaseModel):
 
 @dataclass(frozen=True)
 class EnvDir:
-    """The folder of a backbone's environment, which may not exist yet.
+    """The folder of an environment, which may not exist yet.
 
     Attributes:
-        backbone: name of the backbone.
+        backbone: name of the backbone, or of the program that the environment is for.
         link: the folder, or a symbolic link to it.
     """
 

@@ -99,7 +99,7 @@ def _reason_to_reinstall(request: InstallRequest, env_dir: EnvDir, manifest: Ins
         env = inspect(env_dir.python)
     except InstallError as error:
         return str(error)
-    if request.python is not None and env.python != inspect(_find_interpreter(request.python)).python:
+    if request.python is not None and env.python != inspect(find_interpreter(request.python)).python:
         return f"it has Python {env.python}"
     changed = unmet(_lines(request.spec.pins), env.installed.get)
     return f"it was changed: {changed[0]}" if changed else None
@@ -112,7 +112,7 @@ class _Installer:
         self._extra = tuple(file.absolute() for file in request.extra or ())
 
     def install(self) -> InstallManifest:
-        interpreter = _find_interpreter(self._request.python)
+        interpreter = find_interpreter(self._request.python)
         version = inspect(interpreter).python
         if not version.startswith(tuple(f"{supported}." for supported in SUPPORTED_PYTHONS)):
             raise InstallError(
@@ -280,35 +280,44 @@ class _Installer:
         self._run([str(self._env_dir.python), "-m", "pip", "install", *options, *index, *arguments])
 
     def _run(self, command: Sequence[str]) -> None:
-        """Run a command, with its output in the log.
+        run_logged(command, self._env_dir, self._lock, hidden=self._request.index)
 
-        Raises:
-            InstallError: it fails; with the last lines of its output.
-        """
-        with self._env_dir.log.open("a+") as log:
-            # The index's URL may contain a password.
-            log.write(f"\n$ {' '.join('URL' if word == self._request.index else word for word in command)}\n")
-            log.flush()
-            start = log.tell()
-            try:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=isolated_variables(),
-                    pass_fds=[self._lock],  # keeps the environment locked while the command lives
-                    check=False,
-                )
-            except OSError as error:
-                raise InstallError(f"{command[0]} cannot be started: {error}") from error
-            if done.returncode:
-                log.seek(start)
-                tail = [line for line in log.read().splitlines() if line.strip()][-_LOG_TAIL:]
-                raise InstallError(
-                    f"{' '.join(command[1:4])} failed with exit code {done.returncode}; its output is in "
-                    f"{self._env_dir.log}. The last lines:\n  " + "\n  ".join(tail)
-                )
+
+def run_logged(command: Sequence[str], env_dir: EnvDir, lock: int, *, hidden: str = "") -> None:
+    """Run a command of an installation, with its output in the log.
+
+    Args:
+        command: the program and its arguments.
+        env_dir: the environment.
+        lock: the descriptor of its lock, which the command inherits.
+        hidden: an argument that the log does not show, such as an index's URL, which may contain a password.
+
+    Raises:
+        InstallError: it fails; with the last lines of its output.
+    """
+    with env_dir.log.open("a+") as log:
+        log.write(f"\n$ {' '.join('URL' if hidden and word == hidden else word for word in command)}\n")
+        log.flush()
+        start = log.tell()
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=isolated_variables(),
+                pass_fds=[lock],  # keeps the environment locked while the command lives
+                check=False,
+            )
+        except OSError as error:
+            raise InstallError(f"{command[0]} cannot be started: {error}") from error
+        if done.returncode:
+            log.seek(start)
+            tail = [line for line in log.read().splitlines() if line.strip()][-_LOG_TAIL:]
+            raise InstallError(
+                f"{' '.join(command[1:4])} failed with exit code {done.returncode}; its output is in "
+                f"{env_dir.log}. The last lines:\n  " + "\n  ".join(tail)
+            )
 
 
 def _lines(pins: dict[str, str]) -> list[str]:
@@ -319,7 +328,15 @@ def _digest(files: Iterable[Path]) -> str:
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
-def _find_interpreter(name: str | None) -> str:
+def find_interpreter(name: str | None) -> str:
+    """Return the path of an interpreter.
+
+    Args:
+        name: a path, a command, or a version such as 3.11; None for the running interpreter.
+
+    Raises:
+        InstallError: there is none.
+    """
     if name is None:
         return sys.executable
     interpreter = shutil.which(str(Path(name).expanduser())) or shutil.which(f"python{name}")

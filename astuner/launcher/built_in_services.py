@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from astuner.config.root import AstunerConfig
 from astuner.config.services import HealthConfig, ServiceConfig
+from astuner.environments_folder import installed_program
 from astuner.localhost import free_port, is_port_taken
 from astuner.processes.guarded_process import TempDir
 from astuner.ray_cluster.head import READY_TEXT, StartedRay, ray_head
@@ -72,9 +74,12 @@ def built_in_service(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn
         service = ServiceConfig(command=command, health=HealthConfig(http=f"http://127.0.0.1:{port}/"))
         return BuiltInService(service, port_lock=lock)
     if name == "appworld":
-        service = ServiceConfig(command="appworld serve environment --port 8000", health=HealthConfig(port=8000))
-        install = "`pip install appworld`, then `appworld install` and `appworld download data`"
-        return BuiltInService(service, "appworld", install)
+        command = [installed_program("appworld", "appworld") or "appworld", "serve", "environment", "--port", "8000"]
+        if root := os.environ.get("APPWORLD_ROOT"):
+            command += ["--root", root]
+        service = ServiceConfig(command=command, health=HealthConfig(port=8000))
+        install = "`astuner install appworld`, then `appworld download data` as it says"
+        return BuiltInService(service, "" if shutil.which(command[0]) else "appworld", install)
     head = ray_head(config, others_join=name == "ray-cluster")
     service = ServiceConfig(command=head.argv, env=dict(head.env), health=HealthConfig(port=head.port))
     temp_dir = TempDir(str(short_parent()), ("TMPDIR", "RAY_TMPDIR"))

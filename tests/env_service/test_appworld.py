@@ -70,7 +70,7 @@ def test_code_is_executed_and_scored(environment: Environment) -> None:
 
 def test_what_is_missing_is_named(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     empty = tmp_path_factory.mktemp("empty")
-    with pytest.raises(EnvError, match=f"{empty} has no AppWorld tasks .* `appworld download data --root {empty}`"):
+    with pytest.raises(EnvError, match=f"{empty} has no AppWorld tasks .* download data --root {empty}`"):
         load_environment("appworld/appworld", {"root": str(empty), "command": COMMAND})
     with pytest.raises(EnvError, match="no program 'no-such-program'"):
         load_environment("appworld/appworld", {"root": str(root), "command": "no-such-program --fast"})

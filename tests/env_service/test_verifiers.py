@@ -12,6 +12,7 @@ import pytest
 
 from astuner.env_service import Environment, load_environment
 from astuner.env_service.adapters.verifiers import PYTHON_VARIABLE
+from astuner.environments_folder import FOLDER_VARIABLE
 from astuner.errors import EnvError
 
 needs_verifiers = pytest.mark.skipif(
@@ -93,7 +94,8 @@ def test_faults_of_the_configuration_are_named(name: str, params: dict[str, Any]
 
 def test_an_interpreter_without_verifiers_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
-    with pytest.raises(EnvError, match=f"no interpreter is set.*set {PYTHON_VARIABLE} or the parameter python"):
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    with pytest.raises(EnvError, match=f"no interpreter is set.*astuner install verifiers.*{PYTHON_VARIABLE}"):
         load_environment("verifiers/x", {})
     with pytest.raises(EnvError, match="there is no interpreter '/none/python'"):
         load_environment("verifiers/x", {"python": "/none/python"})

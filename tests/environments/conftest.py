@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from astuner.environments import env_specs
-from astuner.environments.env_dir import FOLDER_VARIABLE
 from astuner.environments.env_specs import EnvSpec
 from astuner.environments.install import InstallRequest, _Installer
 from astuner.environments.source import Source
+from astuner.environments_folder import FOLDER_VARIABLE
 
 
 class Index:

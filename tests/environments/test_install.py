@@ -18,7 +18,9 @@ import pytest
 from astuner.environments.env_dir import EnvDir
 from astuner.environments.inspection import inspect
 from astuner.environments.install import InstallRequest, install
+from astuner.environments.programs import ProgramSpec, install_program
 from astuner.environments.source import Source
+from astuner.environments_folder import FOLDER_VARIABLE, installed_program
 from astuner.errors import InstallError
 from tests.environments.conftest import Index, small_spec, use_spec
 
@@ -295,3 +297,24 @@ def test_an_environment_in_use_is_not_replaced(request_for: RequestFor, index: I
         install(request_for(fresh=True), print)
     run.communicate()
     install(request_for(fresh=True), print)
+
+
+def test_an_environment_of_a_program_has_no_astuner(
+    index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "environments"))
+    setup = ("python", "-c", "import backend, sys; open(sys.prefix + '/ready', 'w').write(str(backend.VERSION))")
+    spec = ProgramSpec("appworld", ("backend<2",), setup, "call {bin}/backend")
+    lines: list[str] = []
+    install_program(spec, lines.append)
+    programs = tmp_path / "environments/appworld/bin"
+    assert (programs.parent / "ready").read_text() == "1.0"
+    assert lines[-1] == f"next: call {programs}/backend"
+    assert installed_program("appworld", "python") == str(programs / "python")
+    assert installed_program("appworld", "none") is None
+    lines.clear()
+    install_program(spec, lines.append)
+    assert "already installed" in lines[0]
+    with pytest.raises(InstallError, match=r"no-such-package(?s:.*)"):
+        install_program(replace(spec, requirements=("no-such-package",)), lines.append)
+    assert "already installed" not in lines[-1]

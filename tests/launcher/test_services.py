@@ -131,7 +131,7 @@ def test_a_job_has_services_too(declare: Declare, port: int, monkeypatch: pytest
         (["--with-evn"], ["--with-evn: there is no service 'evn'; did you mean --with-env?", "declares env (", "ray,"]),
         (["--with-ray"], ["--with-ray needs ray, which is not installed", 'pip install "ray[default]"']),
         (["--with-ray-cluster"], ["--with-ray-cluster needs ray, which is not installed"]),
-        (["--with-appworld"], ["--with-appworld needs appworld", "pip install appworld", "appworld download data"]),
+        (["--with-appworld"], ["--with-appworld needs appworld", "astuner install appworld", "appworld download data"]),
         (["--with-env"], ["service env cannot be started", "No such file", "no-such-program"]),
         (["--with-env", "astuner.services.env.cwd=nowhere"], ["services.env.cwd is 'nowhere'", "no such folder"]),
     ],

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from astuner.env_service.environment import Environment
+from astuner.environments_folder import installed_program
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.localhost import ADDRESS, free_port
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
@@ -58,7 +59,7 @@ class AppWorldEnvironment(Environment):
     def __init__(
         self,
         root: str | None = None,
-        command: str | Sequence[str] = "appworld",
+        command: str | Sequence[str] | None = None,
         max_interactions: int = 1000,
         timeout_seconds: int = 100,
     ) -> None:
@@ -66,7 +67,7 @@ class AppWorldEnvironment(Environment):
 
         Args:
             root: the folder in which `appworld download data` was called; `APPWORLD_ROOT` or `.` by default.
-            command: the program `appworld`; it must be that of an environment with pydantic 1.
+            command: the program `appworld`; by default that of `astuner install appworld`, or else that on the PATH.
             max_interactions: the number of actions that AppWorld executes.
             timeout_seconds: seconds that an action may take.
 
@@ -74,16 +75,17 @@ class AppWorldEnvironment(Environment):
             EnvError: the folder has no tasks, or there is no such program.
         """
         self._root = Path(root or os.environ.get("APPWORLD_ROOT") or ".").expanduser().resolve()
+        command = command or installed_program("appworld", "appworld") or "appworld"
         self._command = shlex.split(command) if isinstance(command, str) else list(map(str, command))
         if shutil.which(self._command[0]) is None:
             raise EnvError(
                 f"there is no program {short_repr(self._command[0])}. Install AppWorld in its own virtual environment "
-                "(`pip install appworld && appworld install`), and set `command` to its program `appworld`"
+                "with `astuner install appworld`, or set `command` to its program `appworld`"
             )
         if not (self._root / "data/datasets").is_dir():
             raise EnvError(
                 f"{self._root} has no AppWorld tasks (no folder data/datasets). Download them with "
-                f"`appworld download data --root {self._root}`, or set `root`"
+                f"`{self._command[0]} download data --root {self._root}`, or set `root`"
             )
         self._options = {"max_interactions": max_interactions, "timeout_seconds": timeout_seconds}
         self._timeout = timeout_seconds + 60.0

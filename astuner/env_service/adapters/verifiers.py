@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from astuner.env_service.environment import Environment
+from astuner.environments_folder import installed_program
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
 
@@ -56,7 +57,8 @@ class VerifiersEnvironment(Environment):
             config: the environment's config in verifiers (`EnvConfig`), for example `{"taskset": {"split": "train"}}`.
             validation: values of the config that differ for the split `validation`, which does not exist without them.
             max_tasks: the number of tasks of a split that are read.
-            python: the interpreter with verifiers and the taskset; by default, `ASTUNER_VERIFIERS_PYTHON`.
+            python: the interpreter with verifiers and the taskset; by default, `ASTUNER_VERIFIERS_PYTHON`, or
+                that of `astuner install verifiers`.
             cwd: the working directory of the processes, in which modules are found.
             timeout: seconds that the start and a step may take.
 
@@ -66,13 +68,12 @@ class VerifiersEnvironment(Environment):
         self._name, self._cwd, self._timeout, self._max_tasks = name, cwd, timeout, max_tasks
         base = _merged({"taskset": {"id": name}}, config or {})
         self._configs = {"train": base} | ({} if validation is None else {"validation": _merged(base, validation)})
-        self._python = python or os.environ.get(PYTHON_VARIABLE, "")
+        self._python = python or os.environ.get(PYTHON_VARIABLE) or installed_program("verifiers", "python") or ""
         if not self._python or shutil.which(self._python) is None:
             given = f"there is no interpreter {short_repr(self._python)}" if self._python else "no interpreter is set"
             raise EnvError(
-                f"{given}. Install verifiers and the taskset in a virtual environment of their own (python3 -m venv "
-                f"DIR; DIR/bin/pip install verifiers), and set {PYTHON_VARIABLE} or the parameter python to "
-                "DIR/bin/python"
+                f"{given}. Install verifiers in a virtual environment of its own with `astuner install verifiers`, or "
+                f"set {PYTHON_VARIABLE} or the parameter python to an interpreter with verifiers"
             )
         self._tasks: dict[str, list[dict[str, Any]]] = {}
         self._process: subprocess.Popen[bytes] | None = None
