@@ -49,6 +49,18 @@ def make_judge(
         ) from error
 
 
+def judge_paths(config: TaskJudgeConfig) -> list[str]:
+    """Return the paths of the configured judge and of the judges in its parameters."""
+    nested: list[object] = [config.params]
+    paths = [] if config.judge_protocol is None else [config.judge_protocol]
+    for value in nested:  # which grows
+        if isinstance(value, Mapping):
+            nested += value.values()
+            path = value.get("judge_protocol")
+            paths += [path] if isinstance(path, str) else []
+    return paths
+
+
 def _check_params(path: str, judge_class: type[BaseJudge], params: Mapping[str, Any], setting: str) -> None:
     """Check the parameters against the signature of the class.
 

@@ -8,7 +8,7 @@ import pytest
 
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import PluginError
-from astuner.task_judge.loading import make_judge
+from astuner.task_judge.loading import judge_paths, make_judge
 
 CODE = """
 from astuner.task_judge.judge_base import BaseJudge
@@ -71,3 +71,13 @@ def test_parameters_reach_the_constructor(folder: Path) -> None:
 def test_wrong_parameters_are_named(folder: Path, name: str, params: dict[str, object], message: str) -> None:
     with pytest.raises(PluginError, match=message):
         make_judge(f"scaled_judges->{name}", TaskJudgeConfig(), params, [folder])
+
+
+def test_the_paths_of_all_judges_are_known_before_any_is_imported() -> None:
+    inner = {"gate": {"judge_protocol": "gate->Gate"}, "judge": {"judge_protocol": "b->B", "params": {"x": [1]}}}
+    params = {
+        "judges": {"a": {"judge_protocol": "a->A", "weight": 2}, "b": {"judge_protocol": "c->C", "params": inner}}
+    }
+    config = TaskJudgeConfig(judge_protocol="all->All", params=params)
+    assert judge_paths(config) == ["all->All", "a->A", "c->C", "gate->Gate", "b->B"]
+    assert judge_paths(TaskJudgeConfig()) == []

@@ -30,7 +30,7 @@ from astuner.redaction.output import redacted_output
 from astuner.run_record import RunFinding
 from astuner.schema import LlmCall, TaskSet
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.loading import make_judge
+from astuner.task_judge.loading import judge_paths, make_judge
 from astuner.task_judge.rubrics_auto_grader import Rubrics, load_or_learn_rubrics, make_grader
 from astuner.task_reader import apply_filters, read_tasks
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
@@ -226,7 +226,7 @@ def check_names(config: AstunerConfig, config_dir: Path) -> None:
     paths += [source.redact for source in sources if source.redact]
     if config.trainer_common.algorithm.adv_estimator != "sft":
         paths += filter(None, (config.rollout.agentscope_workflow,))
-        paths += filter(None, () if config.task_judge.learns_rubrics else (config.task_judge.judge_protocol,))
+        paths += () if config.task_judge.learns_rubrics else judge_paths(config.task_judge)
         paths += [player for player in config.rollout.players.values() if player != "random"]
     with redacted_output():
         for path in paths:

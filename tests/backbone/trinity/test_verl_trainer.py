@@ -104,7 +104,7 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gdpo", "rloo", "reinforce++", "gspo", "cispo"])
 def test_weights_after_a_step_equal_those_of_the_local_backbone(model_folder: Path, algorithm: str, workers: int):
     config = small_run(algorithm)
     episodes = make_episodes(local_reference(model_folder).logprobs)
