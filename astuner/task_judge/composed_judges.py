@@ -116,6 +116,11 @@ class WeightedJudge(BaseJudge):
             **_notes(parts),
         )
 
+    def close(self) -> None:
+        """Close the judges."""
+        for judge in self.judges.values():
+            judge.close()
+
 
 class GatedJudge(BaseJudge):
     """The reward of a judge, for episodes that another judge, the gate, has passed.
@@ -170,6 +175,11 @@ class GatedJudge(BaseJudge):
             call_rewards=judged.call_rewards,
             **_notes(parts),
         )
+
+    def close(self) -> None:
+        """Close both judges."""
+        self.gate.close()
+        self.judge.close()
 
 
 def _child(

@@ -208,7 +208,7 @@ def load_run_inputs(
     env_services = {url: service_address(url, env_service) for url in sorted(urls)}
     rubrics = None
     if config.task_judge.learns_rubrics and not supervised:
-        rubrics = _load_rubrics(config, config_dir, search, env_service)
+        rubrics = load_rubrics(config, config_dir, search, env_service)
         judge = make_grader(config.task_judge, rubrics)
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics)
 
@@ -233,7 +233,7 @@ def check_names(config: AstunerConfig, config_dir: Path) -> None:
             reject_missing(path, search=(Path.cwd(), config_dir.absolute()))
 
 
-def _load_rubrics(
+def load_rubrics(
     config: AstunerConfig, config_dir: Path, search: Sequence[Path], env_service: EnvServiceAddress | None
 ) -> Rubrics:
     """Load or learn the rubrics of the judge.
