@@ -5,7 +5,7 @@ from pathlib import Path
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 
-DATA = Path("data/example_rubrics_judge")
+DATA = Path(__file__).parent / "data"
 HELD_OUT = 5
 """One of this number of questions is for validation."""
 STYLES = (
