@@ -109,7 +109,9 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
         steps=tuple(steps),
         errors=dict(Counter(str(row.error_kind) for row in unscored).most_common()),
         first_error=unscored[0].error if unscored else None,
-        audit=_audit(rows, options) if options.audit or len(judges) > 1 else None,
+        audit=_audit([row for row, each in zip(rows, judged, strict=True) if each.was_asked], options)
+        if options.audit or len(judges) > 1
+        else None,
     )
     output = create_rescore_folder(folder, options.judges[0], options.output)
     write_rescore(output, result, rows)

@@ -23,6 +23,7 @@ from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer import queries
 from astuner.viewer.episode_view import advantages_of_calls, by_agent, episode_view, read_episode_at, transcript
 from astuner.viewer.queries import EpisodeFilter, Order
+from astuner.viewer.rescore_view import rescore_list, rescore_view
 from astuner.viewer.runs import IndexCache, RunList, Runs, findings_of
 from astuner.viewer.security import RequestGuard
 from astuner.viewer.token_texts import find_token_texts
@@ -100,6 +101,14 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
     def metrics(run: str, after: ExactInt = 0, generation: str | None = None) -> Response:
         with indexes.of(run).reading() as db:
             return _json_response(queries.metrics(db, after, generation or None))
+
+    @app.get("/api/rescores")
+    def rescores(run: str) -> Response:
+        return _json_response(rescore_list(indexes.runs.folder(run)))
+
+    @app.get("/api/rescore")
+    def rescore(run: str, name: str) -> Response:
+        return _json_response(rescore_view(indexes.runs.folder(run), name))
 
     @app.get("/api/config")
     def config(run: Annotated[list[str], Query()]) -> Response:

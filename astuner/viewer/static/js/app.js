@@ -10,6 +10,7 @@ const PAGES = {
   episodes: async () => (await import("./episodes.js")).episodesPage,
   step: async () => (await import("./group.js")).stepPage,
   group: async () => (await import("./group.js")).groupPage,
+  rescore: async () => (await import("./rescore.js")).rescorePage,
   episode: async () => (await import("./episode.js")).episodePage,
 };
 const SECONDS = 2;

@@ -48,7 +48,7 @@ export async function runPage(query) {
     return runs.some((run) => run.about.state === "running") ? "● following" : "";
   };
   const others = h("details", {}, h("summary", {}, "all other metrics"), more);
-  const content = [top, controls(settings, redraw), charts, others, steps, await configuration(names)];
+  const content = [top, controls(settings, redraw), charts, others, steps, await judgedAnew(names), await configuration(names)];
   return { content, refresh };
 }
 
@@ -137,6 +137,18 @@ function stepTable({ name, about }) {
   ], shown);
   const more = about.steps.length > shown.length ? h("p", { class: "soft" }, `the last ${shown.length} of ${about.steps.length}`) : null;
   return h("section", {}, h("h2", {}, "Steps"), table, more);
+}
+
+// Results of astuner rescore.
+async function judgedAnew(names) {
+  const rows = names.length === 1 ? await fetchJson("rescores", { run: names[0] }) : [];
+  if (!rows.length) return "";
+  return h("section", { id: "rescores" }, h("h2", {}, "Judged anew"), list([
+    ["result", (row) => h("a", { href: link("rescore", { run: names[0], name: row.name }) }, brief(row.name, 80)), true],
+    ["judge", (row) => brief(row.judge, 80), true], ["episodes", (row) => count(row.episodes)], ["changed", (row) => count(row.changed)],
+    ["flips", (row) => count(row.sign_flips)], ["tau", (row) => real(row.kendall_tau)],
+    ["audit", (row) => (row.diverges ? h("span", { class: "bad" }, "diverges") : "–"), true],
+  ], rows));
 }
 
 async function configuration(names) {
