@@ -5,14 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from astuner.config.loading import load_config
 from astuner.env_service import Environment, load_environment
+from astuner.env_service.validation import service_client
 from astuner.errors import EnvError
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.schema import EnvTask, Task, WorkflowTask
+from astuner.task_judge.env_service_as_judge import EnvServiceJudge
+from astuner.task_runner import TaskRunner
+from tutorial.example_appworld.appworld import ExampleAgentScopeLearnProtocol
 
 SUPERVISOR = {"first_name": "Ada", "last_name": "Byron", "email": "ada@mail.com", "phone_number": "555"}
+EXAMPLE = Path(__file__).parents[2] / "tutorial/example_appworld/appworld.yaml"
 COMMAND = [sys.executable, str(Path(__file__).with_name("appworld_server.py"))]
 
 
@@ -78,3 +88,38 @@ def test_what_is_missing_is_named(root: Path, tmp_path_factory: pytest.TempPathF
     environment = load_environment("appworld/appworld", {"root": str(root), "command": COMMAND})
     with pytest.raises(EnvError, match=r"server ended with code 1: The data does not exist\."):
         environment.reset("train", "a1_1", 0)
+
+
+async def test_the_agent_of_the_example_plays_a_task(root: Path, tokenizer: Any) -> None:
+    config = load_config(EXAMPLE).config.astuner
+    env = config.task_reader.env_service
+    assert (env.env_type, env.validation_split) == ("appworld/appworld", "dev")
+    assert config.rollout.agentscope_workflow.endswith("appworld->ExampleAgentScopeLearnProtocol")
+    answers = iter(
+        [
+            "I look around.",
+            "```python\nprint(len('milk'))\n```",
+            "First:\n```python\napis.notes.add('milk')\n```",
+            "```python\napis.supervisor.complete_task()\n```",
+        ]
+    )
+    prompts: list[str] = []
+
+    def answer(prompt: Any, params: Any) -> list[int]:
+        prompts.append(tokenizer.decode(prompt))
+        ids: list[int] = tokenizer.encode(f"{next(answers)}<|im_end|>", add_special_tokens=False)
+        return ids
+
+    task = EnvTask(env.env_type, "train", "a1_1", {"root": str(root), "command": COMMAND})
+    async with service_client([env.env_type], None) as client:
+        instance = await client.create(task)
+        engine = ScriptedEngine(answer, max_model_len=8192)
+        runner = TaskRunner(
+            ExampleAgentScopeLearnProtocol, EnvServiceJudge(config), engine, ChatCodec(tokenizer, "qwen3")
+        )
+        workflow_task = WorkflowTask(Task("t", instance.profile.main_query), "e", env=instance)
+        episode = await runner.run(workflow_task, runner.tuner(workflow_task, CallSettings()))
+    assert episode.error is None
+    assert (episode.reward, episode.is_success, episode.metadata["turns"]) == (0.5, False, 3)
+    assert "has no code block" in prompts[1]
+    assert "4\n" in prompts[2]
