@@ -14,7 +14,7 @@ from astuner.backbone.base import MemoryEstimate, PreflightContext, load_backbon
 from astuner.backbone.training.progress import warn_if_slow
 from astuner.backbone.training.run_inputs import (
     RunInputs,
-    check_names,
+    check_references,
     context_notice,
     greedy_validation_notice,
     load_run_inputs,
@@ -51,7 +51,7 @@ def check_run(launcher: Launcher, *, dry_run: bool, shown: Shown | None = None) 
     launcher.log_notices()
     console = make_console()
     config = launcher.config.astuner
-    check_names(config, launcher.config_dir)  # before `filtered_output`, which imports transformers
+    check_references(config, launcher.config_dir)  # before `filtered_output`, which imports transformers
     with filtered_output(), contextlib.ExitStack() as stack:
         check_loggers(config.trainer_common.logger)
         backbone = load_backbone(config.backbone)

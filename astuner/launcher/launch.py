@@ -25,7 +25,13 @@ from astuner.backbone.base import (
     load_training_backbone,
 )
 from astuner.backbone.training.progress import RunProgress, warn_if_slow
-from astuner.backbone.training.run_inputs import RunInputs, check_names, context_notice, load_run_inputs, runs_inline
+from astuner.backbone.training.run_inputs import (
+    RunInputs,
+    check_references,
+    context_notice,
+    load_run_inputs,
+    runs_inline,
+)
 from astuner.clock import timestamp
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
@@ -151,7 +157,7 @@ class Launcher:
 
         # The record's config.yaml has the model that is evaluated.
         launcher = replace(self, config=with_values(self.config, {"astuner.model.path": model})) if model else self
-        return launcher._run("-eval", load_training_backbone, load_inputs, evaluate)
+        return launcher._run("-eval", load_training_backbone, load_inputs, evaluate, model=model)
 
     def dry_run(self, run_inputs: RunInputs) -> list[Episode]:
         """Roll out a few training episodes; the record is `{experiment}-check`."""
@@ -217,6 +223,7 @@ class Launcher:
         run: Callable[[AnyBackbone, RunContext], Result],
         *,
         is_training: bool = False,
+        model: str | None = None,
     ) -> Result:
         """Run a backbone in a new run record.
 
@@ -226,6 +233,7 @@ class Launcher:
             load_inputs: loads tasks, model and agent.
             run: runs the backbone.
             is_training: whether weights are trained; such a run may resume an earlier one.
+            model: the model of the option --model; None without it.
         """
         config = self.config.astuner
         console = make_console()
@@ -234,7 +242,7 @@ class Launcher:
             set_debugger_port(config.debug.debugger_port)
         folder = Path(config.experiment_dir + suffix)
         active = ActiveEpisodes()
-        check_names(config, self.config_dir)  # before `filtered_output`, which imports transformers
+        check_references(config, self.config_dir, model)  # before `filtered_output`, which imports transformers
         with filtered_output(), report_on_usr1(lambda: _log_state(active)), contextlib.ExitStack() as stack:
             # All checks come before an earlier record is moved aside, the fast ones first.
             with _gc_paused():

@@ -52,6 +52,17 @@ def file_splits(
     return training, _split(validation, base_dir, search) if validation else None
 
 
+def check_files(config: DatasetFileConfig, base_dir: Path) -> None:
+    """Check that the files exist and have a known format, except those that a function names.
+
+    Raises:
+        TaskDataError: a file is missing or has an unknown format.
+    """
+    for path in (config.training.file_path, config.validation.file_path):
+        if path and "->" not in path:
+            _split(path, base_dir, ())
+
+
 def _split(file_path: str, base_dir: Path, search: Sequence[Path]) -> DatasetSplit:
     path = path_from_function(file_path, search) if "->" in file_path else file_path
     file = find_path(path, base_dir)

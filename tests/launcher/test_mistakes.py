@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -265,3 +267,25 @@ def test_the_model_of_a_run_is_an_option(astuner: Command, folder: Path, tmp_pat
     ended = astuner("--conf", "run.yaml", "--model", name, "--backbone=debug")
     assert ended.code == 0, ended.out
     assert yaml.safe_load(Path("launcher_record/run-debug/config.yaml").read_text())["astuner"]["model"]["path"] == name
+
+
+def test_missing_classes_files_and_models_are_told_before_pytorch_is_imported(folder: Path):
+    commands = [
+        (f"{TRAINING}=trian.jsonl", "did you mean train.jsonl"),
+        ("model.path=./modle", "did you mean 'model'"),
+        ("rollout.agentscope_workflow='agents->Wrokflow'", "has no wrokflow"),
+    ]
+    code = (
+        "import sys\n"
+        "from astuner.cli import main\n"
+        "for setting in sys.argv[1:]:\n"
+        "    sys.argv = ['astuner', '--conf', 'run.yaml', f'astuner.{setting}']\n"
+        "    try: main()\n"
+        "    except SystemExit as end: assert end.code == 1\n"
+        "assert not {'torch', 'transformers', 'datasets', 'agentscope'} & set(sys.modules)"
+    )
+    words = [sys.executable, "-c", code, *(setting for setting, _ in commands)]
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for _, part in commands:
+        assert part in ended.stderr.lower()

@@ -26,16 +26,28 @@ def model_path(path: str, key: str, search: Sequence[Path]) -> str:
     """
     if "->" in path:
         return str(_checked_folder(_call_folder_function(path, search), f"{path} returned"))
-    relative = Path(path).expanduser()
-    local = next((match for folder in search if (match := folder / relative).exists()), None)
-    # The name of a model on Hugging Face has at most one slash.
-    if local is None and (path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/")):
-        raise ModelError(f"{key} is {path!r}, which does not exist; {_folder_hint(relative, search)}")
+    local = local_model(path, key, search)
     if local is None:
         logger.info("{} {!r} is not a local folder; loading it from Hugging Face", key, path)
         return path
-    folder = _checked_folder(local, f"{key} is")
-    return str(relative) if (Path.cwd() / relative).exists() else str(folder)
+    relative = Path(path).expanduser()
+    return str(relative) if (Path.cwd() / relative).exists() else str(local)
+
+
+def local_model(path: str, key: str, search: Sequence[Path]) -> Path | None:
+    """Return the folder of a model; None for a name of Hugging Face. The arguments are those of `model_path`.
+
+    Raises:
+        ModelError: a local path does not exist, or contains no model.
+    """
+    relative = Path(path).expanduser()
+    local = next((match for folder in search if (match := folder / relative).exists()), None)
+    if local is not None:
+        return _checked_folder(local, f"{key} is")
+    # The name of a model on Hugging Face has at most one slash.
+    if path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/"):
+        raise ModelError(f"{key} is {path!r}, which does not exist; {_folder_hint(relative, search)}")
+    return None
 
 
 def _call_folder_function(path: str, search: Sequence[Path]) -> Path:

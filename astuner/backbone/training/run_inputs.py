@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings, load_player
-from astuner.backbone.training.model_folder import model_path
+from astuner.backbone.training.model_folder import local_model, model_path
 from astuner.backbone.training.task_files import with_task_files
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
@@ -33,6 +33,7 @@ from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.loading import judge_paths, make_judge
 from astuner.task_judge.rubrics_auto_grader import Rubrics, load_or_learn_rubrics, make_grader
 from astuner.task_reader import apply_filters, read_tasks
+from astuner.task_reader.dataset_file import check_files
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
 from astuner.tools import sandbox_agentscope
@@ -213,12 +214,18 @@ def load_run_inputs(
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics)
 
 
-def check_names(config: AstunerConfig, config_dir: Path) -> None:
-    """Check that the user's modules and names exist, without importing PyTorch or user code.
+def check_references(config: AstunerConfig, config_dir: Path, model: str | None = None) -> None:
+    """Check that the user's classes, files and model exist, without importing PyTorch or user code.
+
+    Args:
+        config: the resolved configuration.
+        config_dir: the YAML's folder.
+        model: a model to use instead of `model.path`.
 
     Raises:
-        PluginError: one does not exist.
+        PluginError, TaskDataError, ModelError: one does not exist.
     """
+    search = (Path.cwd(), config_dir.absolute())
     reader = config.task_reader
     paths = [path for path in (reader.type, *(part.type for part in reader.mixture)) if "->" in path]
     paths += [entry.function for entry in reader.filters if entry.type == "function"]
@@ -228,9 +235,16 @@ def check_names(config: AstunerConfig, config_dir: Path) -> None:
         paths += filter(None, (config.rollout.agentscope_workflow,))
         paths += () if config.task_judge.learns_rubrics else judge_paths(config.task_judge)
         paths += [player for player in config.rollout.players.values() if player != "random"]
+    if "->" in (chosen := model or config.model.path):
+        paths.append(chosen)
     with redacted_output():
         for path in paths:
-            reject_missing(path, search=(Path.cwd(), config_dir.absolute()))
+            reject_missing(path, search=search)
+        for part in reader.mixture or (reader,):
+            if part.type == "dataset_file":
+                check_files(part.dataset_file, config_dir)
+        if "->" not in chosen:
+            local_model(chosen, "--model" if model else "model.path", search)
 
 
 def load_rubrics(
