@@ -277,26 +277,25 @@ def checked_judgement(answer: object, judge: BaseJudge) -> Judgement:
         JudgeError: it has another form, or a value in it is invalid.
     """
     try:
-        return _complete(answer if isinstance(answer, Judgement) else _from_short_form(answer))
+        return _complete(answer if isinstance(answer, Judgement) else _from_short_form(answer, judge))
     except (WorkflowError, TypeError, ValueError) as error:
-        raise JudgeError(
-            f"judge {_name(judge)} returned {short_repr(answer)}: {message_of(error)}; {_EXPECTED}."
-        ) from None
+        text = short_repr(answer) + (f": {message_of(error)}" if isinstance(answer, Judgement) else "")
+        raise JudgeError(f"judge {_name(judge)} returned {text}; {_EXPECTED}.") from None
 
 
-def _from_short_form(answer: object) -> Judgement:
+def _from_short_form(answer: object, judge: BaseJudge) -> Judgement:
     """Return the judgement for a reward, or for a reward and whether the task was solved.
 
     Raises:
-        TypeError, ValueError, WorkflowError: the answer has neither form.
+        JudgeError: the second value is not a bool.
+        ValueError, WorkflowError: the answer has neither form.
     """
     if not isinstance(answer, tuple | list):
         return Judgement(checked_reward(answer, "the reward"))
-    if len(answer) != 2:
-        raise ValueError(f"it has {len(answer)} values")
     reward, success = answer
-    if success is None:
-        raise TypeError("is_success=None")
+    success = success.item() if hasattr(success, "item") else success  # numpy's bool
+    if not isinstance(success, bool):
+        raise JudgeError(f"judge {_name(judge)} returned is_success={short_repr(success)}; {_EXPECTED}.")
     if isinstance(reward, Mapping) and reward:
         return Judgement(agent_rewards=reward, is_success=success)
     return Judgement(checked_reward(reward, "the reward"), success)
