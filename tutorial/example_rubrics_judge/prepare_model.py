@@ -8,15 +8,15 @@ from tutorial.starting_model import Recipe, starting_model
 
 RECIPE = Recipe(
     "rubrics_judge_tiny",
-    hidden_size=64,
-    intermediate_size=192,
+    hidden_size=96,
+    intermediate_size=288,
     layers=2,
-    head_dim=16,
+    head_dim=24,
     context=256,
     validation_transcripts=32,
     prompt_loss_weight=0.0,
 )
-TRANSCRIPTS = 4_000
+TRANSCRIPTS = 20_000
 
 
 def tiny_model() -> Path:

@@ -95,8 +95,7 @@ class LlmClient:
         self.meter = UsageMeter(config)
         self._max_answer_tokens = max_answer_tokens
         self._keys = ApiKeys.from_environment(config)
-        folder = Path(config.cache_dir) if config.cache_dir else default_cache_folder()
-        self._cache = AnswerCache(folder) if config.cache else None
+        self._cache = self._opened_cache()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -131,16 +130,21 @@ class LlmClient:
         return asyncio.run_coroutine_threadsafe(coroutine, self._start()).result()
 
     def close(self) -> None:
-        """Close the connections, the cache and the thread. Requests in progress are cancelled."""
+        """Close the connections, the cache and the thread; `ask` opens them again. Requests are cancelled."""
         with self._lock:
             loop, thread, self._loop = self._loop, self._thread, None
+            cache, self._cache = self._cache, None
         if loop is not None and thread is not None:
             asyncio.run_coroutine_threadsafe(self._shut_down(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
-        if self._cache is not None:
-            self._cache.close()
+        if cache is not None:
+            cache.close()
+
+    def _opened_cache(self) -> AnswerCache | None:
+        folder = Path(self.config.cache_dir) if self.config.cache_dir else default_cache_folder()
+        return AnswerCache(folder) if self.config.cache else None
 
     async def _shut_down(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -162,6 +166,7 @@ class LlmClient:
                     max_retries=0,
                     timeout=self.config.request_timeout,
                 )
+                self._cache = self._cache or self._opened_cache()
                 self._slots = asyncio.Semaphore(self.config.max_concurrent_requests)
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=self._loop.run_forever, name="judge LLM", daemon=True)

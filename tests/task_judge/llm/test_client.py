@@ -218,6 +218,14 @@ def test_the_cache_answers_a_question_that_was_asked_before(tmp_path: Path):
     assert b"Another question" not in content
 
 
+def test_a_closed_client_can_be_used_again(tmp_path: Path):
+    with serving(in_turn(GOOD), tmp_path, cache=True) as (endpoint, client):
+        ask(client)
+        client.close()
+        assert ask(client).usage.cache_hits == 1
+        assert len(endpoint.requests) == 1
+
+
 def test_the_cache_is_safe_for_concurrent_clients(tmp_path: Path):
     questions = [[{"role": "user", "content": f"question {number}"}] for number in range(8)]
     with scripted_endpoint(in_turn(GOOD)) as endpoint:
