@@ -7,6 +7,8 @@ import shutil
 import signal
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner.errors import UnscoredError
+from astuner.task_judge.judge_base import BaseJudge
 
 
 class Letters(Workflow):
@@ -22,6 +24,24 @@ class Letters(Workflow):
             messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "go on"}]
         share = sum(char.isalpha() for char in answer_text) / max(len(answer_text), 1)
         return WorkflowOutput(reward=share, is_success=share > 0.5, log_metrics={"characters": len(answer_text)})
+
+
+class Answers(Workflow):
+    """One answer, which the judge scores."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        answer = await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        return WorkflowOutput(metadata={"final_answer": answer.parsed.content})
+
+
+class CountsLetters(BaseJudge):
+    """The reward is the number of letters; the first episode of each group cannot be scored."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        if workflow_task.repeat_index == 0 and not workflow_task.is_validation:
+            raise UnscoredError("the service is busy", "busy")
+        letters = sum(char.isalpha() for char in workflow_output.metadata["final_answer"])
+        return float(letters), letters > 0
 
 
 class MixesTemperatures(Workflow):
