@@ -335,7 +335,10 @@ _ENVELOPE_BYTES = 64 * 1024
 
 
 def _too_large(size: int, limit: int) -> str:
-    return f"is {size:,} bytes long; the limit of the service is {limit:,} bytes (--max-observation-bytes)"
+    return (
+        f"is {size:,} bytes long; the limit of the service is {limit:,} bytes (--max-observation-bytes, or "
+        "limits.max_observation_bytes of task_reader.env_service)"
+    )
 
 
 def _invalid(message: str) -> ServiceRequestError:

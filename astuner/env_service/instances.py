@@ -288,7 +288,8 @@ class InstanceTable:
         except ServiceRequestError as error:
             code = error.info.code
             if code == "timeout":
-                error.info.message += " (--step-timeout); the service has ended the instance"
+                keys = "--step-timeout, or limits.step_timeout of task_reader.env_service"
+                error.info.message += f" ({keys}); the service has ended the instance"
                 await self._end_host(instance)
             if code != "task_ended" and (operation == "step" or code in ("timeout", "process_ended")):
                 instance.failure = error
