@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -72,15 +73,14 @@ class AstunerJob:
             backbone: auto, debug, local, trinity or verl; auto is trinity with two or more GPUs, and local otherwise.
             project_name: name of the project.
             experiment_name: name of the run and of its record; read_yaml_name is the name of the YAML file that the
-                job was dumped to or loaded from, or else job.
+                job was dumped to or loaded from, or else the workflow's: MathAgent gives math_agent.
             settings: other keys, with dots written as double underscores: `trainer_common__optim__lr=1e-5`.
 
         Raises:
             ConfigError: a key is unknown or a value is invalid.
         """
         self._config = RunConfig()
-        # Relative paths are resolved as for a file of this name in the working directory.
-        self._path = Path("job.yaml")
+        self._file: Path | None = None
         self._notices: tuple[str, ...] = ()
         values: dict[str, Any] = {
             "backbone": backbone,
@@ -169,15 +169,19 @@ class AstunerJob:
             raise ConfigError(f"set_data(type={type!r}): use one of {types}")
         return self.configure(values)
 
-    def dump_job_as_yaml(self, path: str | Path) -> Path:
+    def dump_job_as_yaml(self, path: str | Path, *, full: bool = False) -> Path:
         """Write the configuration as a YAML file for `astuner --conf` and `load_job_from_yaml`.
 
         `tune` then does what `astuner --conf` does with that file. Secrets, such as API keys, are written as
         `[redacted]`, with a warning that names their keys.
+
+        Args:
+            path: the file.
+            full: whether keys at their defaults are written, too.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(to_yaml(self._config, redacted=True))
+        target.write_text(to_yaml(self._config, redacted=True, full=full))
         if names := secret_keys(self._config):
             logger.warning(
                 "{} has [redacted] in place of the secrets in {}; keep secrets in environment variables, or give them "
@@ -185,13 +189,22 @@ class AstunerJob:
                 target,
                 ", ".join(names),
             )
-        self._path = target
+        self._file = target
         return target
+
+    @property
+    def _path(self) -> Path:
+        """The YAML file of the job; if there is none, one in the working directory that is named after the workflow."""
+        if self._file is not None:
+            return self._file
+        name = (self._config.astuner.rollout.agentscope_workflow or "").rpartition("->")[2]
+        words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+        return Path(f"{words or 'job'}.yaml")
 
     def load_job_from_yaml(self, path: str | Path) -> Self:
         """Replace the configuration by that of a YAML file."""
         loaded = load_config(Path(path))
-        self._config, self._path, self._notices = loaded.config, loaded.path, loaded.notices
+        self._config, self._file, self._notices = loaded.config, loaded.path, loaded.notices
         return self
 
     def tune(self, exp_dir: str | Path = "launcher_record", services: Sequence[str] = ()) -> TunedModel:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import yaml
 
 from astuner import AstunerJob, Workflow, WorkflowOutput
 from astuner.config.loading import load_config, resolve_names
@@ -23,6 +24,10 @@ class Talks(Workflow):
         return WorkflowOutput(reward=float(workflow_task.repeat_index))
 
 
+class TalksABCTwice(Talks):
+    pass
+
+
 def job() -> AstunerJob:
     made = AstunerJob(n_gpu=8, algorithm="grpo", model="some/model", trainer_common__optim__lr=1e-5)
     return made.set_workflow(MyWorkflow).set_data(type="hf", dataset_path="openai/gsm8k")
@@ -35,6 +40,32 @@ def test_a_dumped_job_reloads_to_the_equal_job(tmp_path: Path):
     assert loaded == made
     assert load_config(path).config == made.config
     assert loaded != AstunerJob()
+
+
+def test_a_dumped_job_has_the_keys_that_were_set(tmp_path: Path):
+    written = yaml.safe_load(job().dump_job_as_yaml(tmp_path / "set.yaml").read_text())["astuner"]
+    assert written["rollout"].pop("agentscope_workflow").endswith("->MyWorkflow")
+    assert written == {
+        "project_name": "astuner",
+        "model": {"path": "some/model"},
+        "task_reader": {"huggingface_dat_repo": {"dataset_path": "openai/gsm8k", "validation_split": None}},
+        "rollout": {},
+        "trainer_common": {"n_gpus_per_node": 8, "optim": {"lr": 1e-5}},
+    }
+    made = job()
+    full = made.dump_job_as_yaml(tmp_path / "full.yaml", full=True)
+    assert len(full.read_text().splitlines()) > 100
+    assert AstunerJob().load_job_from_yaml(full) == made
+
+
+def test_a_job_without_a_file_is_named_after_its_workflow(model_folder: Path, tmp_path: Path):
+    (tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?"}\n{"question": "2 + 2?"}\n')
+    made = AstunerJob(model=model_folder, rollout__num_repeat=2, trainer_common__total_training_steps=1)
+    made.configure(
+        {"data.train_batch_size": 2, "rollout.max_response_length_in_one_turn": 4, "model.renderer": "qwen3"}
+    )
+    made.set_workflow(TalksABCTwice).set_data("file", tmp_path / "tasks.jsonl")
+    assert made.tune(tmp_path).record == tmp_path / "talks_abc_twice"
 
 
 def test_the_configuration_contains_the_settings_of_the_job():
@@ -67,7 +98,7 @@ def test_a_job_may_run_in_a_thread(model_folder: Path, tmp_path: Path, monkeypat
         assert threads.submit(made.tune).result().metrics.steps == 1
 
 
-def test_mistakes_say_what_is_expected():
+def test_mistakes_say_what_is_expected(tmp_path: Path):
     with pytest.raises(ConfigError, match="did you mean"):
         AstunerJob(trainer_common__optim__lrr=1.0)
     with pytest.raises(ConfigError, match="adv_estimator"):
@@ -84,8 +115,9 @@ def test_mistakes_say_what_is_expected():
         AstunerJob().set_workflow(Inner)
     with pytest.raises(ConfigError, match="model"):
         AstunerJob().set_workflow(MyWorkflow).tune()
+    (tasks := tmp_path / "tasks.jsonl").write_text('{"question": "1 + 1?"}\n')
     with pytest.raises(BackboneError, match="backbone 'debug' has no trainer, so it can neither train nor evaluate"):
-        AstunerJob(model="some/model", backbone="debug").set_workflow(MyWorkflow).set_data("file", "a.jsonl").tune()
+        AstunerJob(model="some/model", backbone="debug").set_workflow(MyWorkflow).set_data("file", tasks).tune()
 
 
 def test_a_dumped_job_is_named_after_its_file_and_loads_without_notices(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
-def to_yaml(config: RunConfig, *, redacted: bool = False) -> str:
+def to_yaml(config: RunConfig, *, redacted: bool = False, full: bool = True) -> str:
     """Return the keys with their values as YAML, which `load_config` reads back as `config`.
 
     Keys that are accepted for older files only are left out at their defaults, because loading them gives a notice.
@@ -27,11 +27,14 @@ def to_yaml(config: RunConfig, *, redacted: bool = False) -> str:
     Args:
         config: the configuration.
         redacted: whether secrets are replaced with `[redacted]`.
+        full: whether keys at their defaults are written.
 
     Raises:
         ConfigError: a value is the text `???`, which means "missing" in Hydra's YAML.
     """
-    tree = without(config.model_dump(mode="json"), _left_out(config))
+    tree = without(config.model_dump(mode="json"), _left_out(config, full=full))
+    if not full:
+        tree = _without_empty_sections(tree)
     return yaml.dump(
         _literal(redact_settings(tree) if redacted else tree),
         Dumper=_Dumper,
@@ -41,8 +44,23 @@ def to_yaml(config: RunConfig, *, redacted: bool = False) -> str:
     )
 
 
-def _left_out(config: RunConfig) -> Iterator[KeyPath]:
+def _without_empty_sections(tree: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
+    """Return the tree without the sections of the schema that have no key left; a mapping that is a value stays."""
+    kept = {}
+    for name, value in tree.items():
+        here = (*path, name)
+        is_section = isinstance(value, dict) and here not in schema().keys
+        content = _without_empty_sections(value, here) if is_section else value
+        if content or not is_section:
+            kept[name] = content
+    return kept
+
+
+def _left_out(config: RunConfig, *, full: bool) -> Iterator[KeyPath]:
     for path, key in schema().keys.items():
+        if not full and not is_changed(config, path):
+            yield path
+            continue
         noticed = dotted(path) in WITHOUT_EFFECT or any(condition.at_default for condition in key.no_effect)
         if noticed and not is_changed(config, path):
             yield path

@@ -163,8 +163,9 @@ def test_a_written_configuration_loads_back_equal(
 ) -> None:
     config = made_valid(tree)
     path = tmp_path_factory.mktemp("round_trip") / "run.yaml"
-    path.write_text(to_yaml(config), encoding="utf-8")
-    assert load_config(path).config == config
+    for full in (True, False):
+        path.write_text(to_yaml(config, full=full), encoding="utf-8")
+        assert load_config(path).config == config
 
 
 @pytest.mark.parametrize(
