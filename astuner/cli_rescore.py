@@ -25,6 +25,11 @@ from astuner.cli_options import EXP_DIR, complete_runs, params_option
 @click.option("--audit", is_flag=True, help="Look for reward hacking. With one judge, it audits the recorded rewards.")
 @click.option("--step", type=click.IntRange(min=0), help="Only the episodes of this step.")
 @click.option("--split", type=click.Choice(["train", "val"]), help="Split of the episodes. [default: train, if any]")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, 1e8, min_open=True),
+    help="Seconds that the judge may take for an episode. [default: task_judge.timeout of the run]",
+)
 @click.option("--jobs", type=click.IntRange(1, 4096), default=64, show_default=True, help="Episodes at a time.")
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="DIR", help="New folder of the result. [default: beside RUN]"
@@ -39,6 +44,7 @@ def rescore(
     audit: bool,
     step: int | None,
     split: Literal["train", "val"] | None,
+    timeout: float | None,
     jobs: int,
     output: Path | None,
     as_json: bool,
@@ -55,5 +61,5 @@ def rescore(
         raise click.UsageError("--judge can be given twice at most: the new judge and the held-out judge")
     if held_out_param and len(judges) < 2:
         raise click.UsageError("--held-out-param needs a second --judge")
-    options = RescoreOptions(judges, param, held_out_param, audit, step, split, jobs, output, as_json)
+    options = RescoreOptions(judges, param, held_out_param, audit, step, split, timeout, jobs, output, as_json)
     judge_anew(run, Path(exp_dir), options)

@@ -43,6 +43,7 @@ class RescoreOptions:
         audit: Whether to audit the rewards. With one judge, it is the held-out judge of the recorded rewards.
         step: Only judge the episodes of this step.
         split: Only judge the episodes of this split; by default `train` if there are training episodes, else `val`.
+        timeout: Seconds that a judge may take for an episode; None for `task_judge.timeout` of the run.
         jobs: Number of episodes that are judged at the same time.
         output: Folder of the result; by default a new one beside the run's folder.
         as_json: Print one JSON object.
@@ -54,6 +55,7 @@ class RescoreOptions:
     audit: bool = False
     step: int | None = None
     split: Split | None = None
+    timeout: float | None = None
     jobs: int = 64
     output: Path | None = None
     as_json: bool = False
@@ -85,14 +87,15 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     entries = [entry for entry in selected if has_output(entry)]
     if not entries:
         raise RecordError(f"the workflows of all {len(selected)} episodes failed, so there is nothing to judge")
-    judged, seconds = _judge(folder, entries, judges[0], config, options.jobs)
+    timeout = options.timeout or config.task_judge.timeout
+    judged, seconds = _judge(folder, entries, judges[0], timeout, options.jobs, _keeps_tokens(config))
     steps, rows = compare(config, algorithm, judged)
     asked = [row for row, each in zip(rows, judged, strict=True) if each.was_asked]
     unscored = [row for row in asked if row.reward is None]
     if asked and len(unscored) == len(asked):
         raise JudgeError(f"{options.judges[0]} scored none of {len(asked)} episodes: {unscored[0].error}")
     if len(judges) > 1:
-        rows = with_held_out(rows, _judge(folder, entries, judges[1], config, options.jobs)[0])
+        rows = with_held_out(rows, _judge(folder, entries, judges[1], timeout, options.jobs)[0])
     result = Rescore(
         run=str(folder.absolute()),
         judge=options.judges[0],
@@ -161,7 +164,12 @@ def _select(folder: Path, step: int | None, split: Split | None) -> list[Episode
 
 
 def _judge(
-    folder: Path, entries: Sequence[EpisodeEntry], judge: BaseJudge, config: AstunerConfig, jobs: int
+    folder: Path,
+    entries: Sequence[EpisodeEntry],
+    judge: BaseJudge,
+    timeout: float,
+    jobs: int,
+    keep_tokens: bool = False,
 ) -> tuple[list[JudgedEpisode], float]:
     """Return the judged episodes, and the seconds that reading and judging took."""
     console = make_console()
@@ -172,12 +180,19 @@ def _judge(
             folder,
             entries,
             judge,
-            timeout=config.task_judge.timeout,
+            timeout=timeout,
             jobs=jobs,
             on_judged=lambda count: progress.advance(task, count),
-            keep_tokens=config.trainer_common.algorithm.overlong_buffer_length > 0,
+            keep_tokens=keep_tokens,
         )
-        return judged, max(time.monotonic() - started, 1e-9)
+        seconds = max(time.monotonic() - started, 1e-9)
+    judge.close()
+    return judged, seconds
+
+
+def _keeps_tokens(config: AstunerConfig) -> bool:
+    """Return whether the advantages depend on the lengths of the answers."""
+    return config.trainer_common.algorithm.overlong_buffer_length > 0
 
 
 def _audit(rows: Sequence[RescoredEpisode], options: RescoreOptions) -> RewardAudit:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from astuner.errors import EpisodeError, JudgeUnavailableError, UnscoredError, message_of
+from astuner.errors import EpisodeError, JudgeError, JudgeUnavailableError, UnjudgedError, UnscoredError, message_of
 from astuner.run_record import EpisodeEntry
 from astuner.run_record.judge_inputs import JudgeInput, read_judge_inputs
 from astuner.schema import Episode, Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.batch_scoring import score_batch
-from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score
+from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
+from astuner.task_judge.scoring import score, score_group
 from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards
 
 # Episodes that are in memory at the same time.
@@ -45,7 +45,11 @@ class JudgedEpisode:
 def has_output(entry: EpisodeEntry) -> bool:
     """Return whether a recorded episode has an output to judge: its workflow has not failed."""
     kind = entry.error_kind or ""
-    return entry.status != "failed" or kind == "judge" or kind.partition("/")[0] == UnscoredError.kind
+    return entry.status != "failed" or kind.partition("/")[0] in (
+        JudgeError.kind,
+        UnjudgedError.kind,
+        UnscoredError.kind,
+    )
 
 
 def judge_episodes(
@@ -73,6 +77,8 @@ def judge_episodes(
         RecordError: If an episode's file cannot be read.
         JudgeUnavailableError: If the judge cannot score any further episode.
     """
+    if isinstance(judge, BaseGroupJudge):
+        entries = sorted(entries, key=_group_of)
     inputs = read_judge_inputs(folder, entries)
 
     async def run() -> list[JudgedEpisode]:
@@ -91,6 +97,8 @@ async def _score_all(
     judge: BaseJudge, episodes: Sequence[JudgeInput], timeout: float, jobs: int
 ) -> list[Judgement | EpisodeError]:
     """Return the judgement of each episode, or why it has none. A judge with a plain method has `jobs` threads."""
+    if isinstance(judge, BaseGroupJudge):
+        return await _score_groups(judge, episodes, timeout, jobs)
     pairs = [(each.task, each.output) for each in episodes]
     if not inspect.iscoroutinefunction(judge.compute_reward):
         size = max(1, math.ceil(len(pairs) / jobs))
@@ -109,8 +117,36 @@ async def _score_all(
     return await asyncio.gather(*(score_one(*pair) for pair in pairs))
 
 
+async def _score_groups(
+    judge: BaseGroupJudge, episodes: Sequence[JudgeInput], timeout: float, jobs: int
+) -> list[Judgement | EpisodeError]:
+    """Return the judgements of whole groups, which are adjacent."""
+    slots = asyncio.Semaphore(jobs)
+
+    async def score_one(group: Sequence[JudgeInput]) -> Sequence[Judgement | EpisodeError]:
+        async with slots:
+            try:
+                return await score_group(judge, group[0].task, [each.output for each in group], timeout)
+            except EpisodeError as error:
+                return [error] * len(group)
+
+    groups = [list(group) for _, group in itertools.groupby(episodes, lambda each: _group_of(each.entry))]
+    return list(itertools.chain.from_iterable(await asyncio.gather(*map(score_one, groups))))
+
+
+def _group_of(entry: EpisodeEntry) -> tuple[int, str]:
+    return entry.step, entry.task_id
+
+
 def _chunks(inputs: Iterator[JudgeInput]) -> Iterator[list[JudgeInput]]:
-    while chunk := list(itertools.islice(inputs, _CHUNK)):
+    """Yield the episodes in parts that do not divide the episodes of a task that follow each other."""
+    chunk: list[JudgeInput] = []
+    for each in inputs:
+        if len(chunk) >= _CHUNK and _group_of(chunk[-1].entry) != _group_of(each.entry):
+            yield chunk
+            chunk = []
+        chunk.append(each)
+    if chunk:
         yield chunk
 
 

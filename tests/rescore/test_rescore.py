@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import time
 
 from astuner.errors import UnscoredError
 from astuner.schema import Judgement
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 
 
 class Exact(BaseJudge):
@@ -54,6 +55,17 @@ class PerAgent(BaseJudge):
     def compute_reward(self, task, output):
         right = float(output.metadata["final_answer"] == task.metadata["answer"])
         return Judgement(agent_rewards={"solver": right, "critic": 1 - right}, explanation="by agent")
+
+
+class Ranks(BaseGroupJudge):
+    groups = []
+
+    def compute_reward(self, task, output):
+        return 0.0, False
+
+    def compute_group_rewards(self, task, outputs):
+        self.groups.append((task.task_id, len(outputs)))
+        return [(float(output.metadata["final_answer"] == task.metadata["answer"]), True) for output in outputs]
 
 
 class Fails(BaseJudge):
@@ -163,6 +175,18 @@ def test_rewards_of_agents_change_the_gradient_although_the_mean_is_equal(run: P
     assert episode.judgement.explanation == "by agent"
 
 
+def test_a_judge_of_groups_gets_the_episodes_of_a_task_together(run: Path, rescored: Rescored):
+    episodes = [
+        an_episode(1, str(task), repeat, str(task) if repeat else "?", 1.0) for repeat in range(4) for task in (1, 2)
+    ]
+    write_run(run.parent / "apart", {1: episodes})
+    assert rescored("apart", "--judge", "judges->Ranks")["changed"] == 2
+    groups = sys.modules["judges"].Ranks.groups
+    assert sorted(groups) == [("1", 4), ("2", 4)]
+    rows = read_rescored_episodes(run.parent / "apart-rescore-Ranks")
+    assert {row.episode_id for row in rows if row.is_changed} == {"1-1-0", "1-2-0"}
+
+
 def test_each_result_has_its_own_folder(run: Path, rescored: Rescored, astuner: Command):
     for _ in range(2):
         rescored("math", "--judge", "judges->Exact")
@@ -176,9 +200,8 @@ def test_each_result_has_its_own_folder(run: Path, rescored: Rescored, astuner: 
 def test_unscored_episodes_have_no_reward_and_are_counted(tmp_path: Path, run: Path, astuner: Command):
     answers = ["1", "raise", "slow", "1"]
     episodes = [an_episode(1, "1", repeat, answer, float(repeat)) for repeat, answer in enumerate(answers)]
-    config = "astuner:\n  task_judge:\n    timeout: 5\n"
-    folder = write_run(tmp_path / "launcher_record" / "fussy", {1: episodes}, config=config)
-    ended = astuner("rescore", "fussy", "--judge", "judges->Fussy", "--jobs", "1")
+    folder = write_run(tmp_path / "launcher_record" / "fussy", {1: episodes})
+    ended = astuner("rescore", "fussy", "--judge", "judges->Fussy", "--jobs", "1", "--timeout", "5")
     shows(ended, "2 (1 judge, 1 timeout)", "no such answer", "4 changed")
     rows = read_rescored_episodes(folder.parent / "fussy-rescore-Fussy")
     assert [row.reward for row in rows] == [0.25, None, None, 0.25]
