@@ -35,6 +35,7 @@ from astuner.cli_options import (
 )
 from astuner.cli_rescore import rescore
 from astuner.cli_runs import runs
+from astuner.cli_serve import serve
 from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import AstunerError
 from astuner.redaction import learn_secret_settings
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
         install,
         rescore,
         runs,
+        serve,
         trace,
     ],
     no_args_is_help=True,

@@ -68,7 +68,7 @@ def chat(options: ChatOptions) -> None:
         AstunerError: the model or the agent cannot be loaded.
     """
     console = make_console(stderr=False)
-    path, renderer = _find_model(options)
+    path, renderer = find_model(options.model, options.exp_dir)
     with filtered_output(), contextlib.ExitStack() as stack:
         partner = stack.enter_context(_partner(options, path, renderer, console))
         if sys.stdin.isatty():
@@ -84,15 +84,18 @@ def chat(options: ChatOptions) -> None:
                 console.print(Text(f"error: {redact(str(error))}", style="red"))
 
 
-def _find_model(options: ChatOptions) -> tuple[str, str]:
-    """Return the path of the model, and its renderer.
+def find_model(name: str, exp_dir: Path) -> tuple[str, str]:
+    """Return the path of a model, and its renderer.
+
+    Args:
+        name: a run, the folder of a model, its Hugging Face name, or `package.module->function`.
+        exp_dir: the folder of the runs.
 
     Raises:
         RecordError, ModelError: there is no such run or model, or the run has no model.
     """
-    name = options.model
     with contextlib.suppress(RecordError):
-        run = find_run(name, options.exp_dir)
+        run = find_run(name, exp_dir)
         folder, config = run / "model", config_of(run)
         if not folder.is_dir():
             raise ModelError(
@@ -102,7 +105,7 @@ def _find_model(options: ChatOptions) -> tuple[str, str]:
         renderer = config.get("astuner.model.renderer")
         return str(folder), renderer if isinstance(renderer, str) else "auto"
     if not Path(name).exists() and "/" not in name and "->" not in name:
-        find_run(name, options.exp_dir)  # names of models on Hugging Face have a slash: it raises the error for a run
+        find_run(name, exp_dir)  # names of models on Hugging Face have a slash: it raises the error for a run
     return model_path(name, "--model", (Path.cwd(),)), "auto"
 
 
@@ -124,7 +127,7 @@ def _questions() -> Iterator[str]:
 def _partner(options: ChatOptions, path: str, renderer: str, console: Console) -> Iterator[_Partner]:
     if options.conf is None:
         codec = ChatCodec(load_tokenizer(path), renderer)
-        with _engine(path, codec, None) as engine:
+        with open_engine(path, codec, None) as engine:
             yield _Model(options, engine, codec, console)
         return
     loaded = load_config(options.conf)
@@ -137,7 +140,7 @@ def _partner(options: ChatOptions, path: str, renderer: str, console: Console) -
         raise ConfigError(
             f"{options.conf} plays the environment of each task with the built-in agent loop, which takes no questions"
         )
-    with _engine(path, run_inputs.codec, config) as engine:
+    with open_engine(path, run_inputs.codec, config) as engine:
         # The configured judge needs the fields of a task, which a question does not have.
         rollout = replace(run_inputs, judge=_NoJudge(config.task_judge)).rollout(config, engine, ActiveEpisodes())
         settings = call_settings(config, validation=True)
@@ -155,7 +158,8 @@ def _partner(options: ChatOptions, path: str, renderer: str, console: Console) -
 
 
 @contextlib.contextmanager
-def _engine(path: str, codec: ChatCodec, config: AstunerConfig | None) -> Iterator[LlmEngine]:
+def open_engine(path: str, codec: ChatCodec, config: AstunerConfig | None) -> Iterator[LlmEngine]:
+    """Load a model for inference, with the settings of a configuration if there is one; close it after the block."""
     device = choose_device(config.trainer_common.device if config else "auto")
     dtype = compute_dtype(config.model.dtype if config else "auto", device)
     model = load_causal_lm(path, dtype).to(device)

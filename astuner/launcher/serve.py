@@ -1,0 +1,182 @@
+"""`astuner serve`: serves a model to any client, and writes its conversations and the feedback of users to a file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+from astuner.gateway import Gateway, GatewaySettings
+from astuner.launcher.chat import find_model, open_engine
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.localhost import listen, local_hosts, rejection_reason
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
+from astuner.redaction import redact
+from astuner.run_record.files import JsonLines
+from astuner.run_record.jsonable import to_jsonable
+from astuner.tracing.trace import Feedback, TraceProblem, read_feedback, read_tools
+
+TRACE_HEADER = "x-trace-id"
+_FORWARDED_HEADERS = ("content-type", "accept", "anthropic-version", "anthropic-beta")
+_SHUTDOWN_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of the command.
+
+    Attributes:
+        model: a run, the folder of a model, its Hugging Face name, or `package.module->function`.
+        traces: the file of JSON lines to which conversations and feedback are appended.
+        exp_dir: the folder of the runs.
+        port: the port; 0 selects a free one.
+        temperature: the temperature of requests that have none.
+        max_tokens: the longest answer, in tokens.
+        renderer: as `model.renderer`; "" for that of the run, or auto.
+    """
+
+    model: str
+    traces: Path
+    exp_dir: Path
+    port: int = 0
+    temperature: float = 1.0
+    max_tokens: int = 512
+    renderer: str = ""
+
+
+def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
+    """Serve a model on 127.0.0.1 until SIGINT or SIGTERM.
+
+    Args:
+        options: the options.
+        on_ready: called with the address for clients, when the server accepts connections.
+
+    Raises:
+        AstunerError: the model cannot be loaded, the port is in use, or the file of the traces cannot be written.
+    """
+    path, renderer = find_model(options.model, options.exp_dir)
+    codec = ChatCodec(load_tokenizer(path), options.renderer or renderer)
+    with listen(options.port) as listener, open_engine(path, codec, None) as engine:
+        served = ServedModel(engine, codec, options, path)
+        port = listener.getsockname()[1]
+        app = create_app(served, port)
+        config = uvicorn.Config(
+            app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=_SHUTDOWN_SECONDS
+        )
+        on_ready(f"http://127.0.0.1:{port}/v1")
+        uvicorn.Server(config).run([listener])
+
+
+class ServedModel:
+    """A model behind a gateway. Each request is an episode of its own, whose calls are appended to the traces."""
+
+    def __init__(self, engine: LlmEngine, codec: ChatCodec, options: ServeOptions, path: str) -> None:
+        self._engine, self._codec = engine, codec
+        longest = engine.max_model_len
+        self._settings = CallSettings(
+            temperature=options.temperature,
+            max_tokens=min(options.max_tokens, longest),
+            max_model_len=longest,
+            max_prompt_length=longest,
+            max_response_length=longest,
+            max_calls=sys.maxsize,
+        )
+        names = dict.fromkeys(("astuner", options.model, path))
+        self._gateway = Gateway(GatewaySettings(model_names=tuple(names)))
+        self._traces = JsonLines(options.traces)
+        self._client: httpx.AsyncClient
+
+    async def answer(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, trace_id: str
+    ) -> httpx.Response:
+        """Forward a request to the gateway, append its calls to the traces, and return the response."""
+        tuner = ModelTuner(
+            self._engine,
+            self._codec,
+            self._settings,
+            episode_id=trace_id,
+            seed=uuid.uuid4().int % 2**31,
+            endpoints=self._gateway,
+        )
+        with self._gateway.episode(tuner):
+            endpoint = self._gateway.open_endpoint(tuner, "", "default", None)
+            forwarded = {name: headers[name] for name in _FORWARDED_HEADERS if name in headers}
+            url = f"{endpoint.base_url}/{path}"
+            authorization = {"authorization": f"Bearer {endpoint.api_key}"}
+            response = await self._client.request(method, url, content=body, headers={**forwarded, **authorization})
+        for call in tuner.calls:
+            if not call.cut:
+                self._append({"trace_id": trace_id, "messages": list(call.messages), "created": call.end_time}, body)
+        return response
+
+    def _append(self, row: dict[str, Any], body: bytes) -> None:
+        tools = read_tools(json.loads(body).get("tools"))
+        row |= {"tools": list(tools)} if tools else {}
+        self._write(row)
+
+    def add_feedback(self, trace_id: str, feedback: Feedback) -> None:
+        """Append feedback on a trace."""
+        given = {"rating": feedback.rating, "edit": feedback.edit, "comment": feedback.comment}
+        row = {"trace_id": trace_id} | {name: value for name, value in given.items() if value not in (None, "")}
+        self._write(row)
+
+    def _write(self, row: Mapping[str, object]) -> None:
+        # Keys do not reach files.
+        self._traces.append({name: to_jsonable(value, redact) for name, value in row.items()})
+
+    @contextlib.asynccontextmanager
+    async def connected(self, _app: FastAPI) -> AsyncIterator[None]:
+        """Keep connections to the gateway during the block; then stop the gateway."""
+        async with httpx.AsyncClient(timeout=None) as self._client:
+            yield
+        await asyncio.to_thread(self._gateway.close)
+
+
+def create_app(served: ServedModel, port: int) -> FastAPI:
+    """Return the application: the APIs of the gateway, and `POST /v1/feedback`."""
+    app = FastAPI(lifespan=served.connected, docs_url=None, redoc_url=None, openapi_url=None)
+    hosts = local_hosts(port)
+
+    @app.middleware("http")
+    async def local_clients_only(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        reason = rejection_reason(request.headers, hosts)
+        return _error(403, reason) if reason is not None else await call_next(request)
+
+    @app.post("/v1/feedback")
+    async def feedback(request: Request) -> Response:
+        try:
+            row = await request.json()
+            if not isinstance(row, dict) or not isinstance(row.get("trace_id"), str):
+                raise TraceProblem("expected an object with trace_id, and rating, edit or comment")
+            given = read_feedback(row)
+            if given == Feedback():
+                raise TraceProblem("expected rating, edit or comment")
+        except (TraceProblem, ValueError) as problem:
+            return _error(400, str(problem))
+        served.add_feedback(row["trace_id"], given)
+        return Response(status_code=204)
+
+    @app.api_route("/v1/{path:path}", methods=["GET", "POST"])
+    async def forward(request: Request, path: str) -> Response:
+        trace_id = request.headers.get(TRACE_HEADER) or uuid.uuid4().hex
+        body = await request.body()
+        answer = await served.answer(request.method, path, request.headers, body, trace_id)
+        headers = {TRACE_HEADER: trace_id}
+        return Response(answer.content, answer.status_code, headers, answer.headers.get("content-type"))
+
+    return app
+
+
+def _error(status: int, message: str) -> Response:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+    return Response(json.dumps({"error": error}), status, media_type="application/json")
