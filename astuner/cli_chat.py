@@ -49,7 +49,7 @@ def chat(
             if ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
                 name = f"--{option.replace('_', '-')}"
                 raise click.UsageError(f"{name} cannot be combined with --conf, whose rollout.val_kwargs apply")
-    from astuner.launcher.chat import ChatOptions
+    from astuner.launcher.chat import TerminalChat
     from astuner.launcher.chat import chat as start_chat
 
-    start_chat(ChatOptions(model, conf, Path(exp_dir), system, temperature, max_tokens))
+    start_chat(TerminalChat(model, conf, Path(exp_dir), system, temperature, max_tokens))

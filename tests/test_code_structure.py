@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[1]
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 
-# The stub has the names of the vLLM classes that it replaces.
-SOURCES = sorted(path for path in (ROOT / "astuner").rglob("*.py") if "vllm_stub" not in path.parts)
+# The stub has the names of the vLLM classes that it replaces, and each template is a project of its own.
+EXCLUDED = {"vllm_stub", "starter_templates"}
+SOURCES = sorted(path for path in (ROOT / "astuner").rglob("*.py") if EXCLUDED.isdisjoint(path.parts))
 
 
 def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -19,8 +19,8 @@ from astuner.data_generation.documents import Chunk, read_chunks
 from astuner.data_generation.evaluation import Row, evaluate_rows
 from astuner.data_generation.output import GenerationFiles
 from astuner.data_generation.questions import (
+    ComparedAnswers,
     GeneratedTasks,
-    SameAnswer,
     SolvedTask,
     comparison_request,
     generation_request,
@@ -219,7 +219,7 @@ class _Generation:
                 return "not answerable"
             if _words(solved.answer) == _words(expected) and _words(expected):
                 return None
-            compared = await self._client.ask(comparison_request(question, (expected, solved.answer)), SameAnswer)
+            compared = await self._client.ask(comparison_request(question, (expected, solved.answer)), ComparedAnswers)
         except NoAnswer as error:
             self._failed(error, "the verification of a task")
             return "not verified, because the helper model gave no usable answer"

@@ -33,7 +33,7 @@ class SolvedTask(BaseModel):
     answer: str = ""
 
 
-class SameAnswer(BaseModel):
+class ComparedAnswers(BaseModel):
     """The answer to `comparison_request`."""
 
     same: bool

@@ -20,7 +20,7 @@ from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
 from astuner.launcher.console import escape_control_characters, filtered_output, make_console
-from astuner.launcher.transcripts import Transcript
+from astuner.launcher.transcripts import EpisodeTranscript
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
@@ -35,7 +35,7 @@ NEW_CONVERSATION = "/new"
 
 
 @dataclass(frozen=True)
-class ChatOptions:
+class TerminalChat:
     """The options of the command.
 
     Attributes:
@@ -61,7 +61,7 @@ class _Partner(Protocol):
     def forget(self) -> None: ...
 
 
-def chat(options: ChatOptions) -> None:
+def chat(options: TerminalChat) -> None:
     """Answer the lines of stdin until its end, or until Ctrl-C or Ctrl-D.
 
     Raises:
@@ -124,7 +124,7 @@ def _questions() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _partner(options: ChatOptions, path: str, renderer: str, console: Console) -> Iterator[_Partner]:
+def _partner(options: TerminalChat, path: str, renderer: str, console: Console) -> Iterator[_Partner]:
     if options.conf is None:
         codec = ChatCodec(load_tokenizer(path), renderer)
         with open_engine(path, codec, None) as engine:
@@ -149,7 +149,7 @@ def _partner(options: ChatOptions, path: str, renderer: str, console: Console) -
         def ask(question: str) -> None:
             task = Task(f"question {next(numbers)}", question)
             (episode,) = rollout.run(BatchRequest([task], 1, "val", 0, config.trainer_common.seed, settings))
-            console.print(Transcript(None, episode, is_folded=False))
+            console.print(EpisodeTranscript(None, episode, is_folded=False))
 
         try:
             yield _Agent(ask)
@@ -194,7 +194,7 @@ class _Agent:
 class _Model:
     """The model, which sees the whole conversation."""
 
-    def __init__(self, options: ChatOptions, engine: LlmEngine, codec: ChatCodec, console: Console) -> None:
+    def __init__(self, options: TerminalChat, engine: LlmEngine, codec: ChatCodec, console: Console) -> None:
         longest = engine.max_model_len
         settings = CallSettings(
             temperature=options.temperature,

@@ -260,10 +260,8 @@ class Launcher:
                 self.services.start_ray()
             record = stack.enter_context(self._open_record(folder, may_resume=is_training))
             stack.enter_context(self.services.recorded_in(record.folder))
-            if run_inputs.rubrics is not None:
-                run_inputs.rubrics.save(record.folder / "rubrics.yaml")
             stack.enter_context(_failures_logged(record))
-            self._log_notices_to_record(run_inputs)
+            self._record_inputs(run_inputs, record.folder)
             progress = RunProgress(console, shown=not runs_inline(config))
             ray = self.services.ray
             monitor = run_inputs.monitor(config, record.write_finding, trains=is_training or suffix == _CHECK_SUFFIX)
@@ -291,8 +289,13 @@ class Launcher:
         with warn_if_slow("read_tasks", config.deadlines, active):
             return load_inputs()
 
-    def _log_notices_to_record(self, run_inputs: RunInputs) -> None:
-        """Log to run.log what went to the console before the record was open, and to both what the model changes."""
+    def _record_inputs(self, run_inputs: RunInputs, folder: Path) -> None:
+        """Write the learned rubrics to the record's folder, and the notices about the inputs to run.log.
+
+        The notices were printed before the record was open, except the one about the model's context.
+        """
+        if run_inputs.rubrics is not None:
+            run_inputs.rubrics.save(folder / "rubrics.yaml")
         to_file = logger.bind(**FILE_ONLY)
         self._log_backbone(to_file.info)
         for notice in self.notices:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from astuner.errors import RecordError
-from astuner.launcher.transcripts import Transcript
+from astuner.launcher.transcripts import EpisodeTranscript
 from astuner.redaction import redact
 from astuner.run_record import (
     FILE_ONLY,
@@ -165,8 +165,8 @@ def _print_before_and_after(console: Console, folder: Path) -> None:
     except RecordError as error:
         logger.debug("no transcripts: {}", error)
         return
-    before = Transcript("before", first)
-    after = Transcript(f"after step {chosen[1].step}", last)
+    before = EpisodeTranscript("before", first)
+    after = EpisodeTranscript(f"after step {chosen[1].step}", last)
     console.print(escape(redact(f"a validation task: {first.task.main_query[:200]!r}")), soft_wrap=True)
     if console.width < _MIN_WIDTH_OF_COLUMNS:
         console.print(before, after)

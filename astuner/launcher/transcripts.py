@@ -70,7 +70,7 @@ def _place_name(ranked: Sequence[Episode], place: int) -> str:
     return f"number {place + 1} of {len(ranked)} episodes"
 
 
-class Transcript:
+class EpisodeTranscript:
     """The messages of an episode, as an object that rich renders.
 
     Each message is shown once: a call that continues an earlier one adds its new messages only.
@@ -141,7 +141,7 @@ class Transcript:
 def print_transcripts(console: Console, episodes: Sequence[Episode], shown: Shown) -> None:
     """Print the transcripts of the selected episodes of each task (see `select_episodes`)."""
     for heading, episode in select_episodes(episodes, shown):
-        console.print(Transcript(heading, episode, is_folded=shown != "all"))
+        console.print(EpisodeTranscript(heading, episode, is_folded=shown != "all"))
         console.print()
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from astuner.launcher.transcripts import Shown, Transcript, print_transcripts, select_episodes
+from astuner.launcher.transcripts import EpisodeTranscript, Shown, print_transcripts, select_episodes
 from astuner.redaction import learn_secrets
 from astuner.schema import Episode, LlmCall, Message, Task
 from tests.launcher.conftest import Command
@@ -28,7 +28,7 @@ def episode(reward: float | None, *messages: Message, task: str = "t", **changes
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def lines(transcript: Transcript, width: int = 60) -> list[str]:
+def lines(transcript: EpisodeTranscript, width: int = 60) -> list[str]:
     out = io.StringIO()
     Console(file=out, width=width).print(transcript)
     return out.getvalue().splitlines()
@@ -66,7 +66,7 @@ def test_each_message_is_shown_once_with_its_speaker() -> None:
         replace(CALL, messages=second, agent_name="solver"),
         replace(CALL, messages=({"role": "user", "content": "Is 7 right?"}, says("yes")), agent_name="critic"),
     )
-    shown = [line.split(maxsplit=1) for line in lines(Transcript("best", episode(1.0, calls=calls)))[1:]]
+    shown = [line.split(maxsplit=1) for line in lines(EpisodeTranscript("best", episode(1.0, calls=calls)))[1:]]
     assert shown == [
         ["user", "What is 3 + 4?"],
         ["solver", "I add"],
@@ -80,13 +80,13 @@ def test_each_message_is_shown_once_with_its_speaker() -> None:
 
 def test_long_texts_are_folded_within_the_width() -> None:
     long = episode(1.0, QUESTION, says("\n".join(f"line {number} " + "x" * 70 for number in range(30))))
-    folded, full = lines(Transcript("best", long)), lines(Transcript("best", long, is_folded=False))
+    folded, full = lines(EpisodeTranscript("best", long)), lines(EpisodeTranscript("best", long, is_folded=False))
     assert max(map(len, folded + full)) <= 60
     assert len(folded) == 2 + 8 + 1 + 3
     assert "… 49 lines …" in folded[10]
     assert len(full) == 2 + 60
     many = episode(1.0, *(says(f"message {number}") for number in range(100)))
-    shown = lines(Transcript("best", many))
+    shown = lines(EpisodeTranscript("best", many))
     assert len(shown) == 1 + 12 + 1 + 12
     assert "message 11" in shown[12]
     assert "… 76 messages …" in shown[13]
@@ -95,18 +95,18 @@ def test_long_texts_are_folded_within_the_width() -> None:
 
 def test_no_text_acts_on_the_terminal() -> None:
     hostile = episode(1.0, QUESTION, says("\x1b[2J[bold]x[/] \u202e"), task="\x1b]0;t\x07")
-    text = "\n".join(lines(Transcript("best", hostile)))
+    text = "\n".join(lines(EpisodeTranscript("best", hostile)))
     assert "␛[2J[bold]x[/] <U+202E>" in text
     assert "\x1b" not in text
 
 
 def test_an_episode_that_failed_shows_its_error() -> None:
     failed = replace(episode(None), error_kind="workflow_error", error="KeyError: 'answer'")
-    shown = lines(Transcript("worst", failed))
+    shown = lines(EpisodeTranscript("worst", failed))
     assert shown[0].startswith("── worst, failed")
     assert shown[-1] == "error      [workflow_error] KeyError: 'answer'"
     no_calls = replace(failed, calls=())
-    assert "a question" in lines(Transcript("worst", no_calls))[1]
+    assert "a question" in lines(EpisodeTranscript("worst", no_calls))[1]
 
 
 def test_what_the_model_says_is_printed_by_debug_and_dry_run(astuner: Command, folder: object) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from astuner.backbone.training.run_inputs import load_agent_inputs
+from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
 from astuner.config.root import AstunerConfig
-from astuner.debugging.breakpoints import Breakpoints, reached_tags, set_breakpoints
+from astuner.debugging.breakpoints import Breakpoints, active_breakpoints, reached_tags, set_breakpoints
 from astuner.env_service.client import EnvServiceAddress
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec
@@ -53,6 +53,19 @@ class AgentJob:
     breakpoints: Breakpoints
     env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict, kw_only=True)
     rubrics: Rubrics | None = field(default=None, kw_only=True)
+
+    @staticmethod
+    def of(config: AstunerConfig, run_inputs: RunInputs, model_path: str | None = None) -> AgentJob:
+        """Return the inputs of a process for the run of this process; `model_path` defaults to that of `run_inputs`."""
+        return AgentJob(
+            config,
+            run_inputs.search,
+            Path.cwd(),
+            model_path or run_inputs.model_path,
+            active_breakpoints(),
+            env_services=run_inputs.env_services,
+            rubrics=run_inputs.rubrics,
+        )
 
 
 @dataclass(frozen=True)

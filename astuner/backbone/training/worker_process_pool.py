@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from loguru import logger
@@ -20,7 +19,7 @@ from astuner.backbone.training.fork_server import ForkServer, ForkServerJob
 from astuner.backbone.training.run_inputs import RunInputs, runs_inline
 from astuner.backbone.training.worker_handle import WorkerHandle
 from astuner.config.root import AstunerConfig
-from astuner.debugging.breakpoints import active_breakpoints, is_debugged
+from astuner.debugging.breakpoints import is_debugged
 from astuner.errors import BackboneError, EpisodeTimeout
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings
@@ -56,15 +55,7 @@ def make_rollout(
             "rollout.isolation: process has no effect"
         )
         return rollout
-    job = AgentJob(
-        config,
-        run_inputs.search,
-        Path.cwd(),
-        run_inputs.model_path,
-        active_breakpoints(),
-        env_services=run_inputs.env_services,
-        rubrics=run_inputs.rubrics,
-    )
+    job = AgentJob.of(config, run_inputs)
     deadline = config.rollout.episode_timeout + config.task_judge.timeout
     return replace(rollout, processes=WorkerProcessPool(job, engine, rollout.workers, deadline))
 

@@ -35,7 +35,6 @@ from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerServi
 from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, TrainingBackend, VerlTrainingBackend
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
-from astuner.debugging.breakpoints import active_breakpoints
 from astuner.llm_engine.causal_lm import choose_device
 from astuner.llm_engine.context_length import context_length
 from astuner.localhost import ADDRESS
@@ -236,19 +235,9 @@ def _start_session(
     from astuner.backbone.trinity.event_consumer import EventConsumer
     from astuner.backbone.trinity.session import TrinitySession
 
-    run_inputs, folder = context.run_inputs, Path.cwd()
-    agent = AgentJob(
-        config,
-        run_inputs.search,
-        folder,
-        facts.model_path,
-        active_breakpoints(),
-        env_services=run_inputs.env_services,
-        rubrics=run_inputs.rubrics,
-    )
     coordinator = start_coordinator(
         CoordinatorJob(
-            agent=agent,
+            agent=AgentJob.of(config, context.run_inputs, facts.model_path),
             uses_tinker=facts.uses_tinker,
             max_model_len=facts.max_model_len,
             updates=config.trainer_common.mini_batch_num,
