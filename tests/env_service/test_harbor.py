@@ -17,11 +17,8 @@ from astuner.env_service import Environment, load_environment
 from astuner.env_service.adapters.harbor_tasks import read_task
 from astuner.errors import EnvError
 from astuner.schema import Evaluation
+from tests.sandbox.namespaces import needs_namespaces
 
-needs_namespaces = pytest.mark.skipif(
-    subprocess.run(["unshare", "--user", "--map-root-user", "true"], check=False).returncode != 0,
-    reason="this system has no user namespaces",
-)
 TASK = {
     "task.toml": 'version = "1.0"\n[metadata]\ndifficulty = "easy"\n',
     "instruction.md": "Sort data.txt into sorted.txt.\n",

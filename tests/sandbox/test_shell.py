@@ -13,11 +13,7 @@ import psutil
 import pytest
 
 from astuner.sandbox import SandboxLimits, ShellSandbox, run_program, run_python_program
-
-needs_namespaces = pytest.mark.skipif(
-    subprocess.run(["unshare", "--user", "--map-root-user", "true"], check=False).returncode != 0,
-    reason="this system has no user namespaces",
-)
+from tests.sandbox.namespaces import needs_namespaces
 
 
 @pytest.fixture
