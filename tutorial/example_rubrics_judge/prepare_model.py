@@ -16,7 +16,7 @@ RECIPE = Recipe(
     validation_transcripts=32,
     prompt_loss_weight=0.0,
 )
-TRANSCRIPTS = 20_000
+TRANSCRIPTS = 8_000
 
 
 def tiny_model() -> Path:
