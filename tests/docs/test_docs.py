@@ -356,8 +356,9 @@ def test_run_record_page_names_every_file_and_metric(
     finished_record: Path, small: Mapping[str, object], tmp_path: Path
 ):
     listed = {name.strip("/") for row in table("run_record.md", "file") for name in code_spans(row["file"])}
-    # Only a run with a fault has findings, and only a run that a user annotates has a note.
-    assert listed == {path.name for path in finished_record.iterdir()} | {"diagnostics.jsonl", "note.json"}
+    # Only a run with a fault has findings, one that a user annotates a note, and one that learns rubrics their file.
+    absent_files = {"diagnostics.jsonl", "note.json", "rubrics.yaml"}
+    assert listed == {path.name for path in finished_record.iterdir()} | absent_files
     transcripts = tmp_path / "transcripts.jsonl"
     messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     transcripts.write_text(json.dumps({"messages": messages}) + "\n")

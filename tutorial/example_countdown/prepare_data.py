@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 SEED = 11
-LARGEST = 15
+LARGEST = 10
 TRAINING_TASKS = 1280
 VALIDATION_TASKS = 200
 FOLDER = Path(__file__).parent / "data"
@@ -48,7 +48,12 @@ def make_task(puzzle: Puzzle, rng: random.Random) -> dict:
 def training_file() -> Path:
     """Write the training tasks and return the path of the file."""
     rng = random.Random(SEED)
-    return _write("train.jsonl", [make_task(puzzle, rng) for puzzle in rng.sample(puzzles()[0], TRAINING_TASKS)])
+    training, _ = puzzles()
+    distinct: dict[str, dict] = {}
+    while len(distinct) < TRAINING_TASKS:
+        task = make_task(rng.choice(training), rng)
+        distinct[task["question"]] = task
+    return _write("train.jsonl", list(distinct.values()))
 
 
 def validation_file() -> Path:
