@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from tests.agent_loop import conftest
 def test_a_run_plays_environments(
     model_folder: Path, tmp_path: Path, backbone: str, isolation: str, history: str
 ) -> None:
+    # A backbone's environment may have another package `tests`.
+    shutil.copy(conftest.__file__, tmp_path / "corridors.py")
     job = AstunerJob(
         algorithm="grpo",
         model=model_folder,
@@ -47,7 +50,7 @@ def test_a_run_plays_environments(
         task_reader={
             "type": "env_service",
             "env_service": {
-                "env_type": f"{conftest.__file__}->PraisingCorridor",
+                "env_type": "corridors.py->PraisingCorridor",
                 "env_url": "auto",
                 "env_action_preference": "text",
                 "validation_split": None,
