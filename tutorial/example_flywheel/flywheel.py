@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -125,6 +126,9 @@ def turn_flywheel(
     """
     rng = random.Random(3)
     test_tasks = [make_task(rng) for _ in range(test_users)]
+    test_questions = {task["question"] for task in test_tasks}
+    # The questions of the test are not trained on.
+    user_tasks = (task for task in iter(lambda: make_task(rng), None) if task["question"] not in test_questions)
     success = []
     for turn in range(1, turns + 2):
         place = folder / f"turn_{turn}"
@@ -136,7 +140,7 @@ def turn_flywheel(
         if turn > turns:
             break
         with served(model, traces) as address:
-            rated = asyncio.run(deploy(address, [make_task(rng) for _ in range(users)], f"turn-{turn}"))
+            rated = asyncio.run(deploy(address, list(islice(user_tasks, users)), f"turn-{turn}"))
         print(json.dumps({"turn": turn, "collected": users, "rated_1": rated}), flush=True)
         model = train(model, traces, place, settings or {})
     return success
