@@ -1,6 +1,6 @@
 """Create the starting model of countdown_tiny.yaml, which has about 0.2 M parameters.
 
-A randomly initialised Qwen3 model is fine-tuned with astuner's supervised training on seeded transcripts. In 60% of
+A randomly initialised Qwen3 model is fine-tuned with astuner's supervised training on seeded transcripts. In 80% of
 them, the answer is a guess: the numbers in random order with random signs. In the others, a search tries one sum after
 the other until one has the value of the target. The puzzles of the transcripts belong to the training split. The model
 is cached in the user's cache folder under a name that contains a hash of this recipe.
@@ -23,8 +23,8 @@ RECIPE = Recipe(
     isolated="[0-9]+|[-+=]",
     batch=64,
 )
-TRANSCRIPTS = 16_000
-GUESSES = 0.6
+TRANSCRIPTS = 32_000
+GUESSES = 0.8
 
 
 def tiny_model() -> Path:
