@@ -11,6 +11,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # `backbone: auto` is local in the tests, even on a machine with several GPUs.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
+# The width and the colors of the terminal are the same everywhere.
+os.environ.pop("COLUMNS", None)
+os.environ.pop("FORCE_COLOR", None)
+os.environ.pop("NO_COLOR", None)
 # A command would re-execute itself in the developer's environment of the backbone, and end the tests.
 os.environ["ASTUNER_ENVIRONMENTS"] = os.devnull
 

@@ -137,7 +137,8 @@ class ServedModel:
     @contextlib.asynccontextmanager
     async def connected(self, _app: FastAPI) -> AsyncIterator[None]:
         """Keep connections to the gateway during the block; then stop the gateway."""
-        async with httpx.AsyncClient(timeout=None) as self._client:
+        # Proxies of the environment do not lead to this machine.
+        async with httpx.AsyncClient(timeout=None, trust_env=False) as self._client:
             yield
         await asyncio.to_thread(self._gateway.close)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import pytest
@@ -98,7 +99,8 @@ async def test_commands_change_files_and_the_tests_give_the_score(make: Make, lo
 @needs_namespaces
 async def test_the_agent_cannot_write_the_reward_or_read_the_tests(make: Make, load: Any) -> None:
     environment = load(make())
-    write = "mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt"
+    mark = uuid4().hex  # the processes of other tests do not have it
+    write = f"mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt; : {mark}"
     cheats = (
         write,
         f"(setsid bash -c 'while true; do {write}; sleep 0.01; done' &)",
@@ -110,7 +112,7 @@ async def test_the_agent_cannot_write_the_reward_or_read_the_tests(make: Make, l
     assert "Permission denied" in texts[0]
     assert texts[2].count("No such file") == 2
     assert (await environment.evaluate()).score == 0
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "reward.txt" in " ".join(p.info["cmdline"] or ())]
+    assert not [p for p in psutil.process_iter(["cmdline"]) if mark in " ".join(p.info["cmdline"] or ())]
     leaving = f"ln -sf {make()}/tests/test.sh /logs/verifier/reward.txt"
     linked = load(make("linked", {"tests/test.sh": leaving}))
     with pytest.raises(EnvError, match="wrote neither"):
@@ -133,7 +135,8 @@ async def test_the_agent_cannot_write_the_reward_or_read_the_tests(make: Make, l
     ],
 )
 async def test_rewards_are_read_as_in_harbor(make: Make, load: Any, script: str, expected: float | str) -> None:
-    config = '[verifier]\ntimeout_sec = 3\n[verifier.env]\nBONUS = "7"\n'
+    seconds = 1 if "sleep" in script else 600
+    config = f'[verifier]\ntimeout_sec = {seconds}\n[verifier.env]\nBONUS = "7"\n'
     environment = load(make("t", {"tests/test.sh": script, "task.toml": config}))
     if isinstance(expected, str):
         with pytest.raises(EnvError, match=expected):
@@ -143,15 +146,21 @@ async def test_rewards_are_read_as_in_harbor(make: Make, load: Any, script: str,
 
 
 @needs_namespaces
-async def test_times_and_sizes_of_the_task_are_limits(make: Make, load: Any) -> None:
-    config = "[agent]\ntimeout_sec = 4\n[environment]\nstorage_mb = 1\nmemory = '1G'\n"
-    environment = load(make("t", {"task.toml": config}), command_timeout=1.5, max_steps=4)
-    await environment.reset("train", "t", 0)
+async def test_times_are_limits(make: Make, load: Any) -> None:
+    environment = load(make("slow", {"task.toml": "[agent]\ntimeout_sec = 600\n"}), command_timeout=0.5)
+    await environment.reset("train", "slow", 0)
     result = await environment.step("sleep 600")
-    assert "exceeded the timeout of 1.5 seconds" in result.observation.text
+    assert "exceeded the timeout of 0.5 seconds" in result.observation.text
     assert not result.is_done
-    await environment.step("sleep 600")
+    environment = load(make("short", {"task.toml": "[agent]\ntimeout_sec = 1\n"}), command_timeout=600)
+    await environment.reset("train", "short", 0)
     assert (await environment.step("sleep 600")).is_done
+
+
+@needs_namespaces
+async def test_sizes_and_the_number_of_steps_are_limits(make: Make, load: Any) -> None:
+    config = "[agent]\ntimeout_sec = 600\n[environment]\nstorage_mb = 1\nmemory = '1G'\n"
+    environment = load(make("t", {"task.toml": config}), command_timeout=120, max_steps=4)
     await environment.reset("train", "t", 0)
     assert "MemoryError" in (await environment.step("python3 -c 'bytearray(2 << 30)'")).observation.text
     result = await environment.step("for i in 1 2 3; do head -c 600000 /dev/zero > $i; done")

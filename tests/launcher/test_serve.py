@@ -59,7 +59,7 @@ def question(text: str, **fields: Any) -> dict[str, Any]:
 
 def test_conversations_and_feedback_become_traces(address: str, tmp_path: Path) -> None:
     chat = f"{address}/chat/completions"
-    with httpx.Client() as client:
+    with httpx.Client(timeout=120, trust_env=False) as client:
         answer = client.post(chat, json=question("6 * 7?", tools=TOOLS), headers={"x-trace-id": "mine"})
         assert (answer.status_code, answer.headers["x-trace-id"]) == (200, "mine")
         first = answer.json()["choices"][0]["message"]["content"]
@@ -86,7 +86,7 @@ def test_conversations_and_feedback_become_traces(address: str, tmp_path: Path) 
 
 
 def test_bad_requests(address: str, tmp_path: Path) -> None:
-    with httpx.Client() as client:
+    with httpx.Client(timeout=120, trust_env=False) as client:
         for body, problem in (
             ({"rating": 1}, "expected an object with trace_id"),
             ({"trace_id": "1"}, "expected rating, edit or comment"),

@@ -7,7 +7,8 @@ import subprocess
 
 import pytest
 
-_COMMAND = ["unshare", "--user", "--map-root-user", "true"]
+# The namespaces of the sandbox. Some containers allow them, but not a new /proc.
+_COMMAND = ["unshare", "--user", "--map-root-user", "-minpf", "--mount-proc", "true"]
 
 needs_namespaces = pytest.mark.skipif(
     shutil.which("unshare") is None or subprocess.run(_COMMAND, check=False, capture_output=True).returncode != 0,

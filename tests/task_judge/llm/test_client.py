@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,20 +127,22 @@ def test_an_endpoint_that_never_answers_ends_at_the_deadline(tmp_path: Path):
 
 
 def test_a_request_that_is_answered_too_late_is_repeated(tmp_path: Path):
-    with serving(in_turn(Reply(hang=True), GOOD), tmp_path, request_timeout=0.5) as (endpoint, client):
+    limits = {"request_timeout": 1.0, "max_retries": 100, "deadline": 600}
+    with serving(in_turn(Reply(hang=True), GOOD), tmp_path, **limits) as (endpoint, client):
         assert ask(client).value.score == 7
-    assert len(endpoint.requests) == 2
+    assert len(endpoint.requests) >= 2
 
 
 def test_nothing_listens_at_the_address(tmp_path: Path):
-    with scripted_endpoint(in_turn(GOOD)) as endpoint:
-        url = endpoint.base_url
-    client = LlmClient(JudgeLlmConfig(base_url=url, cache=False, max_retries=1), "judge-model", 64)
-    try:
-        with pytest.raises(NoAnswer, match="no connection"):
-            ask(client)
-    finally:
-        client.close()
+    with socket.socket() as bound:  # the port is not free, and nothing listens on it
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/v1"
+        client = LlmClient(JudgeLlmConfig(base_url=url, cache=False, max_retries=1), "judge-model", 64)
+        try:
+            with pytest.raises(NoAnswer, match="no connection"):
+                ask(client)
+        finally:
+            client.close()
 
 
 def test_keys_rotate_after_rate_limits_and_the_backup_is_used_when_all_are_limited(tmp_path: Path):
