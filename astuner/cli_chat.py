@@ -15,7 +15,7 @@ from astuner.cli_options import EXP_DIR, complete_runs
     required=True,
     metavar="RUN",
     shell_complete=complete_runs,
-    help="A run, whose tuned model answers, or a model as in model.path: a folder, a Hugging Face name, or "
+    help="Name of a run, whose tuned model answers, or a model as in model.path: a folder, a Hugging Face name, or "
     "package.module->f.",
 )
 @click.option(
@@ -24,16 +24,20 @@ from astuner.cli_options import EXP_DIR, complete_runs
     metavar="FILE",
     help="Configuration of an agent: each question is a task for its workflow, with its tools.",
 )
-@click.option("--system", default="", metavar="TEXT", help="System message. Without --conf.")
+@click.option("--system", default="", metavar="TEXT", help="System message. Not allowed with --conf.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0, 100),
     default=0.0,
     show_default=True,
-    help="Temperature. Without --conf, which has its own.",
+    help="Sampling temperature. Not allowed with --conf, which sets its own.",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer. Without --conf."
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Maximum tokens of an answer. Not allowed with --conf.",
 )
 @EXP_DIR
 @click.pass_context

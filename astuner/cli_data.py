@@ -18,7 +18,7 @@ FEEDBACK = click.option(
     "--feedback",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File of JSON lines with trace_id and rating, edit or comment.",
+    help="JSON Lines file with trace_id and rating, edit or comment.",
 )
 SKIP = click.option("--skip-bad-rows", is_flag=True, help="Skip rows that cannot be read, instead of stopping at them.")
 _SHOWN_CHARACTERS = 60
@@ -62,7 +62,7 @@ def trace() -> None:
 @click.argument("trace_id", required=False)
 @FEEDBACK
 @SKIP
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def show(source: Path, trace_id: str | None, feedback: Path | None, skip_bad_rows: bool, as_json: bool) -> None:
     """List the traces of SOURCE, or show the messages of one.
 
@@ -93,8 +93,13 @@ def show(source: Path, trace_id: str | None, feedback: Path | None, skip_bad_row
     show_default=True,
     help="tasks: questions with answers; sft: transcripts for supervised training; preferences: pairs of answers.",
 )
-@click.option("--out", required=True, type=click.Path(dir_okay=False), metavar="FILE", help="File of JSON lines.")
-@click.option("--validation-out", type=click.Path(dir_okay=False), metavar="FILE", help="File of the validation rows.")
+@click.option("--out", required=True, type=click.Path(dir_okay=False), metavar="FILE", help="Output file (JSON Lines).")
+@click.option(
+    "--validation-out",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Output file of the validation rows (JSON Lines).",
+)
 @click.option(
     "--validation-share",
     type=click.FloatRange(0, 1, max_open=True),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FAMILY = click.Choice(list(ADAPTERS))
 SECONDS = click.FloatRange(0, 1e8, min_open=True)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 URL = click.option(
     "--url",
     metavar="URL",

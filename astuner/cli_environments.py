@@ -51,8 +51,9 @@ def install(
 ) -> None:
     """Install the environment of a backbone (verl, trinity) with tested package versions, or of appworld or verifiers.
 
-    An environment that is up to date is left unchanged; `astuner doctor` shows its state. Afterwards `astuner --conf
-    FILE --backbone=BACKBONE` runs there automatically. Environments of AppWorld and verifiers use theirs.
+    An environment that is up to date is left unchanged; `astuner doctor` shows its state. Afterwards, `astuner --conf
+    FILE --backbone=BACKBONE` runs there automatically. Tasks of AppWorld and verifiers also use their environments
+    automatically.
     """
     from astuner.config.gpus import installed_gpus
     from astuner.environments.env_specs import env_spec_for
@@ -63,7 +64,9 @@ def install(
 
     if backbone in PROGRAM_SPECS:
         if device or vllm or extra or path:
-            raise click.UsageError(f"{backbone} is no backbone; it has the options --python, --index and --fresh only")
+            raise click.UsageError(
+                f"{backbone} is not a backbone; only the options --python, --index and --fresh apply to it"
+            )
         install_program(PROGRAM_SPECS[backbone], click.echo, python=python, index=index, fresh=fresh)
         return
     spec = env_spec_for(backbone, device or ("cuda" if installed_gpus() else "cpu"), vllm=vllm)

@@ -33,7 +33,7 @@ def init(folder: Path, template: str) -> None:
     if module and importlib.util.find_spec(module) is None:
         click.echo(f'the template needs {module}: pip install "astuner[{extra}]"')
     if "agent.yaml" in files.written and {"agent.py", "judge.py"} & set(files.existing):
-        click.echo("agent.yaml names the agent and judge of the starter project; change it to name yours")
+        click.echo("agent.yaml names the agent and judge of the starter project; change them to yours")
     elif files.written:
         enter = "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
         click.echo(f"next: {enter}astuner --conf agent.yaml --backbone=debug")

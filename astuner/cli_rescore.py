@@ -23,14 +23,16 @@ from astuner.cli_options import EXP_DIR, complete_runs, params_option
 @params_option("--param", "Parameter of the judge, with a YAML value. Can be repeated.")
 @params_option("--held-out-param", "Parameter of the second judge, with a YAML value. Can be repeated.")
 @click.option("--audit", is_flag=True, help="Look for reward hacking. With one judge, it audits the recorded rewards.")
-@click.option("--step", type=click.IntRange(min=0), help="Only the episodes of this step.")
+@click.option("--step", type=click.IntRange(min=0), help="Judge only the episodes of this step.")
 @click.option("--split", type=click.Choice(["train", "val"]), help="Split of the episodes. [default: train, if any]")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, 1e8, min_open=True),
-    help="Seconds that the judge may take for an episode. [default: task_judge.timeout of the run]",
+    help="Time limit of the judge for an episode, in seconds. [default: task_judge.timeout of the run]",
 )
-@click.option("--jobs", type=click.IntRange(1, 4096), default=64, show_default=True, help="Episodes at a time.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 4096), default=64, show_default=True, help="Number of concurrent episodes."
+)
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="DIR", help="New folder of the result. [default: beside RUN]"
 )
@@ -50,9 +52,9 @@ def rescore(
     as_json: bool,
     exp_dir: str,
 ) -> None:
-    """Judge the episodes of RUN anew, without a model, and compare the rewards and advantages.
+    """Score the episodes of RUN with another judge, and compare the rewards and advantages. Needs no model.
 
-    RUN is the run's folder, or its name under --exp-dir. It is not changed.
+    RUN is the run's folder, or its name under --exp-dir. The record of the run is not changed.
     """
     from astuner.rescore import RescoreOptions
     from astuner.rescore import rescore as judge_anew

@@ -15,7 +15,7 @@ _SORT_KEYS = ("started", "run", "state", "steps", "reward", "success", "seconds"
 
 
 @click.group(name="runs", invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.option(
     "--filter",
     "words",
@@ -23,7 +23,13 @@ _SORT_KEYS = ("started", "run", "state", "steps", "reward", "success", "seconds"
     metavar="TEXT",
     help="Only runs with this text in name, kind, state, backbone, algorithm, model, note or tags. Can be repeated.",
 )
-@click.option("--sort", type=click.Choice(_SORT_KEYS), default="started", show_default=True, help="Order of the runs.")
+@click.option(
+    "--sort",
+    type=click.Choice(_SORT_KEYS),
+    default="started",
+    show_default=True,
+    help="Field by which the runs are sorted.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Also list debug runs, dry runs and renamed earlier runs.")
 @EXP_DIR
 @click.pass_context

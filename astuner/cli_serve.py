@@ -15,7 +15,7 @@ from astuner.cli_options import EXP_DIR, complete_runs
     required=True,
     metavar="RUN",
     shell_complete=complete_runs,
-    help="A run, whose tuned model is served, or a model as in model.path: a folder, a Hugging Face name, or "
+    help="Name of a run, whose tuned model is served, or a model as in model.path: a folder, a Hugging Face name, or "
     "package.module->f.",
 )
 @click.option(
@@ -23,7 +23,7 @@ from astuner.cli_options import EXP_DIR, complete_runs
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File of JSON lines to which conversations and feedback are appended.",
+    help="JSON Lines file to which conversations and feedback are appended.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 for any free one.")
 @click.option(
@@ -31,10 +31,14 @@ from astuner.cli_options import EXP_DIR, complete_runs
     type=click.FloatRange(0, 100),
     default=1.0,
     show_default=True,
-    help="Temperature of requests that have none.",
+    help="Sampling temperature of requests that do not set one.",
 )
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Longest answer.")
-@click.option("--renderer", default="", metavar="NAME", help="As model.renderer. [default: that of the run, or auto]")
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Maximum tokens of an answer."
+)
+@click.option(
+    "--renderer", default="", metavar="NAME", help="Renderer, as model.renderer. [default: that of the run, or auto]"
+)
 @EXP_DIR
 def serve(
     model: str, traces: Path, port: int, temperature: float, max_tokens: int, renderer: str, exp_dir: str

@@ -17,6 +17,6 @@ def environments_folder() -> Path:
 
 
 def installed_program(name: str, program: str) -> str | None:
-    """Return the path of a program in the environment of a name; None if it is not installed."""
+    """Return the path of a program in the named environment; None if the program is not installed."""
     path = environments_folder() / name / "bin" / program
     return str(path) if path.is_file() and os.access(path, os.X_OK) else None

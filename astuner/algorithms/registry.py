@@ -25,7 +25,7 @@ class ReinforcementRule:
         loss_function: maps a `PolicyBatch` and a `ClipRange` to a `PolicyLoss`.
         clip: bounds of the probability ratio; `NO_CLIP` if the algorithm has none.
         norm_adv_by_std: whether advantages are divided by a standard deviation.
-        by_component: whether the components of the reward are normalised apart.
+        by_component: whether each component of the reward is normalised separately.
         compares_group: whether rewards are compared within a group only; otherwise, with all episodes of the step.
         dynamic_sampling: whether groups without reward variance are left out (see `has_signal`).
     """

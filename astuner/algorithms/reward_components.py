@@ -1,4 +1,4 @@
-"""The components of the episodes' rewards, for algorithms that normalise them apart."""
+"""The components of the episodes' rewards, for algorithms that normalise them separately."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RewardComponents:
     def have_signal(self, group_ids: Tensor) -> Tensor:
         """Return, for each episode, whether a component with a weight differs in its group, [E] bool.
 
-        The sums of the components may be equal even so.
+        The sums of the components may be equal nevertheless.
         """
         signal = torch.zeros(len(group_ids), dtype=torch.bool)
         for weight, column in zip(self.weights, self.rewards.unbind(1), strict=True):

@@ -23,7 +23,7 @@ class AdvantageSpec:
         formula: the advantage of an episode, for the documentation.
         compares_group: True if it compares the episodes of one task with each other, and so needs more than one.
         verl_name: the nearest `algorithm.adv_estimator` of verl. verl checks it; astuner computes the advantages.
-        by_component: whether the components of the reward are normalised apart.
+        by_component: whether each component of the reward is normalised separately.
     """
 
     function: str

@@ -284,9 +284,9 @@ class RubricsConfig(Section):
     generate_number: Count = 1
     """Rubrics proposed per sample."""
     max_epochs: PositiveInt = 2
-    """Rounds of testing the rubrics and revising them."""
+    """Number of rounds of testing and revising the rubrics."""
     max_retries: Count = 3
-    """How often a question to the grading model is repeated after an error of the endpoint."""
+    """Maximum number of retries of a question to the grading model after errors of the endpoint."""
     aggregation_mode: Literal["keep_all", "categorize", "merge_similar"] = "keep_all"
     """Keep all proposed rubrics, group them in categories, or merge similar ones."""
     grader_name: str = "auto_grader"

@@ -32,19 +32,19 @@ class JudgeLlmConfig(Section):
     deadline: Seconds = key(50.0, resume="any")
     """Time limit of one question with all of its retries, in seconds."""
     max_retries: NonNegativeInt = key(4, resume="any")
-    """How often a question is repeated after an error of the endpoint."""
+    """Maximum number of retries of a question after errors of the endpoint."""
     max_reasks: NonNegativeInt = key(2, resume="any")
-    """How often the model is asked again after an answer that is not as requested."""
+    """Maximum number of further requests after answers that do not have the requested form."""
     max_concurrent_requests: Count = key(16, resume="any")
     """Maximum number of concurrent requests of one process."""
     cache: bool = key(True, resume="any")
-    """Answer a question that was asked before from the cache."""
+    """Use the cached answer if a question was asked before."""
     cache_dir: str | None = key(None, resume="path")
     """Folder of the cache. Default: `astuner/judge` in $XDG_CACHE_HOME or ~/.cache."""
     input_price: Price = key(0.0, resume="any")
-    """Price of a million prompt tokens, in any currency."""
+    """Price per million prompt tokens, in any currency."""
     output_price: Price = key(0.0, resume="any")
-    """Price of a million answer tokens, in the same currency."""
+    """Price per million answer tokens, in the same currency."""
     max_tokens: PositiveInt | None = key(None, resume="any")
     """Stop the run after this number of prompt and answer tokens; null for no limit."""
     max_cost: Annotated[float, Field(gt=0, le=1e9)] | None = key(None, resume="any")

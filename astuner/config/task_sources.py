@@ -26,7 +26,7 @@ class LlmEvaluateFilter(Section):
     type: Literal["llm_evaluate"]
     """`llm_evaluate`."""
     custom_rubrics: Annotated[str, Field(min_length=1)]
-    """When to keep and when to drop a question with its answer, in words."""
+    """Instructions, in words, on which questions with answers to keep and which to drop."""
     enabled: bool = True
     """Apply the filter."""
 
@@ -37,7 +37,7 @@ class FeedbackTracingConfig(Section):
     base_url: str = key("database.sqlite", resume="path")
     """The traces: a file or the folder of a run, or `package.module->function` that returns the path."""
     feedback_path: str | None = key(None, resume="path")
-    """A file of JSON lines with `trace_id` and `rating`, `edit` or `comment`; null for none."""
+    """A JSON Lines file with `trace_id` and `rating`, `edit` or `comment`; null for none."""
     train_output_path: str = key("feedback_tracing/training.jsonl", resume="path")
     """The file to which the training rows are written."""
     validation_output_path: str = key("feedback_tracing/validation.jsonl", resume="path")
@@ -66,7 +66,7 @@ class DocumentReaderConfig(Section):
     document_path: list[str] = key([], resume="path")
     """Files (PDF, DOCX, HTML, Markdown, text) and folders with such files."""
     chunk_size: Annotated[int, Field(ge=100, le=1_000_000)] = 4000
-    """Maximum number of characters of a text that questions are generated from at once."""
+    """Maximum number of characters of a chunk, the part of a document that one request shows."""
 
 
 class DeduplicationConfig(Section):
@@ -75,11 +75,11 @@ class DeduplicationConfig(Section):
     method: Literal["ngrams", "embeddings", "none"] = "ngrams"
     """ngrams: MinHash of word n-grams; embeddings: the cosine similarity of the endpoint's embeddings; or none."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Similarity from which on two questions are duplicates."""
+    """Minimum similarity of two questions that makes them duplicates."""
     ngram: Count = 2
     """Number of words of an n-gram."""
     embedding_model: str = "text-embedding-v4"
-    """The model of the embeddings."""
+    """Embedding model, if method is embeddings."""
 
 
 class DataGenerationConfig(Section):
@@ -96,7 +96,7 @@ class DataGenerationConfig(Section):
     tasks_per_request: Annotated[int, Field(gt=0, le=100)] = 5
     """Number of tasks that a request asks for."""
     max_rounds: Count = 4
-    """How often each part of the documents is used, if the tasks are not enough."""
+    """Maximum number of times that each chunk of the documents is used to reach task_num."""
     verify: bool = True
     """Keep only tasks that the helper model can answer from the text, with the same answer, without knowing it."""
     deduplication: DeduplicationConfig = DeduplicationConfig()

@@ -58,7 +58,7 @@ def _files(path: Path) -> list[Path]:
             raise TaskDataError(f"{path}: the folder contains no {', '.join((*_TEXT, *_CONVERTED))} file.")
         return files
     if not path.is_file():
-        raise TaskDataError(f"{path}: there is no such document.")
+        raise TaskDataError(f"{path}: the document does not exist.")
     if path.suffix.lower() not in (*_TEXT, *_CONVERTED):
         supported = ", ".join((*_TEXT, *_CONVERTED))
         raise TaskDataError(f"{path}: cannot read a {path.suffix or 'nameless'} document; supported are {supported}.")

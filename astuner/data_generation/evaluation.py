@@ -27,7 +27,7 @@ async def evaluate_rows(
     Args:
         client: the helper model.
         rows: tasks or transcripts.
-        filters: the filters; each is applied to what the one before it kept.
+        filters: the filters; each is applied to the rows that the previous filter kept.
         left_out: the causes are added to it.
 
     Raises:

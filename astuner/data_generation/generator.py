@@ -210,7 +210,7 @@ class _Generation:
         return fresh
 
     async def _fault(self, row: Row) -> str | None:
-        """Return why the helper model cannot verify a task; None if it gives the same answer."""
+        """Return the reason that a task is not verified; None if the helper model gives the same answer."""
         question, expected = str(row["question"]), str(row["answer"])
         try:
             messages = solution_request(self._by_source[str(row["source"])], question)

@@ -64,7 +64,7 @@ def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
     config = update.rollout.start.config
     algorithm = config.trainer_common.algorithm
     reinforcement = ALGORITHMS[algorithm.adv_estimator].reinforcement
-    # Shaped rewards, and components that are normalised apart, need not have the order of the rewards.
+    # Shaped rewards, and components that are normalised separately, need not have the order of the rewards.
     shaped = algorithm.use_kl_in_reward or algorithm.overlong_buffer_length
     if reinforcement is None or shaped or reinforcement.advantage.by_component:
         return

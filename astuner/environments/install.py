@@ -293,7 +293,7 @@ def run_logged(command: Sequence[str], env_dir: EnvDir, lock: int, *, hidden: st
         hidden: an argument that the log does not show, such as an index's URL, which may contain a password.
 
     Raises:
-        InstallError: it fails; with the last lines of its output.
+        InstallError: the command fails. The message has the last lines of its output.
     """
     with env_dir.log.open("a+") as log:
         log.write(f"\n$ {' '.join('URL' if hidden and word == hidden else word for word in command)}\n")
@@ -335,7 +335,7 @@ def find_interpreter(name: str | None) -> str:
         name: a path, a command, or a version such as 3.11; None for the running interpreter.
 
     Raises:
-        InstallError: there is none.
+        InstallError: the interpreter is not found.
     """
     if name is None:
         return sys.executable

@@ -16,13 +16,13 @@ from astuner.environments.install import find_interpreter, run_logged
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """Specification of an environment without astuner.
+    """Specification of a virtual environment in which astuner is not installed.
 
     Attributes:
         name: its name in `astuner install NAME`.
-        requirements: what pip installs.
+        requirements: the requirements that pip installs.
         setup: a command that completes the installation; its first word is a program of the environment.
-        next_step: what the user has to do afterwards; `{bin}` is the folder of its programs.
+        next_step: the instruction that is printed after the installation; `{bin}` is the folder of the programs.
     """
 
     name: str
@@ -63,7 +63,7 @@ def install_program(
         fresh: reinstall an existing environment.
 
     Raises:
-        InstallError: it cannot be installed.
+        InstallError: the environment cannot be installed.
     """
     env_dir = EnvDir.of(spec.name)
     digest = hashlib.sha256("\n".join((*spec.requirements, *spec.setup)).encode()).hexdigest()

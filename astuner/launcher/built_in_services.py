@@ -78,7 +78,7 @@ def built_in_service(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn
         if root := os.environ.get("APPWORLD_ROOT"):
             command += ["--root", root]
         service = ServiceConfig(command=command, health=HealthConfig(port=8000))
-        install = "`astuner install appworld`, then `appworld download data` as it says"
+        install = "`astuner install appworld`, then the command `appworld download data` that it prints"
         return BuiltInService(service, "" if shutil.which(command[0]) else "appworld", install)
     head = ray_head(config, others_join=name == "ray-cluster")
     service = ServiceConfig(command=head.argv, env=dict(head.env), health=HealthConfig(port=head.port))

@@ -180,7 +180,7 @@ class _NoJudge(BaseJudge):
 
 @dataclass(frozen=True)
 class _Agent:
-    """The configured agent, to which each question is a task."""
+    """The configured agent. Each question is a task."""
 
     ask: Callable[[str], None]
 
@@ -188,7 +188,7 @@ class _Agent:
         self.ask(question)
 
     def forget(self) -> None:
-        """Do nothing: an agent knows one question only."""
+        """Do nothing: an agent keeps no earlier questions."""
 
 
 class _Model:

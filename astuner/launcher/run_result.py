@@ -55,7 +55,7 @@ def print_result(console: Console, summary: RunSummary, folder: Path) -> None:
 
 
 def describe_result(summary: RunSummary, rows: Sequence[MetricsRow]) -> list[str]:
-    """Return lines that say whether the model learned, how sure that is, and what to change if it did not.
+    """Return lines that say whether the model learned, with which certainty, and which keys to change if it did not.
 
     Args:
         summary: the run's summary.
@@ -127,7 +127,7 @@ def _signal_counts(rows: Sequence[MetricsRow]) -> tuple[int, int]:
 
 
 def _suggestions(summary: RunSummary, rows: Sequence[MetricsRow]) -> list[str]:
-    """Return what may be the reason that the model did not learn, with the keys to change."""
+    """Return possible reasons that the model did not learn, with the keys to change."""
     before = summary.validation.before
     texts: list[str] = []
     steps, without = _signal_counts(rows)

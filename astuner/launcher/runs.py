@@ -33,7 +33,7 @@ def read_runs(exp_dir: Path) -> list[RunFacts]:
     """Return the runs in a folder, the latest first.
 
     Raises:
-        RecordError: there is no such folder, or it holds no run.
+        RecordError: the folder does not exist, or contains no run.
     """
     folders = [folder for folder in exp_dir.iterdir() if is_record(folder)] if exp_dir.is_dir() else []
     if not folders:
@@ -42,7 +42,7 @@ def read_runs(exp_dir: Path) -> list[RunFacts]:
 
 
 def describe_run(facts: RunFacts) -> dict[str, Any]:
-    """Return what the list shows of a run, as plain values; the last reward costs a look into metrics.jsonl."""
+    """Return the row of a run in the list, as plain values. The last reward is read from metrics.jsonl."""
     summary = facts.summary
     validation = summary.validation if summary else None
     rewards = _rewards(facts.folder)

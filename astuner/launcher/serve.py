@@ -78,7 +78,7 @@ def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
 
 
 class ServedModel:
-    """A model behind a gateway. Each request is an episode of its own, whose calls are appended to the traces."""
+    """A model behind a gateway. Each request is a separate episode, whose calls are appended to the traces."""
 
     def __init__(self, engine: LlmEngine, codec: ChatCodec, options: ServeOptions, path: str) -> None:
         self._engine, self._codec = engine, codec

@@ -127,7 +127,7 @@ class EpisodeTranscript:
         left_out = len(lines) - _HEAD_LINES - _TAIL_LINES
         if self._is_folded and left_out > 1:
             lines = [*lines[:_HEAD_LINES], f"… {left_out} lines …", *lines[-_TAIL_LINES:]]
-        # A long name of an agent gets a line of its own.
+        # A long name of an agent gets a separate line.
         if len(label) >= _LABEL_WIDTH:
             yield Text(label[:width], style=f"bold {label_style}")
             label = ""

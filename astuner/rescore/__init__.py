@@ -1,4 +1,4 @@
-"""`astuner rescore`: judges a recorded run anew, without a model, and compares the rewards."""
+"""`astuner rescore`: scores a recorded run with another judge, without a model, and compares the rewards."""
 
 from astuner.rescore.command import RescoreOptions, rescore
 

@@ -43,7 +43,7 @@ class RescoreOptions:
         audit: Whether to audit the rewards. With one judge, it is the held-out judge of the recorded rewards.
         step: Only judge the episodes of this step.
         split: Only judge the episodes of this split; by default `train` if there are training episodes, else `val`.
-        timeout: Seconds that a judge may take for an episode; None for `task_judge.timeout` of the run.
+        timeout: Time limit of a judge for an episode, in seconds; None for `task_judge.timeout` of the run.
         jobs: Number of episodes that are judged at the same time.
         output: Folder of the result; by default a new one beside the run's folder.
         as_json: Print one JSON object.
@@ -62,7 +62,7 @@ class RescoreOptions:
 
 
 def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
-    """Judge the episodes of a run anew, write the comparison with the recorded rewards, and print it on stdout.
+    """Score the episodes of a run with another judge, write the comparison of the rewards, and print it on stdout.
 
     Args:
         run: The run's folder, or its name under `exp_dir`.

@@ -69,7 +69,7 @@ def judge_episodes(
         folder: The run's folder.
         entries: Episodes with an output (see `has_output`).
         judge: The judge.
-        timeout: Seconds that it may take for an episode.
+        timeout: Time limit of the judge for an episode, in seconds.
         jobs: Number of episodes that are judged at the same time.
         on_judged: Called with the number of episodes after each part.
         keep_tokens: Whether the calls of `JudgedEpisode` have their tokens, for length punishments.
@@ -98,7 +98,7 @@ def judge_episodes(
 async def _score_all(
     judge: BaseJudge, episodes: Sequence[JudgeInput], timeout: float, jobs: int
 ) -> list[Judgement | EpisodeError]:
-    """Return the judgement of each episode, or why it has none. A judge with a plain method has `jobs` threads."""
+    """Return the judgement of each episode, or the error of the judge. A synchronous judge runs in `jobs` threads."""
     if isinstance(judge, BaseGroupJudge):
         return await _score_groups(judge, episodes, timeout, jobs)
     pairs = [(each.task, each.output) for each in episodes]
@@ -141,7 +141,7 @@ def _group_of(entry: EpisodeEntry) -> tuple[int, str]:
 
 
 def _next_chunk(chunks: Iterator[list[JudgeInput]]) -> list[JudgeInput]:
-    """Read a part of the episodes; [] at the end.
+    """Read the next part of the episodes; return [] at the end.
 
     The garbage collector is paused. Parsed JSON has no cycles, and the collector would take half of the time, as it
     visits all lists of token ids again and again.

@@ -74,7 +74,7 @@ def read_judge_inputs(folder: Path, entries: Iterable[EpisodeEntry]) -> Iterator
         except RecordError as error:
             raise RecordError(f"{path}: {error}") from error
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            raise RecordError(f"{path} holds no complete episode: {short_repr(error)}") from error
+            raise RecordError(f"{path} contains no complete episode: {short_repr(error)}") from error
 
 
 def _parse(data: bytes) -> dict[str, Any]:

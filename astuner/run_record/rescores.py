@@ -29,11 +29,11 @@ class RescoredEpisode:
 
     Attributes:
         episode_id, task_id, repeat_index, step, split, path: As in the index of the run.
-        reward_before, reward: The recorded and the new reward; None if it has none.
+        reward_before, reward: The recorded and the new reward; None if the episode is unscored.
         advantage_before, advantage: The advantages that the algorithm derives from them; None for an episode that is
             not trained.
-        is_success: Whether the new judge considers the task solved; None if it is unscored.
-        error_kind, error: Why it is unscored, as in `Episode`.
+        is_success: Whether the new judge considers the task solved; None if the episode is unscored.
+        error_kind, error: The reason that the episode is unscored, as in `Episode`.
         judgement: The result of the new judge; None if it was not asked, or failed.
         held_out_reward: The reward of the held-out judge of an audit.
     """
@@ -142,7 +142,7 @@ class RewardAudit:
 
 @dataclass(frozen=True, slots=True)
 class Rescore:
-    """A run that was judged anew.
+    """A run that was scored with another judge.
 
     Attributes:
         run: The run's folder.
@@ -209,7 +209,7 @@ def write_rescore(folder: Path, rescore: Rescore, episodes: Iterable[RescoredEpi
     """Write the files of a rescored run.
 
     Raises:
-        RecordError: If they cannot be written.
+        RecordError: If the files cannot be written.
     """
     redact = current_redactor()
     lines = [dump_json(encode(episode, redact)) + b"\n" for episode in episodes]
@@ -223,7 +223,7 @@ def read_rescore(folder: Path) -> Rescore:
     """Return the comparison that `write_rescore` wrote into a folder.
 
     Raises:
-        RecordError: If it cannot be read.
+        RecordError: If the comparison cannot be read.
     """
     path = folder / _SUMMARY
     try:
@@ -241,7 +241,7 @@ def read_rescored_episodes(folder: Path) -> list[RescoredEpisode]:
     """Return the episodes of a rescored run, in the order of the run's index.
 
     Raises:
-        RecordError: If they cannot be read.
+        RecordError: If the episodes cannot be read.
     """
     return [decode(RescoredEpisode, row) for _, row in read_json_lines(folder / _EPISODES)]
 

@@ -28,7 +28,7 @@ _COPY = re.compile(r"\.[0-9]+$")
 
 
 class RunNote(BaseModel):
-    """What a user wrote about a run, in `note.json`."""
+    """The note of a user on a run, in `note.json`."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -55,7 +55,7 @@ class RunFacts:
 
     @property
     def kind(self) -> RunKind:
-        """What started the run, by the suffix of its folder."""
+        """The kind of the run, from the suffix of its folder."""
         base = _COPY.sub("", self.name)
         return next((kind for suffix, kind in _KINDS.items() if base.endswith(suffix)), "training")
 
@@ -181,6 +181,6 @@ def write_note(folder: Path, note: RunNote) -> None:
     """Write the note of a run.
 
     Raises:
-        RecordError: It cannot be written.
+        RecordError: If the note cannot be written.
     """
     write_atomically(folder / _NOTE, dump_json(note.model_dump()) + b"\n")

@@ -71,7 +71,7 @@ class SandboxResult:
         returncode: the exit code; -n if signal n ended the program, and -1 if the sandbox did.
         stdout, stderr: the output, cut to the limit. `stderr` ends with the reason if the sandbox ended the program.
         missing: the protections that this system does not have; None if the program did not start.
-        ended_by: `time` or `memory`, the limit for which the sandbox ended the program; None if it ended by itself.
+        ended_by: `time` or `memory` if the program exceeded this limit and was ended; None if the program exited.
     """
 
     returncode: int
@@ -206,7 +206,7 @@ def _result(
 
 
 async def _wait(process: asyncio.subprocess.Process, timeout: float, memory: int) -> str | None:
-    """Wait for the end of the sandbox, or end it; return the limit for which it was ended, or None if it exited."""
+    """Wait until the sandbox exits, or kill it at a limit. Return the exceeded limit, or None if it exited."""
     ended = asyncio.ensure_future(process.wait())
     ends_at = time.monotonic() + timeout
     try:

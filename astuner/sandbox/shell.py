@@ -24,12 +24,13 @@ class ShellSandbox:
     """A file system with writable folders, in which shell commands run one after the other.
 
     Commands see the programs and libraries of the host, which they cannot change, and the folders of the sandbox. They
-    have no network. The processes of a command end with it; files remain until `close`. It needs user namespaces.
+    have no network. The processes of a command end with the command; files remain until `close`. The sandbox needs
+    user namespaces.
 
     Args:
         folders: absolute paths of the writable folders, each directly below `/`. `/tmp` and the home `/root` are added.
         cwd: the working directory.
-        limits: the limits of each command; `disk` is that of all folders together, see `size`.
+        limits: the limits of each command; `disk` limits all folders together (see `size`).
         env: environment variables of the commands.
     """
 

@@ -21,8 +21,8 @@ async def score_batch(
     Args:
         judge: the judge; its `compute_reward` is not `async`.
         episodes: the task and the output of each episode.
-        timeout: seconds that the judge may take for one of them. A judge that takes longer is abandoned, and the other
-            episodes are scored in another thread.
+        timeout: time limit for each episode, in seconds. A call that takes longer is abandoned, and the other episodes
+            are scored in another thread.
 
     Returns:
         For each episode, the checked judgement, or the error that `score` would raise.

@@ -23,7 +23,7 @@ class WeightedJudge(BaseJudge):
     """The weighted sum of the rewards of several judges, which run concurrently.
 
     The rewards of the judges are the components of the reward, under the judges' names. The components of a judge
-    follow as `NAME.COMPONENT`. If a judge rewards agents or LLM calls, so does the sum; the judges that do not, add
+    follow as `NAME.COMPONENT`. If a judge rewards agents or LLM calls, the sum also rewards them; the other judges add
     their reward to each of them. If a judge cannot score the episode, it is unscored.
 
     Args:
@@ -48,7 +48,7 @@ class WeightedJudge(BaseJudge):
         self.judges, self.success = dict(judges), success
         self.weights = dict.fromkeys(judges, 1.0) | dict(weights or {})
         if unknown := sorted(self.weights.keys() - judges.keys()):
-            raise ValueError(f"weights has {', '.join(unknown)}, which judges has not")
+            raise ValueError(f"weights has {', '.join(unknown)}; expected names in judges: {', '.join(judges)}")
 
     @classmethod
     def from_params(cls, config: TaskJudgeConfig, params: Mapping[str, Any], search: Sequence[Path] = ()) -> Self:

@@ -113,7 +113,7 @@ def evaluate_expression(expression: str) -> tuple[Fraction, list[int]]:
         expression: whole numbers, `+ - * /` and parentheses.
 
     Raises:
-        ValueError: it is something else, is longer than 300 characters, or divides by 0.
+        ValueError: the expression is invalid, is longer than 300 characters, or divides by 0.
     """
     if len(expression) > _MAX_CHARACTERS or not _EXPRESSION.fullmatch(expression):
         raise ValueError("the answer has no expression of whole numbers, + - * / and parentheses")

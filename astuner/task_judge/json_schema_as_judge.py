@@ -85,12 +85,12 @@ def _validator(schema: object) -> Any:
     from jsonschema.validators import validator_for
 
     if not isinstance(schema, Mapping):
-        raise ValueError(f"no JSON schema: expected a mapping, got {type(schema).__name__}")
+        raise ValueError(f"not a JSON schema: expected a mapping, got {type(schema).__name__}")
     cls = validator_for(schema)
     try:
         cls.check_schema(schema)
     except SchemaError as error:
-        raise ValueError(f"no JSON schema: at {error.json_path}: {shorten(error.message)}") from error
+        raise ValueError(f"not a JSON schema: at {error.json_path}: {shorten(error.message)}") from error
     return cls(schema, registry=referencing.Registry())
 
 

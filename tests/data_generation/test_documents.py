@@ -87,7 +87,7 @@ def test_bad_documents(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(TaskDataError, match=problem):
             read(tmp_path / name)
-    with pytest.raises(TaskDataError, match="there is no such document"):
+    with pytest.raises(TaskDataError, match="the document does not exist"):
         read(tmp_path / "missing.txt")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TaskDataError, match="the folder contains no"):

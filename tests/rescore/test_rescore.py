@@ -289,4 +289,4 @@ def test_errors_say_what_is_wrong(run: Path, astuner: Command):
 def test_a_damaged_episode_is_named(run: Path, astuner: Command):
     path = run / read_index(run)[0].path
     path.write_text('{"format": 1, "episode": {"calls": 3}}')
-    astuner("rescore", "math", "--judge", "judges->Exact").says(path.name, "holds no complete episode")
+    astuner("rescore", "math", "--judge", "judges->Exact").says(path.name, "contains no complete episode")

@@ -108,7 +108,7 @@ def test_json_schema(answer: str, components: tuple[int, int], why: str) -> None
 
 
 def test_invalid_schemas_are_errors_of_the_judge_not_of_the_answer() -> None:
-    with pytest.raises(ValueError, match=r"no JSON schema: at \$.type"):
+    with pytest.raises(ValueError, match=r"not a JSON schema: at \$.type"):
         JsonSchemaAsJudge(CONFIG, schema={"type": "text"})
     for schema in ("{", "[]", {"type": "text"}, 3):
         with pytest.raises(JudgeError, match="'schema' in the metadata of task t is "):

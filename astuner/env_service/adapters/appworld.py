@@ -69,7 +69,7 @@ class AppWorldEnvironment(Environment):
             root: the folder in which `appworld download data` was called; `APPWORLD_ROOT` or `.` by default.
             command: the program `appworld`; by default that of `astuner install appworld`, or else that on the PATH.
             max_interactions: the number of actions that AppWorld executes.
-            timeout_seconds: seconds that an action may take.
+            timeout_seconds: time limit of an action, in seconds.
 
         Raises:
             EnvError: the folder has no tasks, or there is no such program.

@@ -94,7 +94,7 @@ def find_tasks(folder: Path) -> list[Path]:
     """Return the task folders in a folder, or the folder itself if it is one, sorted by name.
 
     Raises:
-        EnvError: there is none.
+        EnvError: the folder contains no task.
     """
     if (folder / "task.toml").is_file():
         return [folder]
@@ -147,7 +147,7 @@ def read_task(folder: Path, base_images: Sequence[str] = ()) -> HarborTask:
 
 
 def _unsupported(folder: Path, config: Any, environment: Any, verifier: Any, images: Sequence[str]) -> Iterator[str]:
-    """Yield why the sandbox cannot run a task."""
+    """Yield the reasons for which the sandbox cannot run a task."""
     image = environment.get("docker_image")
     if "steps" in config:
         yield "it has several steps ([[steps]])"

@@ -60,7 +60,7 @@ class VerifiersEnvironment(Environment):
             python: the interpreter with verifiers and the taskset; by default, `ASTUNER_VERIFIERS_PYTHON`, or
                 that of `astuner install verifiers`.
             cwd: the working directory of the processes, in which modules are found.
-            timeout: seconds that the start and a step may take.
+            timeout: time limit of the start and of a step, in seconds.
 
         Raises:
             EnvError: there is no such interpreter.
@@ -72,7 +72,7 @@ class VerifiersEnvironment(Environment):
         if not self._python or shutil.which(self._python) is None:
             given = f"there is no interpreter {short_repr(self._python)}" if self._python else "no interpreter is set"
             raise EnvError(
-                f"{given}. Install verifiers in a virtual environment of its own with `astuner install verifiers`, or "
+                f"{given}. Install verifiers in a separate virtual environment with `astuner install verifiers`, or "
                 f"set {PYTHON_VARIABLE} or the parameter python to an interpreter with verifiers"
             )
         self._tasks: dict[str, list[dict[str, Any]]] = {}
@@ -81,7 +81,7 @@ class VerifiersEnvironment(Environment):
         self._end: Mapping[str, Any] | None = None
 
     def splits(self) -> Sequence[str]:
-        """Return `train`, and `validation` if it has a config."""
+        """Return `train`, and `validation` if this split has a config."""
         return tuple(self._configs)
 
     def task_ids(self, split: str) -> Sequence[str]:

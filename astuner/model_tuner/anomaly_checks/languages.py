@@ -54,9 +54,9 @@ _NAMED = {script: re.compile(rf"\b(?:{names})\b", re.IGNORECASE) for script, nam
 
 
 class LanguageSwitch(AnomalyCheck):
-    """Finds answers that go on in another script in the middle of a paragraph, although the request does not use it.
+    """Finds answers that continue in another script in the middle of a paragraph, although the request does not use it.
 
-    Languages that share a script are not told apart.
+    Languages that share a script are not distinguished.
     """
 
     name = "language_switch"

@@ -254,7 +254,7 @@ class SolutionModule(types.ModuleType):
 
 
 class FromModule(Proxy):
-    """A name of the solution's module. It is looked up when it is used, as the process may have been started anew."""
+    """A name in the module of the solution, looked up at each use because the process may have been restarted."""
 
     def __init__(self, solution: Solution, name: str) -> None:
         self.__dict__["_solution"], self.__dict__["_name"] = solution, name

@@ -62,7 +62,7 @@ class AnswerCache:
 
 
 def question_hash(content: Mapping[str, object]) -> str:
-    """Return the hash of a question: of everything that determines its answer."""
+    """Return the hash of everything that determines the answer to a question."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
 
 

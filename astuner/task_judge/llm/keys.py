@@ -92,7 +92,7 @@ class ApiKeys:
         return ready[self._next % len(ready)].value
 
     def seconds_until_ready(self) -> float:
-        """Return how long all keys still rest; 0 if one can be used now."""
+        """Return the seconds until a key can be used; 0 if one can be used now."""
         times = [key.ready_at for key in self._keys if not key.is_rejected]
         return max(min(times, default=0.0) - time.monotonic(), 0.0)
 

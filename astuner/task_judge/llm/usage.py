@@ -41,7 +41,7 @@ class LlmUsage:
         return self.prompt_tokens + self.completion_tokens
 
     def metrics(self) -> dict[str, float]:
-        """Return the counters as metrics, `llm_requests` and so on."""
+        """Return the counters as metrics, such as `llm_requests`."""
         return {f"llm_{field.name}": float(getattr(self, field.name)) for field in fields(self)}
 
 
