@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -173,7 +174,10 @@ def _judge(
 ) -> tuple[list[JudgedEpisode], float]:
     """Return the judged episodes, and the seconds that reading and judging took."""
     console = make_console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with (
+        contextlib.closing(judge),
+        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
         task = progress.add_task("judging episodes", total=len(entries))
         started = time.monotonic()
         judged = judge_episodes(
@@ -186,7 +190,6 @@ def _judge(
             keep_tokens=keep_tokens,
         )
         seconds = max(time.monotonic() - started, 1e-9)
-    judge.close()
     return judged, seconds
 
 

@@ -200,7 +200,7 @@ def add(a, b): return 0
         READS_TESTS,
         SHADOWS,
         "print('x' * 10**8)\ndef add(a, b): return 'x' * 10**8",
-        "def add(a, b): return [[]] * 10**7",
+        "def add(a, b): return ['x' * 1000] * 20_000",
         "def add(a, b):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x",
     ],
     ids=[

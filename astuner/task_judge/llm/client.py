@@ -132,10 +132,10 @@ class LlmClient:
     def close(self) -> None:
         """Close the connections, the cache and the thread; `ask` opens them again. Requests are cancelled."""
         with self._lock:
-            loop, thread, self._loop = self._loop, self._thread, None
+            loop, thread, openai, self._loop = self._loop, self._thread, self._openai, None
             cache, self._cache = self._cache, None
         if loop is not None and thread is not None:
-            asyncio.run_coroutine_threadsafe(self._shut_down(), loop).result()
+            asyncio.run_coroutine_threadsafe(self._shut_down(openai), loop).result()
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
             loop.close()
@@ -146,13 +146,14 @@ class LlmClient:
         folder = Path(self.config.cache_dir) if self.config.cache_dir else default_cache_folder()
         return AnswerCache(folder) if self.config.cache else None
 
-    async def _shut_down(self) -> None:
+    @staticmethod
+    async def _shut_down(openai: AsyncOpenAI | None) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._openai is not None:
-            await self._openai.close()
+        if openai is not None:
+            await openai.close()
 
     def _start(self) -> asyncio.AbstractEventLoop:
         """Return the client's event loop; start its thread at the first call."""
