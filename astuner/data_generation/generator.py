@@ -1,4 +1,4 @@
-"""Generates tasks: asks for them, verifies, filters and deduplicates them, and writes them to files."""
+"""Generates tasks with a helper model, verifies, filters and deduplicates them, and writes them to files."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GenerationReport:
 def generate_tasks(config: DataGenerationConfig, *, base_dir: Path, search: Sequence[Path]) -> GenerationReport:
     """Generate tasks and write them to the files of the section.
 
-    If a process is killed, the next one continues: it gets the answers so far from the cache. If the files are complete
+    If a process is killed, the next one continues with the cached answers. If the files are complete
     and belong to this configuration and these documents, nothing is done.
 
     Args:
@@ -86,7 +86,7 @@ def generate_tasks(config: DataGenerationConfig, *, base_dir: Path, search: Sequ
         logger.info("the generated tasks in {} are up to date", config.train_output_path)
         return GenerationReport(training, validation, left_out, files.usage, reused=True)
     client = LlmClient(config.llm, config.alien_llm_model, config.alien_llm_response_length)
-    client.meter.add(files.usage)  # the budget counts what earlier processes have used
+    client.meter.add(files.usage)  # the budget includes the use of earlier processes
     generation = _Generation(config, client, chunks or [Chunk("examples", "")], examples, files)
     try:
         client.run(generation.run())

@@ -1,4 +1,4 @@
-"""The files of a generation: the tasks, and a state that says whether they are complete and what they have cost."""
+"""The files of a generation: the tasks, and a state that contains their completeness and cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class GenerationFiles:
         return self._result["training"], self._result["validation"], self._result["left_out"]
 
     def save_usage(self, usage: LlmUsage) -> None:
-        """Save what the generation has used so far."""
+        """Save the use of the helper model so far."""
         self.usage = usage
         state = {"fingerprint": self._fingerprint, "usage": asdict(usage), "result": self._result}
         write_atomically(self._state, dump_json(state))

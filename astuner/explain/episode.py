@@ -95,7 +95,7 @@ class EpisodeExplanation:
         certificate: Share of the calls that the samples rebuild exactly; None if it cannot be checked.
         certificate_note: Why the certificate is None, or less than 1 by intent.
         withheld: Why token ids and samples are not in the record; None if they are.
-        fixes: What to try, by cause of fork.
+        fixes: Suggestions by cause of fork.
         lacks_advantage: Whether it is a training episode with a reward but without an advantage.
     """
 

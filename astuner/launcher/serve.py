@@ -131,7 +131,7 @@ class ServedModel:
         self._write(row)
 
     def _write(self, row: Mapping[str, object]) -> None:
-        # Keys do not reach files.
+        # API keys must not be written to files.
         self._traces.append({name: to_jsonable(value, redact) for name, value in row.items()})
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Transcripts of episodes on the terminal: who said what, folded and as wide as the terminal."""
+"""Transcripts of episodes, folded to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shown = int | Literal["all", "none"]
 DEFAULT_SHOWN = 2
 _HEAD_LINES, _TAIL_LINES = 8, 3
 _MAX_MESSAGES = 24
-_SEARCHED_CALLS = 8  # as the run record searches for shared messages
+_SEARCHED_CALLS = 8  # as in the run record's search for shared messages
 _LABEL_WIDTH = 11
 _MIN_WIDTH = 24
 _ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}

@@ -14,7 +14,7 @@ from astuner.rescore.rank_correlation import kendall_tau
 from astuner.run_record.rescores import RescoredEpisode, RescoredStep
 from astuner.schema import Episode
 
-# Smaller differences of advantages are rounding.
+# Smaller differences of advantages are due to rounding.
 _TOLERANCE = 1e-6
 
 _Advantages = dict[str, tuple[float, dict[str, float]]]

@@ -257,7 +257,7 @@ class Anomaly:
 
     Attributes:
         check: the name of the check that found it.
-        description: what is wrong with the answer, with an excerpt.
+        description: the fault of the answer, with an excerpt.
         call_id: the id of the call whose answer it is.
         call: the number of this call in the episode, from 1.
         agent_name: the agent that made the call; "" if unknown.

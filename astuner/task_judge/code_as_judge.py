@@ -174,7 +174,7 @@ def _are_all(values: object, kind: type) -> bool:
 
 
 def _difference(result: SandboxResult, expected: str) -> str:
-    """Return why a program is wrong; "" if its output is as expected."""
+    """Return the fault of a program; "" if its output is as expected."""
     if result.ended_by or result.returncode != 0:
         return _end_of(result, f"exit code {result.returncode}")
     wrote, wants = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (result.stdout, expected))

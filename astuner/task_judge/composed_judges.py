@@ -24,12 +24,12 @@ class WeightedJudge(BaseJudge):
 
     The rewards of the judges are the components of the reward, under the judges' names. The components of a judge
     follow as `NAME.COMPONENT`. If a judge rewards agents or LLM calls, the sum also rewards them; the other judges add
-    their reward to each of them. If a judge cannot score the episode, it is unscored.
+    their reward to each of them. If a judge cannot score the episode, the episode is unscored.
 
     Args:
         judges: the judges by name. In YAML, each has `judge_protocol`, `weight` (default 1) and `params`.
         weights: the weights by name, for judges that are created in Python; in YAML, the judges have them.
-        success: who decides whether the task is solved: `all` judges, `any` of them, or the judge of this name.
+        success: the judges that decide whether the task is solved: `all`, `any`, or the name of a judge.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class GatedJudge(BaseJudge):
     as `gate.COMPONENT` and `judge.COMPONENT`.
 
     Args:
-        gate: the judge that runs first. In YAML, it has `judge_protocol` and `params`, and so has `judge`.
+        gate: the judge that runs first. In YAML, `gate` and `judge` have `judge_protocol` and `params`.
         judge: the judge of the episodes that pass.
         failed_reward: the reward of the other episodes.
     """
@@ -207,7 +207,7 @@ def _scored(name: str, judgement: Judgement) -> Judgement:
     """Return a judgement with a reward.
 
     Raises:
-        UnscoredError: it has none.
+        UnscoredError: the judgement has no reward.
     """
     if judgement.reward is None:
         raise UnscoredError(f"{name}: {judgement.explanation or 'no reward'}", judgement.unscored_cause)

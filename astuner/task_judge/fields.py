@@ -51,7 +51,7 @@ def as_text(value: object, key: str, owner: str) -> str:
     """Return a text or a number as text; None becomes an empty text.
 
     Raises:
-        JudgeError: it is neither.
+        JudgeError: the value is neither.
     """
     if value is None:
         return ""

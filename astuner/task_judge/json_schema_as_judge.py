@@ -78,7 +78,7 @@ def _validator(schema: object) -> Any:
     """Return the validator of a schema.
 
     Raises:
-        ValueError: it is not a JSON schema.
+        ValueError: the value is not a JSON schema.
     """
     import referencing
     from jsonschema import SchemaError
@@ -98,8 +98,8 @@ def _parse(text: str) -> Any:
     """Return the JSON value of an answer.
 
     Raises:
-        ValueError: it has none.
-        RecursionError: it is nested too deeply.
+        ValueError: the text contains no JSON.
+        RecursionError: the JSON is nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=_reject)

@@ -34,7 +34,7 @@ from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 
 _Call = Callable[..., Awaitable[object]]
 MAKE_FASTER = "make it faster, or raise astuner.task_judge.timeout."
-"""What to do about a judge that is too slow."""
+"""The fix for a judge that is too slow, for messages."""
 _EXPECTED = "expected (reward, is_success): a finite number and a bool, or a Judgement"
 
 
@@ -54,7 +54,7 @@ async def score(
         judge: the judge.
         workflow_task: the task of the episode.
         workflow_output: the output of the workflow.
-        timeout: seconds that the judge may take; None for no limit.
+        timeout: time limit of the judge, in seconds; None for no limit.
         details: returns details of the episode for the log message about a late judge.
 
     Returns:
@@ -63,7 +63,7 @@ async def score(
 
     Raises:
         JudgeError: the judge raised, or did not return a reward.
-        UnscoredError: the judge raised it.
+        UnscoredError: the judge raised this error.
         EpisodeTimeout: the judge took longer than `timeout`.
     """
     return await _score(judge, workflow_task, workflow_output, timeout, details, in_daemon_thread)
@@ -88,7 +88,7 @@ async def judgement_of(judge: BaseJudge, workflow_task: WorkflowTask, workflow_o
 
     Raises:
         JudgeError: the judge raised, or did not return a reward.
-        UnscoredError: the judge raised it.
+        UnscoredError: the judge raised this error.
     """
     return await _call_judge(judge, workflow_task, workflow_output, _call_of_this_judge.get())
 
@@ -107,7 +107,7 @@ async def score_group(
         judge: the judge.
         workflow_task: the task of the episodes.
         workflow_outputs: the outputs of the workflow.
-        timeout: seconds that the judge may take; None for no limit.
+        timeout: time limit of the judge, in seconds; None for no limit.
         inline: call a synchronous judge in this thread, where breakpoints work.
 
     Returns:
@@ -115,7 +115,7 @@ async def score_group(
 
     Raises:
         JudgeError: the judge raised, or did not return a result for each episode.
-        UnscoredError: the judge raised it.
+        UnscoredError: the judge raised this error.
         EpisodeTimeout: the judge took longer than `timeout`.
     """
     if len(workflow_outputs) == 1:
@@ -212,7 +212,7 @@ async def _call_judge(
 
 
 def judge_error(judge: BaseJudge, error: BaseException) -> JudgeError:
-    """Return the error of an episode for what its judge raised."""
+    """Return the error of an episode for an exception of its judge."""
     folder = None
     with suppress(TypeError, OSError):  # a class defined in an interactive session has no file
         folder = Path(inspect.getfile(type(judge))).parent
@@ -274,7 +274,7 @@ def checked_judgement(answer: object, judge: BaseJudge) -> Judgement:
     """Return the judgement that a judge returned, in one of the accepted forms.
 
     Raises:
-        JudgeError: it has another form, or a value in it is invalid.
+        JudgeError: the result has another form, or contains an invalid value.
     """
     try:
         return _complete(answer if isinstance(answer, Judgement) else _from_short_form(answer, judge))

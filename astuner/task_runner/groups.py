@@ -47,7 +47,7 @@ async def judge_group(
         workflow_task: the task of the episodes.
         episodes: the episodes that wait for their group (`is_unjudged`).
         seeds: the seed of each episode.
-        timeout: seconds that the judge may take; None for no limit.
+        timeout: time limit of the judge, in seconds; None for no limit.
         max_samples, merge: as in `with_samples`.
         inline: as in `score_group`.
     """

@@ -24,7 +24,7 @@ def judged_reward(judgement: Judgement) -> Reward:
     """Return the reward of a checked judgement.
 
     Raises:
-        UnscoredError: it has none.
+        UnscoredError: the judgement has no reward.
     """
     if judgement.reward is None:
         text = judgement.explanation or "the judge returned a Judgement without a reward"

@@ -149,7 +149,7 @@ def read_rating(value: object) -> float | None:
     """Return a rating as a number. `up`, `good` and `true` are 1, `down`, `bad` and `false` are 0.
 
     Raises:
-        TraceProblem: it is neither a finite number nor one of these words.
+        TraceProblem: the value is neither a finite number nor one of these words.
     """
     if value is None or value == "":
         return None
@@ -185,7 +185,7 @@ def read_messages(value: object, where: str) -> list[Message]:
     """Check chat messages in OpenAI's format.
 
     Raises:
-        TraceProblem: they are not valid.
+        TraceProblem: the messages are not valid.
     """
     if not isinstance(value, list) or not value:
         raise TraceProblem(f"{where} is {short_repr(value)}; expected a list of chat messages")

@@ -47,7 +47,7 @@ def import_traces(
 
     Args:
         config: section `task_reader.feedback_tracing`.
-        target: what the traces are converted to.
+        target: the kind of rows to convert the traces to.
         base_dir: the folder of the YAML file, for relative paths that do not exist in the working directory.
         search: the folders in which to search for `package.module->function`.
 

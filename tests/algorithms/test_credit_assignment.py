@@ -184,7 +184,7 @@ def gdpo(episodes: list[Episode], **settings: object) -> StepAdvantages:
     return step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
 
 
-def test_components_are_normalised_apart():
+def test_components_are_normalised_separately():
     """As in `test_decoupled_rewards_hand_worked`."""
     episodes = [judged("t", 1, 10), judged("t", 0, 0), judged("u", 1, 3, a_x=5), judged("u", 0, 3, a_x=-5)]
     result = gdpo(episodes)

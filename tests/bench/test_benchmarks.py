@@ -86,7 +86,7 @@ def test_the_gateway_loses_and_crosses_no_call():
     assert result["calls_per_second_8"] > 0
 
 
-def test_rescoring():
+def test_the_speed_of_rescoring_is_measured():
     command = [sys.executable, str(FOLDER / "bench_rescore.py"), "--episodes", "64", "--tokens", "4", "--runs", "1"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert process.returncode == 0, process.stderr

@@ -53,7 +53,7 @@ def kinds(endpoint: ScriptedEndpoint) -> Counter[str]:
     return Counter(map(kind, endpoint.requests))
 
 
-def test_the_pipeline(tmp_path: Path) -> None:
+def test_tasks_are_generated_verified_filtered_and_split(tmp_path: Path) -> None:
     examples = tmp_path / "examples.jsonl"
     examples.write_text(json.dumps({"question": "What is the capital of Land0?", "answer": "City0"}) + "\n")
     with scripted_endpoint(helper_model()) as endpoint:
@@ -138,7 +138,7 @@ def test_duplicates_by_embeddings(tmp_path: Path) -> None:
         assert len(asked) == len(set(asked))
 
 
-def test_passing_faults_do_not_stop_it(tmp_path: Path) -> None:
+def test_temporary_errors_of_the_endpoint_are_retried(tmp_path: Path) -> None:
     answers, lock, seen = helper_model(), threading.Lock(), Counter[str]()
     garbage = [Reply("no JSON"), Reply(body=b"<html>"), Reply('{"tasks": []}')]
     faults = [Reply(status=429, headers={"retry-after": "0"}), Reply(status=500), *garbage]
@@ -164,7 +164,9 @@ def test_passing_faults_do_not_stop_it(tmp_path: Path) -> None:
         (Reply(body=b""), {"max_retries": 0}, "not a chat completion"),
     ],
 )
-def test_lasting_faults_are_named(tmp_path: Path, reply: Reply, llm: dict[str, Any], problem: str) -> None:
+def test_permanent_errors_of_the_endpoint_are_named(
+    tmp_path: Path, reply: Reply, llm: dict[str, Any], problem: str
+) -> None:
     with scripted_endpoint(lambda _: reply) as endpoint:
         config = section(tmp_path, endpoint.base_url, llm=llm, max_rounds=1)
         with pytest.raises(TaskDataError, match=rf"no task could be generated from \d+ chunks: .*{problem}") as caught:
@@ -173,7 +175,7 @@ def test_lasting_faults_are_named(tmp_path: Path, reply: Reply, llm: dict[str, A
     assert not Path(config.train_output_path).exists()
 
 
-def test_rejected_keys_stop_it(tmp_path: Path) -> None:
+def test_rejected_keys_stop_the_generation(tmp_path: Path) -> None:
     with (
         scripted_endpoint(lambda _: Reply(status=401)) as endpoint,
         pytest.raises(JudgeUnavailableError) as caught,
@@ -197,7 +199,7 @@ def test_the_budget_counts_earlier_processes(tmp_path: Path) -> None:
         assert len(questions) == len(set(questions))  # nothing was paid twice
 
 
-def test_without_documents_and_examples(tmp_path: Path) -> None:
+def test_a_section_without_documents_and_examples_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither documents nor examples"):
         generate(section(tmp_path, "http://127.0.0.1:9", document_reader={}))
 

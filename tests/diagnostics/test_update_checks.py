@@ -71,7 +71,7 @@ def test_advantages_of_other_episodes(evidence: Evidence):
     assert found("advantages_contradict_rewards", replace(update, samples=samples, advantages=scaled)) == []
 
 
-def test_components_that_are_normalised_apart_need_not_have_the_order_of_the_rewards(evidence: Evidence):
+def test_components_that_are_normalised_separately_need_not_have_the_order_of_the_rewards(evidence: Evidence):
     update = evidence.update(evidence.ordinary())
     start = update.rollout.start
     config = with_values(

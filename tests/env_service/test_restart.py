@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_a_run_restarts_its_service_and_goes_on(model_folder: Path, tmp_path: Path, log: list[str]) -> None:
+def test_a_run_restarts_its_service_and_continues(model_folder: Path, tmp_path: Path, log: list[str]) -> None:
     job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **SETTINGS)
     job.configure({"task_reader.env_service.env_params": {"folder": str(tmp_path)}})
     tuned = job.tune(tmp_path / "record")

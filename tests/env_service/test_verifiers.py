@@ -85,7 +85,7 @@ def test_tools_are_called() -> None:
         ("verifiers_tasksets", {"config": {"id": "user-sim"}}, "has the agents assistant, user; only those with one"),
     ],
 )
-def test_faults_of_the_configuration_are_named(name: str, params: dict[str, Any], error: str) -> None:
+def test_invalid_configurations_are_errors(name: str, params: dict[str, Any], error: str) -> None:
     environment = load_environment(f"verifiers/{name}", {"cwd": HERE, **params})
     with pytest.raises(EnvError, match=error):
         environment.task_ids("train")

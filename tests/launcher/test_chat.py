@@ -70,7 +70,9 @@ def test_a_configured_agent_answers_each_question_as_a_task(train: Command, fold
     assert "error" not in result.stdout
 
 
-def test_mistakes(train: Command, astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_errors(
+    train: Command, astuner: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     astuner("chat", "--model=run").says("'run' is not a run", "there are no runs yet")
     astuner("chat", "--model=./nothing").says("--model is './nothing', which does not exist")

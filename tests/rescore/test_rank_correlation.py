@@ -37,7 +37,7 @@ def test_kendall_tau_equals_its_definition(pairs: list[tuple[int, int]]):
         assert kendall_tau(right, left) == pytest.approx(found)
 
 
-def test_known_values():
+def test_kendall_tau_of_known_sequences():
     # Kendall, "Rank Correlation Methods": 1 - 2 × 3 inversions / 10 pairs
     assert kendall_tau([1, 2, 3, 4, 5], [3, 1, 2, 5, 4]) == pytest.approx(0.4)
     assert kendall_tau(range(5000), [-x for x in range(5000)]) == -1.0

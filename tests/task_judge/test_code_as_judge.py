@@ -252,7 +252,7 @@ def test_invalid_tests_are_errors_of_the_task(tests: Any, why: str) -> None:
         judged(RIGHT, tests)
 
 
-def test_limits_must_fit_into_the_timeout_of_the_judge() -> None:
+def test_time_limits_must_be_shorter_than_the_timeout_of_the_judge() -> None:
     with pytest.raises(ValueError, match="each must be shorter than the next"):
         CodeAsJudge(TaskJudgeConfig(timeout=10))
 

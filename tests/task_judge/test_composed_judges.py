@@ -76,7 +76,7 @@ async def test_rewards_of_agents_and_calls_are_summed() -> None:
         await judged(WeightedJudge(CONFIG, judges={"a": by_agent, "b": by_call}))
 
 
-async def test_gate() -> None:
+async def test_the_judge_scores_only_episodes_that_pass_the_gate() -> None:
     judge = Fixed(Judgement(0.7, True, {"x": 0.7}))
     passed = await judged(GatedJudge(CONFIG, gate=Fixed((1.0, True)), judge=judge, failed_reward=-1.0))
     assert (passed.reward, passed.is_success) == (0.7, True)
@@ -96,7 +96,9 @@ async def test_gate() -> None:
         ("wrong", JudgeError, "judge Fixed returned 'wrong'"),
     ],
 )
-async def test_a_judge_that_fails_or_cannot_score_decides(result: Any, error: type[Exception], text: str) -> None:
+async def test_the_composed_judge_fails_if_a_judge_fails_or_cannot_score(
+    result: Any, error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         await judged(WeightedJudge(CONFIG, judges={"a": Fixed((1.0, True)), "b": Fixed(result)}))
     with pytest.raises(error, match=text.replace("b: ", "gate: ")):

@@ -113,7 +113,7 @@ async def test_wrong_result_is_shown_in_the_error(make: Make, answer: Any, named
 
 
 @both
-async def test_a_judgement_is_returned_with_numbers_of_python(make: Make) -> None:
+async def test_numpy_numbers_of_a_judgement_become_python_numbers(make: Make) -> None:
     answer = Judgement(
         reward=np.float32(0.5),
         components={"correct": Fraction(1, 2), 1: True},

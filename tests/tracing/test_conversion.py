@@ -29,7 +29,7 @@ def trace(name: str, *messages: dict[str, Any], rating: float | None = None, edi
     return Trace(name, (TracedConversation(messages, tools),), Feedback(rating, edit), **fields)
 
 
-def test_tasks() -> None:
+def test_traces_become_tasks() -> None:
     system = {"role": "system", "content": "Be brief."}
     traces = [
         trace("a", system, user("q1"), answer("a1"), rating=1),
@@ -161,7 +161,7 @@ def run(*arguments: object) -> None:
     assert cli.astuner.main([str(argument) for argument in arguments], standalone_mode=False) in (None, 0)
 
 
-def test_the_commands(chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_show_and_import_traces(chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("trace", "show", chats)
     output = capsys.readouterr().out
     assert "3  rating 1 edited  Ada asks 3 → Ada: 3" in output

@@ -15,7 +15,7 @@ from tests.launcher.test_serve import serving
 from tutorial.example_flywheel.flywheel import deploy, served, train
 
 
-def test_a_turn(tokenizer: Any, model_folder: Path, tmp_path: Path) -> None:
+def test_a_model_is_served_rated_trained_and_served_again(tokenizer: Any, model_folder: Path, tmp_path: Path) -> None:
     traces = tmp_path / "turn_1" / "traces.jsonl"
     tasks = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in (21, 20, 19)]
     with serving(tokenizer, traces, "\\boxed{42}") as address:

@@ -30,7 +30,7 @@ def make_chat(rng: random.Random, number: int) -> dict:
             {"role": "assistant", "content": f"\\boxed{{{answer}}}"},
         ],
     }
-    if rng.random() < 0.8:  # the others give no feedback
+    if rng.random() < 0.8:  # the other users give no feedback
         chat["rating"] = int(is_correct)
         if not is_correct and rng.random() < 0.7:
             chat["edit"] = f"\\boxed{{{task['answer']}}}"

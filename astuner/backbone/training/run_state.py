@@ -37,7 +37,7 @@ class RunState:
         validated: the step of the latest validation; None if there was none.
         totals: sums over the training episodes.
         steps_without_signal: number of consecutive steps without learning signal, up to the current one.
-        judge_tokens, judge_cost: what the judge's LLM has used for all episodes so far.
+        judge_tokens, judge_cost: the tokens and the cost of the judge's LLM for all episodes so far.
         task_sampling: the state of the task sampler after `step`; None if the run has none.
     """
 

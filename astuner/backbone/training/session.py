@@ -237,7 +237,7 @@ def dry_run(
 
 
 def check_judge(config: AstunerConfig, state: RunState, episodes: Sequence[Episode]) -> None:
-    """Add what the judge's LLM has used for `episodes` to `state`, and stop the run if it cannot be asked any more.
+    """Add the judge LLM's use for `episodes` to `state`, and stop the run if the LLM is no longer available.
 
     Raises:
         JudgeUnavailableError: the endpoint has rejected all keys.

@@ -130,7 +130,7 @@ class AppWorldEnvironment(Environment):
         return Observation("")
 
     def step(self, action: Action) -> StepResult:
-        """Run code, and return what it printed."""
+        """Run code, and return its output."""
         if not isinstance(action, str):
             return StepResult(Observation("Invalid action: expected Python code."), is_valid=False)
         output = str(self._post("execute", code=action))
@@ -144,7 +144,7 @@ class AppWorldEnvironment(Environment):
         return Evaluation(passed / max(passed + failed, 1), bool(result["success"]), details=result)
 
     def close(self) -> None:
-        """End the server, and remove what it has written."""
+        """End the server, and remove its files."""
         if self._http is not None:
             self._http.close()
             self._http = None

@@ -37,7 +37,8 @@ class VerifiersEnvironment(Environment):
     """A taskset of verifiers with one agent. Each instance has its own process, in which verifiers runs the episode.
 
     An action is an answer of the model: a text, or a call of a tool of the task. The observation is the text of the
-    messages that follow: results of tools, or what the task's user says. The score is the sum of the weighted rewards.
+    messages that follow: results of tools, or messages of the simulated user. The score is the sum of the weighted
+    rewards.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ CHECKS: dict[str, AnomalyCheck] = {check.name: check for check in _CHECKS}
 """The checks by their names in `rollout.compute_madness_checklist`, in the order in which they run."""
 
 NONSENSE = ("broken_characters", "repetition", "random_letters", "word_salad", "mixed_scripts")
-"""The checks that the name `nonsense` stands for."""
+"""The checks that the name `nonsense` selects."""
 
 
 def find_anomaly(answer: CheckedAnswer, checklist: Iterable[str]) -> tuple[str, str] | None:

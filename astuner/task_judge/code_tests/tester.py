@@ -51,7 +51,7 @@ class Solution:
         """Start the process, and import the solution.
 
         Raises:
-            SolutionEnded: it cannot be imported.
+            SolutionEnded: the solution cannot be imported.
         """
         if self.failed:
             raise SolutionEnded(self.failed)
@@ -83,7 +83,7 @@ class Solution:
 
         Raises:
             SolutionEnded: the process has ended.
-            Exception: what the solution raised, as the nearest built-in exception.
+            Exception: the exception of the solution, as the nearest built-in exception.
         """
         if self.process is None:
             self.start()

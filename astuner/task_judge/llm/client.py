@@ -31,7 +31,7 @@ ChatMessage = Mapping[str, str]
 _FIRST_DELAY = 0.5
 _MAX_DELAY = 20.0
 _RATE_LIMIT_SECONDS = 10.0
-"""How long a rate-limited key rests if the endpoint does not say."""
+"""Pause of a rate-limited key in seconds, if the endpoint does not specify one."""
 _RATE_LIMITED = 429
 _UNAUTHORIZED = (401, 403)
 _RETRIED = (408, 409, 425)
@@ -41,7 +41,7 @@ class NoAnswer(AstunerError):
     """An LLM gave no usable answer within the configured limits.
 
     Attributes:
-        usage: what the attempts have used.
+        usage: the use of all attempts.
     """
 
     def __init__(self, message: str, usage: LlmUsage) -> None:
@@ -55,7 +55,7 @@ class LlmAnswer(Generic[Answer]):
 
     Attributes:
         value: the answer.
-        usage: what it has used.
+        usage: the tokens and the cost of the answer.
     """
 
     value: Answer
@@ -79,7 +79,7 @@ class LlmClient:
     """
 
     def __init__(self, config: JudgeLlmConfig, model: str, max_answer_tokens: int) -> None:
-        """Create a client; nothing is sent yet.
+        """Create a client without sending a request.
 
         Args:
             config: the endpoint and the limits.
@@ -114,7 +114,7 @@ class LlmClient:
         Args:
             messages: the chat messages; they say that the answer is a JSON object, and describe it.
             answer_type: the schema of the answer.
-            check: returns what is wrong with an answer that has the right schema, or None.
+            check: returns the problem of an answer that has the right schema, or None.
             boundary: a random text in the messages, which the cache ignores.
 
         Raises:
@@ -217,7 +217,7 @@ class LlmClient:
         assert self._openai is not None
         assert self._slots is not None
         async with self._slots, asyncio.timeout(self.config.request_timeout):
-            self.meter.check()  # questions that waited for a slot together would exceed the budget together
+            self.meter.check()  # checked again, because many questions may have waited for a slot
             client = self._openai.with_options(api_key=key)
             return await client.chat.completions.create(messages=[dict(m) for m in messages], **parameters)  # type: ignore[misc]
 
@@ -231,8 +231,8 @@ class _Question:
     """A question to an LLM, with its retries.
 
     Attributes:
-        usage: what the requests so far have used.
-        last_cause: why the last request or answer failed; "" if none did.
+        usage: the use of all requests so far.
+        last_cause: the error of the last failed request or answer; "" if none failed.
     """
 
     def __init__(self, client: LlmClient, parameters: Mapping[str, Any]) -> None:
@@ -244,10 +244,10 @@ class _Question:
     async def answered(
         self, messages: Sequence[ChatMessage], answer_type: type[Answer], check: Callable[[Answer], str | None]
     ) -> Answer:
-        """Ask until there is an answer of the type; a wrong one is shown to the model with what is wrong with it.
+        """Ask until an answer has the type. The model sees each wrong answer with its error.
 
         Raises:
-            NoAnswer: there is none after the retries.
+            NoAnswer: no answer has the type after the retries.
         """
         conversation = list(messages)
         for attempt in range(self._client.config.max_reasks + 1):
@@ -355,7 +355,7 @@ def json_object(text: str) -> object:
     A model that explains itself may quote an object of the judged text first.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the text contains no JSON object.
     """
     decoder = json.JSONDecoder()
     objects: list[object] = []

@@ -162,7 +162,7 @@ class GroupRankingJudge(RubricJudge, BaseGroupJudge):
     """Ranks the answers of a group; the reward falls from 1 for the best to 0 for the worst.
 
     The LLM ranks them several times in rotated and reversed orders, and the ranks are averaged. Equal answers have the
-    same reward. A group of one, as in greedy validation, is scored like by `RubricJudge`.
+    same reward. A group of one, as in greedy validation, is scored as by `RubricJudge`.
     """
 
     def __init__(self, config: TaskJudgeConfig, *, rubric: str = DEFAULT_RUBRIC, passes: int = 2, **params: object):
@@ -171,7 +171,7 @@ class GroupRankingJudge(RubricJudge, BaseGroupJudge):
         Args:
             config: the section `task_judge`.
             rubric: what makes an answer better.
-            passes: how often a group is ranked.
+            passes: the number of rankings of a group, which are averaged.
             params: the other parameters of `RubricJudge`.
 
         Raises:

@@ -31,9 +31,9 @@ class _Key:
 
 @dataclass
 class ApiKeys:
-    """The keys of an endpoint. A rate-limited key rests; a rejected one is not used again.
+    """The keys of an endpoint. A rate-limited key is paused; a rejected one is not used again.
 
-    Backup keys are used while no other key can be.
+    Backup keys are used while all other keys are paused or rejected.
 
     Attributes:
         base_url: the endpoint.

@@ -57,10 +57,10 @@ class LlmJudge(BaseJudge):
 
 
 async def all_answers(questions: list[Awaitable[LlmAnswer[Answer]]]) -> tuple[list[Answer], LlmUsage]:
-    """Wait for the answers to concurrent questions, and return them with what they have used together.
+    """Wait for the answers to concurrent questions, and return them with their total use.
 
     Raises:
-        NoAnswer: a question has none; its usage is that of all questions.
+        NoAnswer: a question has no answer. The usage of the error is that of all questions.
     """
     results = await asyncio.gather(*questions, return_exceptions=True)
     usage = sum((result.usage for result in results if isinstance(result, LlmAnswer | NoAnswer)), LlmUsage())

@@ -50,7 +50,7 @@ def fenced_prompt(
     """Return a prompt that fences the judged texts.
 
     Args:
-        task: what the judge does with the texts.
+        task: the instructions on the texts.
         texts: the texts by their titles; empty ones are left out.
         answer_form: the JSON object to answer with.
         language: the language of the instructions about the texts.

@@ -63,7 +63,7 @@ class Rubrics(BaseModel):
         """Read rubrics; only `name`, `grader_mode` and `rubrics` are required.
 
         Raises:
-            TaskDataError: the file contains none.
+            TaskDataError: the file contains no rubrics.
         """
         try:
             return Rubrics.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))

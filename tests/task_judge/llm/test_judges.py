@@ -88,7 +88,7 @@ async def test_several_criteria_are_components_of_the_reward(make_judge: MakeJud
         (Reply(body=b"nonsense"), "llm_no_answer", "not a chat completion"),
     ],
 )
-async def test_an_answer_that_is_no_score_leaves_the_episode_unscored(
+async def test_an_answer_without_a_valid_score_leaves_the_episode_unscored(
     reply: Reply, cause: str, text: str, make_judge: MakeJudge
 ):
     judge, _ = make_judge(RubricJudge, in_turn(reply))
@@ -168,7 +168,7 @@ async def test_a_preference_for_the_first_answers_cancels_out_in_a_ranking(make_
 
 
 @pytest.mark.parametrize("ranking", [[1, 2], [1, 2, 2], [0, 1, 2], [1, 2, 3, 4]])
-async def test_a_ranking_that_is_none_leaves_the_group_unscored(ranking: list[int], make_judge: MakeJudge):
+async def test_an_invalid_ranking_leaves_the_group_unscored(ranking: list[int], make_judge: MakeJudge):
     judge, _ = make_judge(GroupRankingJudge, in_turn(Reply(json.dumps({"ranking": ranking}))))
     results = await judge.compute_group_rewards(TASK, [output("1"), output("333"), output("22")])
     assert {(result.reward, result.unscored_cause) for result in results} == {(None, "llm_no_answer")}

@@ -108,7 +108,7 @@ def configure(model: GradingModel, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("mode", ["pointwise", "listwise"])
-def test_rubrics_are_revised_by_their_mistakes_until_they_agree(
+def test_rubrics_are_revised_until_they_agree_with_the_references(
     mode: str, configure: Configure, model: GradingModel, tmp_path: Path
 ):
     path = tmp_path / "rubrics.yaml"
@@ -153,7 +153,7 @@ def test_the_rubrics_of_equal_samples_and_settings_are_learned_once(configure: C
         ({"num_reference_samples": 4}, (VAGUE,), {"propose": 3}),
     ],
 )
-def test_the_settings_decide_what_is_proposed_and_how_it_is_combined(
+def test_settings_of_sampling_and_aggregation_apply(
     settings: dict[str, Any], rubrics: tuple[str, ...], asked: dict[str, int], configure: Configure, model: GradingModel
 ):
     learned = load_or_learn_rubrics(
