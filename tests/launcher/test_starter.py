@@ -123,5 +123,5 @@ def test_a_folder_with_a_space_is_quoted_and_an_existing_agent_must_be_named(tmp
     (tmp_path / "other").mkdir()
     (tmp_path / "other/agent.py").write_text("mine = 1\n")
     output = CliRunner().invoke(astuner, ["init", str(tmp_path / "other")], catch_exceptions=False).output
-    assert "change it to name yours" in output
+    assert "change them to yours" in output
     assert "next:" not in output
