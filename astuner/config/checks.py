@@ -93,6 +93,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
         yield from _targets(run)
         yield from _agent_loop(run)
         yield from _staleness(run)
+        yield from _rubric_scores(run)
 
 
 def _problem(text: str, *keys: str) -> Problem:
@@ -184,6 +185,25 @@ def _wrong_for_algorithm(config: RunConfig) -> Iterator[Problem]:
                 dotted(path),
                 "astuner.trainer_common.algorithm.adv_estimator",
             )
+
+
+def _rubric_scores(run: AstunerConfig) -> Iterator[Problem]:
+    grader, section = run.task_judge.rubrics_auto_grader, "astuner.task_judge.rubrics_auto_grader"
+    if not run.task_judge.learns_rubrics:
+        return
+    if grader.min_score >= grader.max_score:
+        yield _problem(
+            f"{section}.min_score is {grader.min_score:g}, expected a value below max_score, which is "
+            f"{grader.max_score:g}",
+            f"{section}.min_score",
+            f"{section}.max_score",
+        )
+    elif not grader.min_score <= grader.success_threshold <= grader.max_score:
+        yield _problem(
+            f"{section}.success_threshold is {grader.success_threshold:g}, expected a value from min_score to "
+            f"max_score ({grader.min_score:g} to {grader.max_score:g})",
+            f"{section}.success_threshold",
+        )
 
 
 def _devices(run: AstunerConfig) -> Iterator[Problem]:

@@ -314,14 +314,6 @@ class RubricsConfig(Section):
     rubrics_path: str | None = key(None, resume="path")
     """YAML file of rubrics to use; if it does not exist, they are learned and written to it. Default: in the cache."""
 
-    @model_validator(mode="after")
-    def _check_scores(self) -> Self:
-        if not self.min_score < self.max_score:
-            raise ValueError("expected min_score below max_score")
-        if not self.min_score <= self.success_threshold <= self.max_score:
-            raise ValueError("expected success_threshold from min_score to max_score")
-        return self
-
 
 class TaskJudgeConfig(Section):
     """`task_judge`: how episodes are scored."""

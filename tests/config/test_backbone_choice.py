@@ -80,7 +80,7 @@ def test_checks_and_notices_are_those_of_the_chosen_backbone(write: Write, minim
 
 def test_the_record_has_the_chosen_backbone_and_a_dumped_job_keeps_auto(tmp_path: Path, install_gpus: InstallGpus):
     job = AstunerJob(model="m", rollout__agentscope_workflow="flow->Flow")
-    assert "backbone: auto" in job.dump_job_as_yaml(tmp_path / "job.yaml").read_text()
+    assert "backbone: auto" in job.dump_job_as_yaml(tmp_path / "job.yaml", full=True).read_text()
     assert AstunerJob().load_job_from_yaml(tmp_path / "job.yaml") == job
     assert "backbone: local" in to_yaml(resolve_names(job.config, Path("run.yaml")))
     install_gpus(2)

@@ -24,6 +24,7 @@ def test_free_form_keys_know_what_is_below_them() -> None:
             "task_reader.options",
             "task_reader.env_service.env_params",
             "task_judge.params",
+            "task_judge.rubrics_auto_grader.env_service.env_params",
             "trainer_common.algorithm.component_weights",
         ),
     }

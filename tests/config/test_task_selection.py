@@ -27,7 +27,7 @@ def loads(write: Write, minimal: str, text: str, *overrides: str) -> Path:
     ("text", "message"),
     [
         ("type: jsonl", r"task_reader\.type is 'jsonl'; expected .*'mixture' or a class, `package\.module->Class`$"),
-        ("type: random_dumy", r"expected a class, .* or 'env_service', .*; did you mean 'random_dummy'\?$"),
+        ("type: random_dumy", r"expected .*a class, .* or 'env_service', .*; did you mean 'random_dummy'\?$"),
         ("filters: [length]", r"an item of astuner\.task_reader\.filters is 'length'; expected a mapping with a type"),
         ("filters: [{max: 3}]", r"filters\.0 is \{'max': 3\}; expected a mapping with a type$"),
         ("filters: [{type: length, max: 3}, {type: lenght}]",

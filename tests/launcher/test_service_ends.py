@@ -45,7 +45,7 @@ def hanging(declare: Declare, port: int, folder: Path) -> Iterator[AstunerProces
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        (["astuner.model.path=./nowhere"], "./nowhere"),
+        (["astuner.task_reader.dataset_file.training.file_path=empty.jsonl"], "empty.jsonl"),
         (["astuner.rollout.agentscope_workflow='agents->AlwaysRaises'"], "episodes failed"),
     ],
 )
@@ -53,6 +53,7 @@ def test_services_stop_when_the_run_fails(
     astuner: Command, declare: Declare, port: int, settings: list[str], error: str
 ):
     declare(env=served(port))
+    Path("empty.jsonl").touch()
     astuner("--conf", "run.yaml", "--with-env", *settings).says(error)
     assert_gone(port)
 

@@ -120,7 +120,8 @@ def rescored(astuner: Command) -> Rescored:
     def call(*arguments: str) -> dict[str, Any]:
         ended = astuner("rescore", *arguments, "--json")
         assert ended.code == 0, ended.out
-        printed: dict[str, Any] = json.loads(ended.out.splitlines()[-1])
+        # The notices on the other stream follow the output.
+        printed: dict[str, Any] = json.loads(next(line for line in ended.out.splitlines() if line.startswith("{")))
         return printed
 
     return call

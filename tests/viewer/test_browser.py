@@ -205,7 +205,7 @@ def test_the_tree_opens_timelines_and_names_causes(page: Page):
 def test_a_link_selects_a_token(page: Page):
     page.open(f"episode?run=first&episode={key_of(FORKED)}&timeline=2&token=40")
     assert page.element(".t.at").get_attribute("data-at") == "40"
-    assert page.texts("h2")[1:3] == ["Messages of timeline 2", "Tokens of timeline 2"]
+    assert {"Messages of timeline 2", "Tokens of timeline 2"} < set(page.texts("h2"))
     page.element(".tokens").send_keys("\ue014")  # the right arrow
     assert "token=41" in page.driver.current_url
 

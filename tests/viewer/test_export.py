@@ -103,7 +103,7 @@ def test_an_html_file_is_self_contained(runs: Path, hostile: Path, tmp_path: Pat
         page = Page(driver, plain.as_uri())
         page.open("?timeline=2")
         assert page.texts("h1") == ["train-000002-sum/0-1"]
-        assert page.texts("h2")[1:3] == ["Messages of timeline 2", "Tokens of timeline 2"]
+        assert {"Messages of timeline 2", "Tokens of timeline 2"} < set(page.texts("h2"))
         page.element("[data-at='3']").click()
         assert page.all(".tip:not([hidden])")
         assert_harmless(page)

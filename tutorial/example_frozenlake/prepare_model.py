@@ -24,7 +24,7 @@ RECIPE = Recipe(
     isolated="[PFHGS\n]",
     batch=32,
 )
-TRANSCRIPTS = 12_800
+TRANSCRIPTS = 25_600
 RANDOM_MOVES = 0.4
 MAX_MOVES = 8
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
