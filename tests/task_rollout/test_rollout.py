@@ -243,12 +243,16 @@ def test_report_lists_the_running_episodes(tokenizer: Any):
     runs = threading.Thread(target=lambda: rolling.run(request(tasks=TASKS[:1])))
     runs.start()
     deadline = time.monotonic() + 10
-    while (report := rolling.running.report()).count("in part_of_it") < 2 and time.monotonic() < deadline:
+    called = ["last finished LLM call train-000003-t0-0/0 (", "last finished LLM call train-000003-t0-1/0 ("]
+    while time.monotonic() < deadline:
+        report = rolling.running.report()
+        if report.count("in part_of_it") >= 2 and all(call in report for call in called):
+            break
         time.sleep(0.01)
     runs.join()
     assert report.startswith("2 episodes running\n")
     assert "train-000003-t0-1: for " in report
-    assert "last finished LLM call train-000003-t0-1/0 (" in report
+    assert all(call in report for call in called)
     assert "await asyncio.gather(self.part_of_it())" in report
     assert "await asyncio.sleep(60)" in report
     assert rolling.running.report() == "0 episodes running"
