@@ -64,6 +64,14 @@ DEBUGGER = click.option(
     help="Stop in the debugger at the lines bp('TAG1') and bp('TAG2'). With --backbone=debug, it runs in this "
     "terminal, one episode at a time; in training, attach to debug.debugger_port.",
 )
+TUNED_MODEL = click.option(
+    "--model",
+    required=True,
+    metavar="RUN",
+    shell_complete=complete_runs,
+    help="Name of a run, whose tuned model is used, or a model as in model.path: a folder, a Hugging Face name, or "
+    "package.module->f.",
+)
 SHOW = click.option(
     "--show",
     metavar="N|all|none",

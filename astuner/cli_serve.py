@@ -6,18 +6,11 @@ from pathlib import Path
 
 import click
 
-from astuner.cli_options import EXP_DIR, complete_runs
+from astuner.cli_options import EXP_DIR, TUNED_MODEL
 
 
 @click.command()
-@click.option(
-    "--model",
-    required=True,
-    metavar="RUN",
-    shell_complete=complete_runs,
-    help="Name of a run, whose tuned model is served, or a model as in model.path: a folder, a Hugging Face name, or "
-    "package.module->f.",
-)
+@TUNED_MODEL
 @click.option(
     "--traces",
     required=True,

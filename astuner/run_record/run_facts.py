@@ -67,7 +67,7 @@ class RunFacts:
     @property
     def state(self) -> RunState:
         """The state of the run; see `run_state`."""
-        return run_state(self.folder)
+        return run_state(self.folder, self.summary)
 
     @cached_property
     def started(self) -> float:
@@ -113,13 +113,12 @@ def read_facts(folder: Path) -> RunFacts:
     return RunFacts(folder)
 
 
-def run_state(folder: Path) -> RunState:
-    """Return the state of a run.
+def run_state(folder: Path, summary: RunSummary | None) -> RunState:
+    """Return the state of the run in `folder` with this `summary`, which is None if there is none.
 
     `finished` and `failed` runs have a summary; in a failed one, all episodes failed. A `stopped` run was interrupted,
     killed, or ended by an error.
     """
-    summary = summary_of(folder)
     if summary is not None:
         episodes = summary.episodes
         return "failed" if episodes.failed and not episodes.ok + episodes.dropped else "finished"

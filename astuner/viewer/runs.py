@@ -10,6 +10,8 @@ from typing import Any
 from astuner.errors import RecordError
 from astuner.run_record import (
     FindingSummary,
+    RunFacts,
+    RunSummary,
     is_record,
     read_facts,
     read_findings,
@@ -134,7 +136,7 @@ class RunList:
 
     def __init__(self, indexes: IndexCache) -> None:
         self._indexes = indexes
-        self._cached: dict[Path, tuple[tuple[FileVersion | None, ...], dict[str, Any]]] = {}
+        self._cached: dict[Path, tuple[tuple[FileVersion | None, ...], dict[str, Any], RunSummary | None]] = {}
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows, the latest run first. An unreadable run has the state `unreadable` and an `error`."""
@@ -145,26 +147,26 @@ class RunList:
             versions = tuple(_file_version(folder / file) for file in _LISTED_FILES)
             earlier = self._cached.get(folder)
             try:
-                row = earlier[1] if earlier and earlier[0] == versions else self._read(name, folder)
+                row, summary = earlier[1:] if earlier and earlier[0] == versions else self._read(name, folder)
             except (RecordError, sqlite3.Error, OSError) as error:
                 counts = {"episodes": 0, "step": 0, "bad_lines": 0}
-                row = {"name": name, **_run_facts(folder), "counts": counts, "rewards": []}
+                row = {"name": name, **_run_facts(read_facts(folder)), "counts": counts, "rewards": []}
                 rows.append({**row, "state": "unreadable", "error": str(error)})
             else:
-                cached[folder] = versions, row
-                rows.append({**row, "state": run_state(folder)})
+                cached[folder] = versions, row, summary
+                rows.append({**row, "state": run_state(folder, summary)})
         self._cached = cached
         return rows
 
-    def _read(self, name: str, folder: Path) -> dict[str, Any]:
+    def _read(self, name: str, folder: Path) -> tuple[dict[str, Any], RunSummary | None]:
         with self._indexes.of(name).reading() as db:
             content = {"counts": queries.counts(db), "rewards": queries.metric_values(db, "reward/mean")}
-        return {"name": name, **_run_facts(folder), **content}
+        facts = read_facts(folder)
+        return {"name": name, **_run_facts(facts), **content}, facts.summary
 
 
-def _run_facts(folder: Path) -> dict[str, Any]:
+def _run_facts(facts: RunFacts) -> dict[str, Any]:
     """Return the facts of a run for the list, without those that the index has."""
-    facts = read_facts(folder)
     summary = facts.summary
     return {
         "started": facts.started,

@@ -92,7 +92,8 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
         index = indexes.of(run)
         with index.reading() as db:
             content = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
-        state, summary = run_state(index.folder), summary_of(index.folder)
+        summary = summary_of(index.folder)
+        state = run_state(index.folder, summary)
         findings = [asdict(finding) for finding in findings_of(index.folder)]
         about = {"name": run, "state": state, "summary": summary and summary.model_dump(), "findings": findings}
         return _json_response(about | content)
