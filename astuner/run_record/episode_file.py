@@ -16,14 +16,13 @@ update can be added without encoding the episode again.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from astuner.errors import RecordError, short_repr
-from astuner.run_record.files import dump_json
+from astuner.run_record.files import dump_json, read_json_document
 from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
 from astuner.schema import Episode, Split, TokenCounts
@@ -151,14 +150,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
     Raises:
         RecordError: If the file cannot be read or holds no episode.
     """
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"cannot read the episode {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a JSON file: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise RecordError(f"{path} is not an episode of a run record of format {_FORMAT}")
+    document = read_json_document(path, "an episode of a run record", _FORMAT)
     try:
         row = document["episode"]
         unfold_calls(row["calls"])

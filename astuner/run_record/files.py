@@ -84,6 +84,28 @@ def dump_json(value: object) -> bytes:
         return dumps(ensure_ascii=True)
 
 
+def read_json_document(path: Path, content: str, format_number: int) -> dict[str, Any]:
+    """Return the JSON object of a file whose key `format` has the expected number.
+
+    Args:
+        path: The file.
+        content: The expected content, for the error: "a rescored run".
+        format_number: The expected number.
+
+    Raises:
+        RecordError: If the file cannot be read, or holds something else.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not a JSON file: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != format_number:
+        raise RecordError(f"{path} is not {content} of format {format_number}")
+    return document
+
+
 class JsonLines:
     """An append-only file of one JSON object per line. Thread-safe."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from astuner.errors import RecordError
 from astuner.redaction import current_redactor
-from astuner.run_record.files import dump_json, read_json_lines, write_atomically, write_errors
+from astuner.run_record.files import dump_json, read_json_document, read_json_lines, write_atomically, write_errors
 from astuner.run_record.jsonable import decode, encode
 from astuner.schema import Judgement, Split
 
@@ -225,16 +225,7 @@ def read_rescore(folder: Path) -> Rescore:
     Raises:
         RecordError: If the comparison cannot be read.
     """
-    path = folder / _SUMMARY
-    try:
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a JSON file: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise RecordError(f"{path} is not a rescored run of format {_FORMAT}")
-    return decode(Rescore, document)
+    return decode(Rescore, read_json_document(folder / _SUMMARY, "a rescored run", _FORMAT))
 
 
 def read_rescored_episodes(folder: Path) -> list[RescoredEpisode]:

@@ -338,7 +338,7 @@ def test_errors_of_damaged_files_name_file_and_reason(tmp_path: Path, content: b
 
 
 def test_missing_episode_and_index_are_named(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"cannot read the episode .*none\.json: No such file"):
+    with pytest.raises(RecordError, match=r"cannot read .*none\.json: No such file"):
         read_episode(tmp_path / "none.json")
     with pytest.raises(RecordError, match=r"cannot read .*index\.jsonl"):
         read_index(tmp_path)
