@@ -23,6 +23,7 @@ _ROWS_PER_BATCH = 256
 _STATIC = Path(__file__).parent / "static"
 # Each module comes after those that it imports.
 _PAGE_MODULES = ("dom", "address", "chat", "tree", "timeline", "tokens", "episode")
+_PAGE_STYLES = ("app.css", "episode.css")
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _PAGE_START = """
@@ -174,7 +175,7 @@ def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path, _skip: On
     sources = [(_STATIC / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _PAGE_MODULES]
     modules = "".join(_EXPORT.sub("", _IMPORT.sub("", source)) for source in sources)
     script = (modules + _PAGE_START).encode()
-    style = (_STATIC / "app.css").read_bytes()
+    style = b"".join((_STATIC / name).read_bytes() for name in _PAGE_STYLES)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
