@@ -50,7 +50,8 @@ def reward_components(episodes: Sequence[Episode], weights: Mapping[str, float])
     """Return the components of the rewards of a step's episodes.
 
     An episode without a judgement, for example one whose reward the workflow has returned, has its reward as each
-    component. Without components at all, the reward is the only component.
+    component. If there are no `weights` and every name has a dot, or there are no components at all, the reward is the
+    only component.
 
     Args:
         episodes: E episodes with a reward.
@@ -69,7 +70,10 @@ def reward_components(episodes: Sequence[Episode], weights: Mapping[str, float])
             f"trainer_common.algorithm.component_weights names {shorten(', '.join(missing))}, which no episode of the "
             f"step has; the components that the judge returned are: {shorten(', '.join(names)) or 'none'}"
         )
-    used = dict(weights) or {name: 1.0 for name in names if "." not in name} or {"": 1.0}
+    used = dict(weights) or {name: 1.0 for name in names if "." not in name}
+    if not used:
+        rewards = torch.tensor([[episode.reward] for episode in episodes], dtype=torch.float32)
+        return RewardComponents(("",), (1.0,), rewards)
     rows = [
         [episode.reward if components is None else components.get(name, math.nan) for name in used]
         for episode, components in zip(episodes, by_episode, strict=True)

@@ -222,3 +222,12 @@ def test_a_component_that_a_gate_leaves_out_is_no_zero():
 def test_an_unknown_component_is_an_error():
     with pytest.raises(BackboneError, match=r"component_weights names c, which no episode .* returned are: a, b"):
         gdpo([judged("t", 1, 2), judged("t", 0, 0)], component_weights={"a": 1, "c": 1})
+
+
+def test_without_weights_and_undotted_names_the_reward_is_the_only_component():
+    episodes = [judged("t", reward=1.0, a_x=3.0), judged("t", reward=0.0, a_x=5.0)]
+    result = gdpo(episodes)
+    assert result.has_signal.tolist() == [True, True]
+    assert result.advantages.tolist() == pytest.approx([0.70711, -0.70711], abs=1e-5)
+    weighted = gdpo(episodes, component_weights={"a.x": 1.0})
+    assert weighted.advantages.tolist() == pytest.approx([-0.70711, 0.70711], abs=1e-5)
