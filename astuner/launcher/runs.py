@@ -16,17 +16,15 @@ from astuner.errors import RecordError, shorten
 from astuner.run_record import (
     FolderLock,
     RunFacts,
-    ValidationSummary,
-    config_difference,
-    difference_interval,
+    describe_result,
+    describe_run,
     is_record,
     read_facts,
-    read_metrics,
+    result_difference,
+    setting_differences,
 )
 
 _STYLES = {"running": "green", "finished": "", "failed": "bold red", "stopped": "yellow"}
-# Keys that differ between any two runs.
-_NAMES = ("astuner.experiment_name", "astuner.experiment_dir")
 
 
 def read_runs(exp_dir: Path) -> list[RunFacts]:
@@ -39,31 +37,6 @@ def read_runs(exp_dir: Path) -> list[RunFacts]:
     if not folders:
         raise RecordError(f"there are no runs in {exp_dir}; start a run first, or name its folder with --exp-dir")
     return sorted(map(read_facts, folders), key=lambda facts: -facts.started)
-
-
-def describe_run(facts: RunFacts) -> dict[str, Any]:
-    """Return the row of a run in the list, as plain values. The last reward is read from metrics.jsonl."""
-    summary = facts.summary
-    validation = summary.validation if summary else None
-    rewards = _rewards(facts.folder)
-    return {
-        "run": facts.name,
-        "kind": facts.kind,
-        "state": facts.state,
-        "backbone": facts.backbone,
-        "algorithm": facts.algorithm,
-        "model": facts.model,
-        "started": facts.started,
-        "seconds": summary.seconds if summary else None,
-        "steps": summary.steps if summary else len(rewards),
-        "reward": rewards[-1] if rewards else None,
-        "success_before": validation.before.success_rate if validation and validation.before else None,
-        "success": validation.after.success_rate if validation and validation.after else None,
-        "failed_episodes": summary.episodes.failed if summary else None,
-        "note": facts.note.text,
-        "tags": list(facts.note.tags),
-        "folder": str(facts.folder),
-    }
 
 
 def select_runs(
@@ -119,7 +92,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def print_comparison(console: Console, runs: Sequence[RunFacts]) -> None:
     """Print the results of runs side by side, whether their success rates differ beyond noise, and their keys."""
-    described = [describe_run(facts) for facts in runs]
+    described = [describe_result(facts) for facts in runs]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("")
     for row in described:
@@ -130,40 +103,23 @@ def print_comparison(console: Console, runs: Sequence[RunFacts]) -> None:
         ("algorithm", lambda row: str(row["algorithm"])),
         ("model", lambda row: shorten(str(row["model"]), 60)),
         ("steps", lambda row: str(row["steps"])),
-        ("success before", lambda row: _percent(row["success_before"])),
-        ("success after", lambda row: _percent(row["success"])),
+        ("success before", lambda row: _rate(row["success_before"], row["interval_before"])),
+        ("success after", lambda row: _rate(row["success"], row["interval"])),
         ("last reward", lambda row: "-" if row["reward"] is None else f"{row['reward']:.3f}"),
+        ("KL to the start", lambda row: "-" if row["kl_start"] is None else f"{row['kl_start']:.3g}"),
+        ("trained tokens", lambda row: "-" if row["tokens"] is None else f"{row['tokens']['trained']:,}"),
         ("failed episodes", lambda row: "-" if row["failed_episodes"] is None else str(row["failed_episodes"])),
         ("time", lambda row: "-" if row["seconds"] is None else _duration(row["seconds"])),
     )
     for name, cell in lines:
         table.add_row(name, *(escape(cell(row)) for row in described))
-    keys = config_difference({facts.name: facts.folder for facts in runs})
-    differing = [row for row in keys if row["key"] not in _NAMES]
-    for row in differing:
+    for row in setting_differences(runs):
         table.add_row(
             escape(row["key"].removeprefix("astuner.")), *(escape(shorten(repr(v), 60)) for v in row["values"])
         )
     console.print(table)
     for other in runs[1:]:
-        console.print(escape(_difference_line(runs[0], other)), soft_wrap=True)
-
-
-def _difference_line(first: RunFacts, other: RunFacts) -> str:
-    ends = [_validation_after(facts) for facts in (first, other)]
-    names = f"{other.name} and {first.name}"
-    if ends[0] is None or ends[1] is None:
-        return f"{names}: no success rates to compare"
-    rates = [end.success_rate or 0.0 for end in ends if end is not None]
-    low, high = difference_interval(rates[0], ends[0].episodes, rates[1], ends[1].episodes)
-    beyond = "differ beyond noise" if low > 0 or high < 0 else "do not differ beyond noise"
-    points = f"{100 * (rates[1] - rates[0]):+.1f} points, 95% interval {100 * low:+.1f} to {100 * high:+.1f}"
-    return f"{names} {beyond}: {points}"
-
-
-def _validation_after(facts: RunFacts) -> ValidationSummary | None:
-    after = facts.summary.validation.after if facts.summary else None
-    return after if after and after.success_rate is not None and after.episodes else None
+        console.print(escape(result_difference(runs[0], other)), soft_wrap=True)
 
 
 def delete_run(folder: Path) -> None:
@@ -195,16 +151,14 @@ def folder_size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
-def _rewards(folder: Path) -> list[float]:
-    try:
-        rows = read_metrics(folder, lambda _: None)
-    except RecordError:
-        return []
-    return [reward for row in rows if (reward := row.metrics.get("reward/mean")) is not None]
-
-
 def _percent(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.0%}"
+
+
+def _rate(rate: float | None, interval: Sequence[float] | None) -> str:
+    if rate is None or interval is None:
+        return _percent(rate)
+    return f"{rate:.0%} ({interval[0]:.0%} to {interval[1]:.0%})"
 
 
 def _duration(seconds: float) -> str:

@@ -36,6 +36,7 @@ from astuner.run_record.run_facts import (
     summary_of,
     write_note,
 )
+from astuner.run_record.run_results import describe_result, describe_run, result_difference, setting_differences
 from astuner.run_record.summary import (
     EpisodesSummary,
     RunSummary,
@@ -52,6 +53,7 @@ from astuner.run_record.updates import (
     count_trained_tokens,
     span_values,
 )
+from astuner.run_record.verdict import RunVerdict, run_verdict
 from astuner.schema import Split
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "RunNote",
     "RunRecord",
     "RunSummary",
+    "RunVerdict",
     "SampleUpdate",
     "Severity",
     "Split",
@@ -85,6 +88,8 @@ __all__ = [
     "config_difference",
     "config_of",
     "count_trained_tokens",
+    "describe_result",
+    "describe_run",
     "difference_interval",
     "find_episode",
     "find_rescores",
@@ -103,7 +108,10 @@ __all__ = [
     "read_rescore",
     "read_rescored_episodes",
     "read_summary",
+    "result_difference",
     "run_state",
+    "run_verdict",
+    "setting_differences",
     "span_values",
     "success_interval",
     "summarise_findings",

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from astuner.launcher.run_result import choose_task, describe_result
-from astuner.run_record import EpisodeEntry, MetricsRow, RunSummary, ValidationsSummary, ValidationSummary
+from astuner.launcher.run_result import choose_task
+from astuner.run_record import (
+    EpisodeEntry,
+    MetricsRow,
+    RunSummary,
+    ValidationsSummary,
+    ValidationSummary,
+    run_verdict,
+)
 from tests.launcher.conftest import Command
 
 STEP = {"episodes/total": 8.0, "update/groups_without_variance": 0.0, "kl/update": 0.01}
@@ -21,7 +28,8 @@ def described(before: float | None, after: float, episodes: int = 100, **changes
         backbone="local", seed=1, steps=24, seconds=1.0, validation=ValidationsSummary(before=first, after=last)
     )
     rows = [MetricsRow(step, 0.0, STEP | {"reward/mean": step / 24} | changes) for step in range(1, 25)]
-    return "\n".join(describe_result(summary, rows))
+    verdict = run_verdict(summary, rows)
+    return "\n".join((*verdict.lines, *(f"  - {text}" for text in verdict.suggestions)))
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,18 @@ def test_a_run_that_did_not_learn_names_possible_reasons() -> None:
     assert "the updates hardly changed the model" in described(0.1, 0.1, **{"kl/update": 1e-9})
     assert "more rollout.num_repeat" in described(0.1, 0.1, **{"update/groups_without_variance": 1.0})
     assert "a validation has 4 episodes" in described(0.1, 0.1, 4)
+
+
+def test_an_unfinished_run_is_compared_by_its_validations_so_far() -> None:
+    rows = [
+        MetricsRow(step, 0.0, {"val/success_rate": rate, "val/episodes": 100.0})
+        for step, rate in ((0, 0.1), (10, 0.3), (20, 0.6))
+    ]
+    verdict = run_verdict(None, rows)
+    assert verdict.outcome == "learned"
+    assert verdict.lines[0].startswith("it learned: success 10.0% ± 7 on 100 episodes → 60.0% ± 10 on 100 episodes")
+    assert run_verdict(None, rows[:1]).outcome == "unmeasured"
+    assert run_verdict(None, []).lines == ()
 
 
 ENTRY = EpisodeEntry(0, "val", "t", "e", 0, "ok", 0.0, False, None, 1, 1, 0, 1, 1, 0, 1.0, None, "path")
