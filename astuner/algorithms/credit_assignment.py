@@ -24,7 +24,7 @@ from astuner.algorithms import (
 )
 from astuner.algorithms.reward_components import reward_components
 from astuner.algorithms.training_rows import TrainingRow
-from astuner.algorithms.update_records import SampleKey, sample_updates
+from astuner.algorithms.update_records import SampleKey, TokenValues, sample_updates
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import response_length
 from astuner.diagnostics import TokenPairs, explain_logprob_gap
@@ -147,14 +147,14 @@ class StepAdvantages:
         self,
         metrics: Mapping[str, float],
         rows: Sequence[TrainingRow],
-        logprobs: Mapping[SampleKey, tuple[float, ...]] | None = None,
+        token_values: Mapping[SampleKey, TokenValues] | None = None,
     ) -> UpdateResult:
         """Return the result of the step.
 
         Args:
             metrics: the metrics of the update.
             rows: the trained rows, as `assign_to` returns them.
-            logprobs: the trainer's logprobs of the trained tokens of each sample, where the update has kept them.
+            token_values: the trainer's values of the trained tokens of each sample, where the update has kept them.
         """
         task_has_signal: dict[str, bool] = defaultdict(bool)
         for episode, signal in zip(self.episodes, self.has_signal.tolist(), strict=True):
@@ -168,7 +168,7 @@ class StepAdvantages:
             metrics=step_metrics | dict(metrics),
             advantages=tuple(self.advantages.tolist()),
             signal=bool(self.has_signal.any()),
-            samples=sample_updates(self.episodes, rows, logprobs or {}),
+            samples=sample_updates(self.episodes, rows, token_values or {}),
         )
 
 

@@ -1,8 +1,9 @@
-"""The run record's account of an update: the advantages and logprobs of each sample's trained tokens."""
+"""The run record's account of an update: advantages, logprobs and entropies of each sample's trained tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from astuner.algorithms.training_rows import TrainingRow
@@ -13,8 +14,21 @@ SampleKey = tuple[int, int]
 """Index of an episode, and of a sample within it."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenValues:
+    """Values that an update computes for the M trained tokens of a sample, in order.
+
+    Attributes:
+        logprobs: [M] float32, log-probabilities of the tokens.
+        entropies: [M] float32, entropies in nats of the distributions from which they were sampled.
+    """
+
+    logprobs: tuple[float, ...]
+    entropies: tuple[float, ...]
+
+
 def sample_updates(
-    episodes: Sequence[Episode], rows: Sequence[TrainingRow], logprobs: Mapping[SampleKey, tuple[float, ...]]
+    episodes: Sequence[Episode], rows: Sequence[TrainingRow], values: Mapping[SampleKey, TokenValues]
 ) -> tuple[tuple[SampleUpdate, ...], ...]:
     """Return how each sample of each episode was trained.
 
@@ -22,16 +36,21 @@ def sample_updates(
         episodes: E episodes.
         rows: the trained rows, with advantages. A sample without a row, for example of a group that the algorithm
             leaves out, has advantage 0.
-        logprobs: the trainer's logprobs of each sample's trained tokens, in order, where the update computed them.
+        values: the trainer's values of each sample's trained tokens, where the update computed them.
     """
     row_of = {(row.episode, row.sample): row for row in rows}
     return tuple(
         tuple(
-            SampleUpdate(_advantage_runs(sample, row_of.get((index, number))), logprobs.get((index, number)))
+            _sample_update(sample, row_of.get((index, number)), values.get((index, number)))
             for number, sample in enumerate(episode.samples)
         )
         for index, episode in enumerate(episodes)
     )
+
+
+def _sample_update(sample: Sample, row: TrainingRow | None, values: TokenValues | None) -> SampleUpdate:
+    advantages = _advantage_runs(sample, row)
+    return SampleUpdate(advantages) if values is None else SampleUpdate(advantages, values.logprobs, values.entropies)
 
 
 def _advantage_runs(sample: Sample, row: TrainingRow | None) -> tuple[tuple[int, float], ...]:

@@ -51,6 +51,7 @@ from astuner.run_record.updates import (
     by_token,
     call_advantages,
     count_trained_tokens,
+    entropy_by_token,
     span_values,
 )
 from astuner.run_record.verdict import RunVerdict, run_verdict
@@ -91,6 +92,7 @@ __all__ = [
     "describe_result",
     "describe_run",
     "difference_interval",
+    "entropy_by_token",
     "find_episode",
     "find_rescores",
     "find_run",

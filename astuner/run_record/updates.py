@@ -1,10 +1,10 @@
 """The training of an episode's samples in an update, recorded in the episode's file (see `episode_file`).
 
-    "updates": [{"advantages": [[812, 0.5], [40, -1.0]], "logprobs": "AACAvw…"}]
+    "updates": [{"advantages": [[812, 0.5], [40, -1.0]], "logprobs": "AACAvw…", "entropies": "AACAPw…"}]
 
 has one entry per sample. `advantages` holds runs of trained tokens with equal advantage as [count, advantage].
-`logprobs` holds little-endian float32 numbers in base64: a fifth of the size of decimal text and a thousandth of the
-time to write.
+`logprobs` and `entropies` hold little-endian float32 numbers in base64: a fifth of the size of decimal text and a
+thousandth of the time to write. Records of older versions have no `entropies`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, TypeVar
@@ -31,19 +31,32 @@ class SampleUpdate:
         advantages: (count, advantage) of consecutive runs of the M tokens; the counts sum to M.
         logprobs: [M] float32, natural-log probabilities computed by the trainer before this update changed the weights.
             None if the update did not compute them, as it may skip samples without advantage.
+        entropies: [M] float32, entropies in nats of the trainer's distributions from which the tokens were sampled,
+            computed with `logprobs`. None if the update did not compute them.
     """
 
     advantages: tuple[tuple[int, float], ...]
     logprobs: tuple[float, ...] | None = None
+    entropies: tuple[float, ...] | None = None
 
 
 def encode_update(update: SampleUpdate) -> dict[str, Any]:
     """Return an update as JSON values. An advantage that is not finite makes `dump_json` raise."""
-    logprobs = None if update.logprobs is None else _to_little_endian(array("f", update.logprobs)).tobytes()
     return {
         "advantages": [list(run) for run in update.advantages],
-        "logprobs": None if logprobs is None else base64.b64encode(logprobs).decode("ascii"),
+        "logprobs": _encode_numbers(update.logprobs),
+        "entropies": _encode_numbers(update.entropies),
     }
+
+
+def _encode_numbers(numbers: tuple[float, ...] | None) -> str | None:
+    if numbers is None:
+        return None
+    return base64.b64encode(_to_little_endian(array("f", numbers)).tobytes()).decode("ascii")
+
+
+def _decode_numbers(text: str | None) -> tuple[float, ...] | None:
+    return None if text is None else tuple(_to_little_endian(array("f", base64.b64decode(text, validate=True))))
 
 
 def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
@@ -54,17 +67,16 @@ def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
     """
     try:
         advantages = tuple((int(count), float(advantage)) for count, advantage in row["advantages"])
-        text = row["logprobs"]
-        numbers = None if text is None else array("f", base64.b64decode(text, validate=True))
-        logprobs = None if numbers is None else tuple(_to_little_endian(numbers))
+        logprobs, entropies = _decode_numbers(row["logprobs"]), _decode_numbers(row.get("entropies"))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordError(f"invalid update of a sample: {short_repr(error)}") from error
     trained = count_trained_tokens(sample)
     if any(count < 0 for count, _ in advantages):
         raise RecordError("an update has a negative number of tokens for an advantage; expected at least 0")
-    if sum(count for count, _ in advantages) != trained or (logprobs is not None and len(logprobs) != trained):
+    lengths = [len(numbers) for numbers in (logprobs, entropies) if numbers is not None]
+    if {sum(count for count, _ in advantages), *lengths} != {trained}:
         raise RecordError(f"an update does not have one value per trained token of its sample ({trained})")
-    return SampleUpdate(advantages, logprobs)
+    return SampleUpdate(advantages, logprobs, entropies)
 
 
 def count_trained_tokens(sample: Sample) -> int:
@@ -75,11 +87,20 @@ def count_trained_tokens(sample: Sample) -> int:
 def by_token(sample: Sample, update: SampleUpdate) -> tuple[list[float | None], list[float | None]]:
     """Return the advantages and the trainer's logprobs of a sample's tokens, [N] each; None for untrained tokens."""
     advantages = chain.from_iterable(repeat(advantage, count) for count, advantage in update.advantages)
-    logprobs: Iterator[float | None] = repeat(None) if update.logprobs is None else iter(update.logprobs)
-    return (
-        [next(advantages) if count else None for count in sample.train_counts],
-        [next(logprobs) if count else None for count in sample.train_counts],
-    )
+    return _at_trained_tokens(sample, advantages), _at_trained_tokens(sample, update.logprobs)
+
+
+def entropy_by_token(sample: Sample, update: SampleUpdate) -> list[float | None]:
+    """Return the entropies of the trainer's distributions at a sample's tokens, [N] in nats; None for untrained tokens.
+
+    All are None if the update did not compute them.
+    """
+    return _at_trained_tokens(sample, update.entropies)
+
+
+def _at_trained_tokens(sample: Sample, values: Iterable[float] | None) -> list[float | None]:
+    left: Iterator[float | None] = repeat(None) if values is None else iter(values)
+    return [next(left) if count else None for count in sample.train_counts]
 
 
 def call_advantages(samples: Sequence[Sample], updates: Sequence[SampleUpdate]) -> dict[str, float]:

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError
-from astuner.run_record import NO_ADVANTAGE, EpisodeEntry, RecordedEpisode, by_token, find_episode, find_run, read_index
+from astuner.run_record import (
+    NO_ADVANTAGE,
+    EpisodeEntry,
+    RecordedEpisode,
+    by_token,
+    entropy_by_token,
+    find_episode,
+    find_run,
+    read_index,
+)
 from astuner.run_record.files import OnDamaged, dump_json
 from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer.episode_view import episode_view, read_episode_at
@@ -122,6 +131,7 @@ def _write_samples(folder: Path, entries: list[EpisodeEntry], path: Path, skip: 
         ("sample", pa.int64()), ("weight", pa.float64()), ("token_ids", pa.list_(pa.int64())),
         ("loss_mask", pa.list_(pa.int64())), ("logprobs", pa.list_(pa.float64())),
         ("advantages", pa.list_(pa.float64())), ("current_logprobs", pa.list_(pa.float64())),
+        ("entropies", pa.list_(pa.float64())),
         ("position_ids", pa.list_(pa.int64())), ("parents", pa.list_(pa.int64())), ("calls", pa.list_(pa.string())),
     ])  # fmt: skip
     rows = _sample_rows(_read_episodes(folder, (entry for entry in entries if entry.samples), skip))
@@ -154,6 +164,7 @@ def _sample_rows(episodes: Iterable[tuple[EpisodeEntry, RecordedEpisode]]) -> It
                 "logprobs": sample.logprobs,
                 "advantages": advantages,
                 "current_logprobs": None if update is None or update.logprobs is None else current,
+                "entropies": None if update is None or update.entropies is None else entropy_by_token(sample, update),
                 "position_ids": sample.position_ids,
                 "parents": sample.parents,
                 "calls": [_utf8(span.call_id) for span in sample.spans],

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.errors import RecordError
-from astuner.run_record import SampleUpdate, by_token, call_advantages, read_recorded_episode
+from astuner.run_record import SampleUpdate, by_token, call_advantages, entropy_by_token, read_recorded_episode
 from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
 from astuner.run_record.updates import decode_update, encode_update
 from astuner.schema import CallSpan, Episode, Sample, Task
@@ -22,22 +22,24 @@ SAMPLE = Sample(
     (5, 6, 7, 8, 9), (0, 1, 2, 0, 1), (0.0, -1.0, -2.0, 0.0, -3.0), (0, 1, 2, 3, 4), 1.0,
     (CallSpan("a", 1, 3), CallSpan("b", 4, 5)),
 )  # fmt: skip
-UPDATE = SampleUpdate(((2, 0.5), (1, -1.0)), (-1.5, -2.5, -3.5))
+UPDATE = SampleUpdate(((2, 0.5), (1, -1.0)), (-1.5, -2.5, -3.5), (0.5, 1.5, 0.25))
 
 
 @given(st.lists(FLOAT32, max_size=30), st.integers(0, 5))
 def test_updates_survive_a_round_trip(logprobs: list[float], context: int):
     mask = (0,) * context + (1,) * len(logprobs)
     sample = replace(SAMPLE, token_ids=mask, train_counts=mask, spans=())
-    update = SampleUpdate(((len(logprobs), 0.25),), tuple(logprobs))
+    update = SampleUpdate(((len(logprobs), 0.25),), tuple(logprobs), tuple(logprobs[::-1]))
     assert decode_update(json.loads(json.dumps(encode_update(update))), sample) == update
-    bare = replace(update, logprobs=None)
+    bare = replace(update, logprobs=None, entropies=None)
     assert decode_update(encode_update(bare), sample) == bare
 
 
 def test_values_per_token_and_per_call():
     assert by_token(SAMPLE, UPDATE) == ([None, 0.5, 0.5, None, -1.0], [None, -1.5, -2.5, None, -3.5])
     assert by_token(SAMPLE, replace(UPDATE, logprobs=None))[1] == [None] * 5
+    assert entropy_by_token(SAMPLE, UPDATE) == [None, 0.5, 1.5, None, 0.25]
+    assert entropy_by_token(SAMPLE, replace(UPDATE, entropies=None)) == [None] * 5
     assert call_advantages([SAMPLE], [UPDATE]) == {"a": 0.5, "b": -1.0}
     apart = replace(UPDATE, advantages=((1, 0.0), (1, 1.0), (1, 2.0)))
     assert call_advantages([SAMPLE], [apart]) == {"a": 0.5, "b": 2.0}
@@ -73,9 +75,23 @@ def test_a_redacted_episode_has_no_updates(tmp_path: Path):
     assert read_recorded_episode(path).updates == ()
 
 
+def test_a_record_of_an_older_version_has_no_entropies(written: Path):
+    document = json.loads(written.read_bytes())
+    del document["updates"][0]["entropies"]
+    written.write_text(json.dumps(document))
+    assert read_recorded_episode(written).updates == (replace(UPDATE, entropies=None),)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("logprobs", "AAAA"), ("logprobs", "no base64!"), ("logprobs", 5), ("advantages", [[1, 0.5]]), ("advantages", 7)],
+    [
+        ("logprobs", "AAAA"),
+        ("entropies", "AAAA"),
+        ("logprobs", "no base64!"),
+        ("logprobs", 5),
+        ("advantages", [[1, 0.5]]),
+        ("advantages", 7),
+    ],
 )
 def test_a_damaged_update_is_an_error(written: Path, field: str, value: object):
     document = json.loads(written.read_bytes())

@@ -28,7 +28,7 @@ from astuner.algorithms.credit_assignment import (
     uses_kl_loss,
 )
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
-from astuner.algorithms.update_records import SampleKey
+from astuner.algorithms.update_records import SampleKey, TokenValues
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
@@ -40,31 +40,34 @@ from astuner.schema import Episode
 
 
 @dataclass
-class _UpdateLogprobs:
-    """The logprobs that an update computes, for the run record. They stay on the device until they are read."""
+class _UpdateValues:
+    """The logprobs and entropies that an update computes, for the run record.
 
-    batches: list[tuple[list[SampleKey], Tensor, Tensor]] = field(default_factory=list)
+    They stay on the device until they are read.
+    """
 
-    def add(self, rows: Sequence[TrainingRow], batch: MicroBatch, logprobs: Tensor) -> None:
-        """Add the logprobs of a micro-batch.
+    batches: list[tuple[list[SampleKey], Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, rows: Sequence[TrainingRow], batch: MicroBatch, logprobs: Tensor, entropies: Tensor) -> None:
+        """Add the values of a micro-batch.
 
         Args:
             rows: the rows that the micro-batch was split from.
             batch: [B, T].
-            logprobs: [B, T] float32, detached.
+            logprobs, entropies: [B, T] float32, detached.
         """
         keys = [(rows[index].episode, rows[index].sample) for index in batch.rows]
-        self.batches.append((keys, logprobs, batch.train_counts))
+        self.batches.append((keys, logprobs, entropies, batch.train_counts))
 
-    def by_sample(self) -> dict[SampleKey, tuple[float, ...]]:
-        """Return the logprobs of each sample's trained tokens, in order."""
-        by_key: dict[SampleKey, tuple[float, ...]] = {}
-        for keys, logprobs, train_counts in self.batches:
+    def by_sample(self) -> dict[SampleKey, TokenValues]:
+        """Return the values of each sample's trained tokens, in order."""
+        by_key: dict[SampleKey, TokenValues] = {}
+        for keys, logprobs, entropies, train_counts in self.batches:
             is_trained = train_counts.ne(0)
-            values = logprobs[is_trained].tolist()
+            columns = [values[is_trained].tolist() for values in (logprobs, entropies)]
             end = 0
             for key, count in zip(keys, is_trained.sum(dim=1).tolist(), strict=True):
-                by_key[key] = tuple(values[end : end + count])
+                by_key[key] = TokenValues(*(tuple(column[end : end + count]) for column in columns))
                 end += count
         return by_key
 
@@ -75,7 +78,7 @@ class _Sums:
 
     values: dict[str, Tensor] = field(default_factory=dict)
     loss: LossMetrics | None = None
-    logprobs: _UpdateLogprobs = field(default_factory=_UpdateLogprobs)
+    token_values: _UpdateValues = field(default_factory=_UpdateValues)
 
     def add(self, name: str, value: Tensor) -> None:
         value = value.detach().double()
@@ -131,7 +134,7 @@ class PolicyUpdate:
                 metrics = self._update_weights(rows, advantages, sums, step)
             except GradientNotFinite as error:
                 raise advantages.gradient_error(step, error.norm) from error
-        return advantages.update_result(metrics, rows, sums.logprobs.by_sample())
+        return advantages.update_result(metrics, rows, sums.token_values.by_sample())
 
     @property
     def _is_low_precision(self) -> bool:
@@ -198,16 +201,16 @@ class PolicyUpdate:
         rows, scales = [rows[index] for index in indexes], scales[indexes]
         for batch in self._micro_batches(rows):
             batch_scales = scales[list(batch.rows)].to(self.policy.device)
-            loss, logprobs = self._loss(batch, batch_scales, sums, first=first, only=only)
+            loss, logprobs, entropies = self._loss(batch, batch_scales, sums, first=first, only=only)
             loss.backward()  # type: ignore[no-untyped-call]
-            sums.logprobs.add(rows, batch, logprobs)
-            del loss, logprobs
+            sums.token_values.add(rows, batch, logprobs, entropies)
+            del loss, logprobs, entropies
             return_free_memory()
 
     def _loss(
         self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Return the contribution of a micro-batch to the loss of its mini-batch, and its logprobs.
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the contribution of a micro-batch to the loss of its mini-batch, its logprobs and its entropies.
 
         Args:
             batch: the micro-batch.
@@ -217,7 +220,7 @@ class PolicyUpdate:
             only: whether its mini-batch is the only one of the step.
 
         Returns:
-            The loss, and the logprobs [B, T] without gradient.
+            The loss, and the logprobs [B, T] and entropies [B, T] without gradient.
         """
         assert batch.temperature is not None  # the rows are those of calls
         with self.policy.autocast():
@@ -252,7 +255,7 @@ class PolicyUpdate:
             sums.add("loss/kl", kl)
             loss = loss + common.kl_loss_coef * kl
         sums.add("loss/total", loss)
-        return loss, logprobs.detach()
+        return loss, logprobs.detach(), entropy
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
         with self.policy.reference() as model:
@@ -292,8 +295,8 @@ class PolicyUpdate:
 
     def _check_logprob_gap(self, sums: _Sums, episodes: Sequence[Episode], step: int) -> None:
         difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
-        trained = sums.logprobs.by_sample()
-        pairs = [(sampled_logprobs(episodes[e].samples[s]), values) for (e, s), values in trained.items()]
+        trained = sums.token_values.by_sample()
+        pairs = [(sampled_logprobs(episodes[e].samples[s]), values.logprobs) for (e, s), values in trained.items()]
         check_logprob_gap(difference, self.policy.dtype, f"step {step}", pairs, self._gaps)
         self._gaps.append(difference)
 

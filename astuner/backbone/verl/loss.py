@@ -17,6 +17,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
 from astuner.algorithms.credit_assignment import uses_kl_loss
+from astuner.algorithms.update_records import TokenValues
 from astuner.config.root import AstunerConfig
 from astuner.config.trainer import AlgorithmConfig, KlType
 
@@ -41,7 +42,7 @@ class RowLoss:
     def __call__(
         self, model_output: dict[str, Any], data: TensorDict, dp_group: object = None
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Return the loss, and metrics: sums over the micro-batch, and the arrays of `logprob_metrics`."""
+        """Return the loss, and metrics: sums over the micro-batch, and the arrays of `token_metrics`."""
         logprobs = no_padding_2_padding(model_output["log_probs"], data).float()
         entropy = no_padding_2_padding(model_output["entropy"], data)
         mask = _to_padded(data["loss_mask"])
@@ -67,7 +68,7 @@ class RowLoss:
         sums |= _rollout_difference(logprobs.detach(), mask, data)
         metrics = {name: float(value.detach()) for name, value in sums.items()}
         # FSDP averages gradients over the workers, and this loss is to be summed over them.
-        return loss * data["dp_size"], metrics | logprob_metrics(logprobs.detach(), mask, data["row"])
+        return loss * data["dp_size"], metrics | token_metrics(logprobs.detach(), entropy.detach(), mask, data["row"])
 
 
 def row_loss(run: AstunerConfig, dtype: torch.dtype) -> RowLoss:
@@ -112,28 +113,35 @@ def _rollout_difference(logprobs: Tensor, mask: Tensor, data: TensorDict) -> dic
     }
 
 
-def logprob_metrics(logprobs: Tensor, mask: Tensor, row_numbers: Tensor) -> dict[str, np.ndarray]:
-    """Return the logprobs of the trained tokens as metrics. verl collects metrics on the driver, in a fixed order.
+def token_metrics(logprobs: Tensor, entropies: Tensor, mask: Tensor, row_numbers: Tensor) -> dict[str, np.ndarray]:
+    """Return the values of the trained tokens as metrics. verl collects metrics on the driver, in a fixed order.
 
     Args:
-        logprobs: [B, R] float32.
+        logprobs, entropies: [B, R] float.
         mask: [B, R].
         row_numbers: [B] int64, the rows' indices in the step.
     """
     trained = mask.ne(0)
     return {
-        "logprobs/rows": row_numbers.cpu().numpy(),
-        "logprobs/counts": trained.sum(dim=1).cpu().numpy(),
-        "logprobs/values": logprobs[trained].cpu().numpy(),
+        "tokens/rows": row_numbers.cpu().numpy(),
+        "tokens/counts": trained.sum(dim=1).cpu().numpy(),
+        "tokens/logprobs": logprobs[trained].cpu().numpy(),
+        # numpy has no bfloat16, in which verl may compute entropies.
+        "tokens/entropies": entropies[trained].float().cpu().numpy(),
     }
 
 
-def pop_logprobs(metrics: dict[str, Any]) -> dict[int, tuple[float, ...]]:
-    """Remove the entries of `logprob_metrics` from a step's metrics, and return the logprobs by row index."""
-    rows, counts, logprobs = (flatten(metrics.pop(f"logprobs/{name}")) for name in ("rows", "counts", "values"))
+def pop_token_values(metrics: dict[str, Any]) -> dict[int, TokenValues]:
+    """Remove the entries of `token_metrics` from a step's metrics, and return the values by row index."""
+    names = ("rows", "counts", "logprobs", "entropies")
+    rows, counts, logprobs, entropies = (flatten(metrics.pop(f"tokens/{name}")) for name in names)
     ends = np.cumsum(counts, dtype=int).tolist()
     starts = [0, *ends][: len(ends)]
-    return {int(row): tuple(logprobs[a:b]) for row, a, b in zip(rows, starts, ends, strict=True) if row >= 0}
+    return {
+        int(row): TokenValues(tuple(logprobs[a:b]), tuple(entropies[a:b]))
+        for row, a, b in zip(rows, starts, ends, strict=True)
+        if row >= 0
+    }
 
 
 def flatten(values: Any) -> list[float]:

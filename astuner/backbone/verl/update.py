@@ -23,7 +23,7 @@ from astuner.algorithms.credit_assignment import (
     uses_kl_loss,
 )
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales
-from astuner.algorithms.update_records import SampleKey
+from astuner.algorithms.update_records import SampleKey, TokenValues
 from astuner.backbone.training.schedule import learning_rate
 from astuner.backbone.verl.batch_layout import (
     PADDING_LENGTH,
@@ -34,7 +34,7 @@ from astuner.backbone.verl.batch_layout import (
     padding_sample_fields,
     sample_fields,
 )
-from astuner.backbone.verl.loss import flatten, pop_logprobs
+from astuner.backbone.verl.loss import flatten, pop_token_values
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
 from astuner.diagnostics import sampled_logprobs
@@ -111,8 +111,8 @@ class VerlUpdate:
                 stored.old_logprobs = self.trainer.policy_logprobs(stored.keys, stored.lengths)[: len(stored.rows)]
             kl_sums = self._compare_with_reference(stored, len(episodes))
             advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
-            metrics, logprobs = self._update_weights(stored, advantages, step)
-            return advantages.update_result(metrics, advantages.assign_to(stored.rows), logprobs)
+            metrics, token_values = self._update_weights(stored, advantages, step)
+            return advantages.update_result(metrics, advantages.assign_to(stored.rows), token_values)
         finally:
             self.trainer.clear(stored.keys)
 
@@ -162,11 +162,11 @@ class VerlUpdate:
 
     def _update_weights(
         self, stored: _StoredRows, advantages: StepAdvantages, step: int
-    ) -> tuple[dict[str, float], dict[SampleKey, tuple[float, ...]]]:
+    ) -> tuple[dict[str, float], dict[SampleKey, TokenValues]]:
         """Do the optimizer steps. Mini-batches without any gradient are skipped.
 
         Returns:
-            Metrics, and the logprobs of each sample's trained tokens, as computed during the update.
+            Metrics, and the values of each sample's trained tokens, as computed during the update.
         """
         trained = [number for number, row in enumerate(stored.rows) if advantages.trains(row)]
         rows = advantages.assign_to(stored.rows)
@@ -197,10 +197,11 @@ class VerlUpdate:
         rate = learning_rate(self.config.trainer_common.optim, self.total_steps, step)
         metrics = self.trainer.update(keys, lengths, mini_batch_size, rate)
         samples = [(row.episode, row.sample) for row in stored.rows]
-        by_row = pop_logprobs(metrics)
-        self._check_logprob_gap(metrics, [(stored.samples[number], values) for number, values in by_row.items()], step)
-        logprobs = {samples[number]: values for number, values in by_row.items()}
-        return self._summarise(metrics, len(parts), advantages, step, rate), logprobs
+        by_row = pop_token_values(metrics)
+        trained_logprobs = [(stored.samples[number], values.logprobs) for number, values in by_row.items()]
+        self._check_logprob_gap(metrics, trained_logprobs, step)
+        token_values = {samples[number]: values for number, values in by_row.items()}
+        return self._summarise(metrics, len(parts), advantages, step, rate), token_values
 
     def _check_logprob_gap(
         self, metrics: Mapping[str, Any], trained: Sequence[tuple[Sample, Sequence[float]]], step: int

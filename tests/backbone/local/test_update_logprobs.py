@@ -47,11 +47,11 @@ def update(
     return policy, made, PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer).step(made, 1)
 
 
-def recomputed(policy: Policy, sample: Sample) -> list[float]:
+def recomputed(policy: Policy, sample: Sample) -> tuple[list[float], list[float]]:
     ids, counts = torch.tensor([sample.token_ids]), torch.tensor([sample.train_counts])
     with torch.no_grad():
-        logprobs, _ = token_logprobs(policy.model, ids, counts, 1.0)
-    return [float(value) for value in logprobs[counts.ne(0)]]
+        logprobs, entropies = token_logprobs(policy.model, ids, counts, 1.0)
+    return logprobs[counts.ne(0)].tolist(), entropies[counts.ne(0)].tolist()
 
 
 @pytest.mark.parametrize(("pack", "mini_batches"), [("none", 1), ("tree", 1), ("tree", 2)])
@@ -62,9 +62,11 @@ def test_the_logprobs_are_the_trainers_own(model_folder: Path, pack: PackMode, m
         for sample, sample_update in zip(episode.samples, updates, strict=True):
             assert sample_update.advantages == ((count_trained_tokens(sample), advantage),)
             # Rewards are 0, 1 and 2: the middle one has no advantage and needs no forward pass.
-            assert (sample_update.logprobs is None) == (advantage == 0)
+            assert (sample_update.logprobs is None) == (sample_update.entropies is None) == (advantage == 0)
             if sample_update.logprobs is not None:
-                assert list(sample_update.logprobs) == pytest.approx(recomputed(policy, sample), abs=1e-5)
+                logprobs, entropies = recomputed(policy, sample)
+                assert list(sample_update.logprobs) == pytest.approx(logprobs, abs=1e-5)
+                assert list(sample_update.entropies or ()) == pytest.approx(entropies, abs=1e-5)
                 sampled = [value for value, mask in zip(sample.logprobs, sample.train_counts, strict=True) if mask]
                 assert list(sample_update.logprobs) != sampled
                 n_updates += 1
