@@ -11,9 +11,11 @@ from typing import Any
 from astuner.errors import RecordError
 from astuner.run_record import NO_ADVANTAGE, RecordedEpisode, call_advantages, read_recorded_episode
 from astuner.schema import Episode, LlmCall
+from astuner.viewer.conversation import Messages
 from astuner.viewer.token_kinds import sampled_runs, template_runs, trained_runs
 from astuner.viewer.token_texts import TokenTexts
 from astuner.viewer.trie import Trie
+from astuner.viewer.verdict import verdict_view
 
 _MAX_TRANSCRIPT_TEXT = 1500
 _MAX_TRANSCRIPT_MESSAGES = 60
@@ -38,24 +40,22 @@ def read_episode_at(folder: Path, path: str) -> RecordedEpisode:
     return read_recorded_episode(file)
 
 
-def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[str, Any]:
+def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of an episode's page.
 
     Args:
         recorded: The episode.
         texts: Converts token ids to texts; None if the tokenizer is not available.
+        config: The run's configuration as dotted keys and values.
     """
     episode, labels = recorded.episode, recorded.labels
     trie = Trie(episode.calls)
     vocabulary = texts.of(number for segment in trie.segments for number in segment.ids) if texts else {}
-    messages, messages_of_call = _unique_messages(episode.calls)
+    messages = Messages(episode.calls)
     advantages = advantages_of_calls(recorded)
     lacks_advantage = labels.split == "train" and episode.status == "ok" and labels.advantage is None
     return {
-        "episode": _facts(episode),
-        "step": labels.step,
-        "split": labels.split,
-        "advantage": labels.advantage,
+        **episode_summary(recorded, config),
         "has_updates": bool(recorded.updates),
         "note": NO_ADVANTAGE if lacks_advantage else None,
         "agents": [
@@ -71,9 +71,10 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
         "has_texts": texts is not None,
         "vocabulary": {str(number): text for number, text in vocabulary.items()},
         "special": sorted(texts.special & vocabulary.keys()) if texts else [],
-        "messages": messages,
+        "messages": messages.distinct,
+        "authors": messages.authors,
         "calls": [
-            {**_call(call, messages_of_call[number], trie.path(number)), "advantage": advantages.get(call.call_id)}
+            {**_call(call, messages.of_call[number], trie.path(number)), "advantage": advantages.get(call.call_id)}
             for number, call in enumerate(episode.calls)
         ],
         "samples": [
@@ -86,6 +87,23 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None) -> dict[st
         "segments": _segments(trie, recorded, vocabulary),
         "timelines": [_timeline(trie, leaf, episode.calls, advantages) for leaf in trie.leaves()],
     }  # fmt: skip
+
+
+def episode_summary(recorded: RecordedEpisode, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts about an episode without its messages and tokens.
+
+    Args:
+        recorded: The episode.
+        config: The run's configuration as dotted keys and values.
+    """
+    labels = recorded.labels
+    return {
+        "episode": _facts(recorded.episode),
+        "verdict": verdict_view(recorded.episode, config),
+        "step": labels.step,
+        "split": labels.split,
+        "advantage": labels.advantage,
+    }
 
 
 def _facts(episode: Episode) -> dict[str, Any]:
@@ -167,23 +185,6 @@ def _call(call: LlmCall, messages: Sequence[int], path: Sequence[int]) -> dict[s
             "message_index": fork.message_index,
         },
     }
-
-
-def _unique_messages(calls: Sequence[LlmCall]) -> tuple[list[Any], list[list[int]]]:
-    """Return the distinct messages, and their indices for each call. Calls repeat the conversation so far."""
-    numbers: dict[int, int] = {}
-    messages: list[Any] = []
-    indices_of_call = []
-    for call in calls:
-        indices = []
-        for message in call.messages:
-            # The reader of a record returns one object for a message that calls share.
-            if id(message) not in numbers:
-                numbers[id(message)] = len(messages)
-                messages.append(message)
-            indices.append(numbers[id(message)])
-        indices_of_call.append(indices)
-    return messages, indices_of_call
 
 
 def advantages_of_calls(recorded: RecordedEpisode) -> dict[str, float]:

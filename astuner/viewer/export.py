@@ -17,6 +17,7 @@ from astuner.run_record import (
     EpisodeEntry,
     RecordedEpisode,
     by_token,
+    config_of,
     entropy_by_token,
     find_episode,
     find_run,
@@ -176,11 +177,23 @@ def _utf8(text: str) -> str:
 
 
 def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path, _skip: OnDamaged) -> int:
-    """Write an episode's page with its modules, style and data.
+    path.write_bytes(episode_page(folder, entries[0].path))
+    return 1
+
+
+def episode_page(folder: Path, path: str) -> bytes:
+    """Return an episode's page as one HTML file, with its modules, style and data.
 
     Its content security policy allows the page's own script only, by hash.
+
+    Args:
+        folder: The run's folder.
+        path: The episode's path in the record's index.
+
+    Raises:
+        RecordError: If the episode cannot be read.
     """
-    view = episode_view(read_episode_at(folder, entries[0].path), find_token_texts(folder))
+    view = episode_view(read_episode_at(folder, path), find_token_texts(folder), config_of(folder))
     # In JSON `<` occurs in strings only. With the escape, the browser sees no tag in the data.
     data = dump_json(to_jsonable(view, lambda text: text)).replace(b"<", b"\\u003c")
     sources = [(_STATIC / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _PAGE_MODULES]
@@ -198,8 +211,7 @@ def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path, _skip: On
         style, b'</style></head><body><main id="main"></main><script type="application/json" id="episode">',
         data, b'</script><script type="module">', script, b"</script></body></html>\n",
     )  # fmt: skip
-    path.write_bytes(b"".join(parts))
-    return 1
+    return b"".join(parts)
 
 
 def _hash(content: bytes) -> str:

@@ -80,7 +80,7 @@ def episodes(db: sqlite3.Connection, matching: EpisodeFilter, order: Order, offs
         f"select * from episodes where {condition} order by {_ORDERS[order]} limit ? offset ?",
         [*values, limit, offset],
     )
-    return {"total": total, "offset": offset, "rows": [_row(row) for row in rows]}
+    return {"total": total, "offset": offset, "rows": [row_values(row) for row in rows]}
 
 
 def episode_by_key(db: sqlite3.Connection, key: str) -> dict[str, Any] | None:
@@ -88,7 +88,7 @@ def episode_by_key(db: sqlite3.Connection, key: str) -> dict[str, Any] | None:
     for column in ("key", "episode"):
         row = db.execute(f"select * from episodes where {column} = ? order by id desc limit 1", (key,)).fetchone()
         if row:
-            return _row(row)
+            return row_values(row)
     return None
 
 
@@ -163,7 +163,8 @@ def metric_values(db: sqlite3.Connection, name: str) -> list[float]:
     return [row["value"] for row in rows]
 
 
-def _row(row: sqlite3.Row) -> dict[str, Any]:
+def row_values(row: sqlite3.Row) -> dict[str, Any]:
+    """Return an episode of the index for a page."""
     values = dict(row)
     del values["words"]
     values["is_success"] = None if row["is_success"] is None else bool(row["is_success"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict
 from os import PathLike, stat_result
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
@@ -18,19 +18,15 @@ from starlette.types import Scope
 from astuner.errors import RecordError
 from astuner.localhost import ADDRESS, listen, local_hosts
 from astuner.run_record import config_difference, config_of, run_state, summary_of
-from astuner.run_record.files import dump_json
-from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer import queries
-from astuner.viewer.episode_view import advantages_of_calls, by_agent, episode_view, read_episode_at, transcript
+from astuner.viewer.episode_routes import add_episode_routes
 from astuner.viewer.queries import EpisodeFilter, Order
 from astuner.viewer.rescore_view import rescore_list, rescore_view
+from astuner.viewer.responses import json_response
 from astuner.viewer.runs import IndexCache, RunList, Runs, findings_of
 from astuner.viewer.security import RequestGuard
-from astuner.viewer.token_texts import find_token_texts
 
 _STATIC = Path(__file__).parent / "static"
-# Largest number of episodes of a group that are shown side by side.
-_MAX_GROUP = 64
 # Integers that both SQLite and JavaScript represent exactly.
 ExactInt = Annotated[int, Query(ge=-(2**53), le=2**53)]
 
@@ -72,10 +68,11 @@ def create_app(indexes: IndexCache, hosts: Collection[str]) -> FastAPI:
 
     @app.exception_handler(RecordError)
     def record_error(_request: Request, error: RecordError) -> Response:
-        return _json_response({"error": str(error)}, 404)
+        return json_response({"error": str(error)}, 404)
 
     _add_run_routes(app, indexes)
-    _add_episode_routes(app, indexes)
+    _add_list_routes(app, indexes)
+    add_episode_routes(app, indexes)
     _add_static_files(app)
     return app
 
@@ -85,7 +82,7 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
 
     @app.get("/api/runs")
     def runs() -> Response:
-        return _json_response(run_list.rows())
+        return json_response(run_list.rows())
 
     @app.get("/api/run")
     def run(run: str) -> Response:
@@ -96,33 +93,33 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
         state = run_state(index.folder, summary)
         findings = [asdict(finding) for finding in findings_of(index.folder)]
         about = {"name": run, "state": state, "summary": summary and summary.model_dump(), "findings": findings}
-        return _json_response(about | content)
+        return json_response(about | content)
 
     @app.get("/api/metrics")
     def metrics(run: str, after: ExactInt = 0, generation: str | None = None) -> Response:
         with indexes.of(run).reading() as db:
-            return _json_response(queries.metrics(db, after, generation or None))
+            return json_response(queries.metrics(db, after, generation or None))
 
     @app.get("/api/rescores")
     def rescores(run: str) -> Response:
-        return _json_response(rescore_list(indexes.runs.folder(run)))
+        return json_response(rescore_list(indexes.runs.folder(run)))
 
     @app.get("/api/rescore")
     def rescore(run: str, name: str) -> Response:
-        return _json_response(rescore_view(indexes.runs.folder(run), name))
+        return json_response(rescore_view(indexes.runs.folder(run), name))
 
     @app.get("/api/config")
     def config(run: Annotated[list[str], Query()]) -> Response:
         folders = {name: indexes.runs.folder(name) for name in run}
         configs = [config_of(folder) for folder in folders.values()]
-        return _json_response({"configs": configs, "differs": config_difference(folders)})
+        return json_response({"configs": configs, "differs": config_difference(folders)})
 
 
-def _add_episode_routes(app: FastAPI, indexes: IndexCache) -> None:
+def _add_list_routes(app: FastAPI, indexes: IndexCache) -> None:
     @app.get("/api/groups")
     def groups(run: str, step: ExactInt, split: str = "train") -> Response:
         with indexes.of(run).reading() as db:
-            return _json_response(queries.groups(db, step, split))
+            return json_response(queries.groups(db, step, split))
 
     @app.get("/api/episodes")
     def episodes(
@@ -133,36 +130,7 @@ def _add_episode_routes(app: FastAPI, indexes: IndexCache) -> None:
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
         with indexes.of(run).reading() as db:
-            return _json_response(queries.episodes(db, _episode_filter(request), order, offset, limit))
-
-    @app.get("/api/group")
-    def group(run: str, step: ExactInt, task: str, split: str = "train") -> Response:
-        index = indexes.of(run)
-        with index.reading() as db:
-            page = queries.episodes(db, EpisodeFilter(split=split, step=step, task=task), "reward", 0, _MAX_GROUP)
-        for row in page["rows"]:
-            row.update(_group_details(index.folder, row["path"]))
-        return _json_response(page)
-
-    @app.get("/api/episode")
-    def episode(run: str, episode: str) -> Response:
-        index = indexes.of(run)
-        with index.reading() as db:
-            row = queries.episode_by_key(db, episode)
-        if row is None:
-            raise RecordError(f"the run has no episode {episode[:80]!r}; a resume of the run may have removed it")
-        recorded = read_episode_at(index.folder, row["path"])
-        return _json_response({"row": row, **episode_view(recorded, find_token_texts(index.folder))})
-
-
-def _group_details(folder: Path, path: str) -> dict[str, Any]:
-    """Return the transcript and the agents' advantages of an episode, for the page of its group."""
-    try:
-        recorded = read_episode_at(folder, path)
-        agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))
-        return {"transcript": transcript(recorded.episode), "agents": agents}
-    except (RecordError, RecursionError) as error:  # RecursionError: a message is nested too deeply for JSON.
-        return {"transcript": [], "agents": [], "unreadable": str(error)}
+            return json_response(queries.episodes(db, _episode_filter(request), order, offset, limit))
 
 
 def _episode_filter(request: Request) -> EpisodeFilter:
@@ -180,15 +148,6 @@ def _episode_filter(request: Request) -> EpisodeFilter:
     texts = {name: query[name] for name in names if query.get(name)}
     step = number("step")
     return EpisodeFilter(**texts, step=None if step is None else int(step), least=number("least"), most=number("most"))
-
-
-def _json_response(value: object, status: int = 200) -> Response:
-    try:
-        data = dump_json(value)
-    except (TypeError, ValueError, RecursionError):
-        # The record holds values that JSON cannot represent, such as NaN or a date of a YAML file.
-        data = dump_json(to_jsonable(value, lambda text: text))
-    return Response(data, status, media_type="application/json")
 
 
 def _add_static_files(app: FastAPI) -> None:

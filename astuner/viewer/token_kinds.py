@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, takewhile, zip_longest
 from typing import Any
 
-from astuner.run_record import SampleUpdate, by_token, span_values
+from astuner.run_record import SampleUpdate, by_token, entropy_by_token, span_values
 from astuner.schema import LlmCall, Sample
 from astuner.viewer.trie import Trie
 
@@ -33,37 +33,45 @@ def trained_runs(
 ) -> dict[int, list[dict[str, Any]]]:
     """Return, by segment, the spans of consecutive tokens that have the same train count (`mask`) and advantage.
 
-    `sample` is the index of the sample; `from` and `to` (exclusive) are relative to the segment. `advantage` and the
-    trainer's `logprobs`, one per token, are None if the record does not have them.
+    `sample` is the index of the sample; `from` and `to` (exclusive) are relative to the segment. `advantage`, and the
+    trainer's `logprobs` and `entropies`, one per token, are None if the record does not have them.
     """
     numbers = {call.call_id: number for number, call in enumerate(calls)}
     runs: dict[int, list[dict[str, Any]]] = {}
     for index, (sample, update) in enumerate(zip_longest(samples, updates[: len(samples)])):
         unknown: list[float | None] = [None] * len(sample.train_counts)
         advantages, logprobs = by_token(sample, update) if update else (unknown, unknown)
+        entropies = entropy_by_token(sample, update) if update else unknown
         for span in sample.spans:
             if span.call_id not in numbers:
                 continue
-            columns = [span_values(values, span) for values in (sample.train_counts, advantages, logprobs)]
+            columns = [span_values(values, span) for values in (sample.train_counts, advantages, logprobs, entropies)]
             for segment, start, end in _pieces(trie, numbers[span.call_id], span.start, span.end):
                 first = trie.segments[segment].start + start - span.start
                 tokens = zip(*(column[first : first + end - start] for column in columns), strict=False)
                 position = start
                 for (mask, advantage), group in groupby(tokens, key=lambda token: token[:2]):
-                    values = [token[2] for token in group]
+                    values = list(group)
                     run = {
                         "sample": index,
                         "from": position,
                         "to": position + len(values),
                         "mask": mask,
                         "advantage": advantage,
-                        "logprobs": None if None in values else [round(value, 4) for value in values],
+                        "logprobs": _rounded([token[2] for token in values]),
+                        "entropies": _rounded([token[3] for token in values]),
                     }
                     position += len(values)
                     # Two calls that sampled the same tokens share one run, whose mask counts both.
                     if run not in runs.setdefault(segment, []):
                         runs[segment].append(run)
     return runs
+
+
+def _rounded(values: Sequence[float | None]) -> list[float] | None:
+    """Return rounded values; None if one is missing."""
+    known = [round(value, 4) for value in values if value is not None]
+    return known if len(known) == len(values) else None
 
 
 def template_runs(trie: Trie, calls: Sequence[LlmCall], texts: Mapping[int, str]) -> dict[int, list[list[int]]]:
