@@ -22,6 +22,7 @@ from loguru import logger
 
 from astuner.errors import RecordError, short_repr
 from astuner.redaction import current_redactor
+from astuner.run_record.answers import answer_of, brief_answer
 from astuner.run_record.episode_file import EpisodeLabels, episode_to_json, read_recorded_episode, with_update
 from astuner.run_record.files import (
     JsonLines,
@@ -31,7 +32,7 @@ from astuner.run_record.files import (
     write_atomically,
     write_errors,
 )
-from astuner.run_record.jsonable import decode, encode, to_jsonable
+from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, EpisodeStatus, Split, TokenCounts
 
@@ -65,6 +66,7 @@ class EpisodeEntry:
         agents, tags, finish_reasons: Distinct values of the calls.
         error: Beginning of the error message.
         query: Beginning of the task's main query.
+        answer: The answer (see `answer_of`) on one line; of a long one, the beginning and the end.
     """
 
     step: int
@@ -91,6 +93,7 @@ class EpisodeEntry:
     finish_reasons: tuple[str, ...] | None = None
     error: str | None = None
     query: str | None = None
+    answer: str | None = None
 
     @property
     def lacks_advantage(self) -> bool:
@@ -190,10 +193,7 @@ class EpisodeStore:
         name = f"{task}-{episode.repeat_index}-{digest}.json"
         path = self._folder / _FOLDER / labels.split / _step_folder(labels.step) / name
         write_atomically(path, episode_to_json(episode, labels, redact, updates))
-        # Redacted before it is cut: the redactor does not recognise a part of a secret.
-        error = None if episode.error is None else redact(episode.error)[:_MAX_ERROR]
-        query = redact(episode.task.main_query)[:_MAX_QUERY]
-        entry = replace(_entry(episode, labels, path.relative_to(self._folder).as_posix()), error=error, query=query)
+        entry = _with_texts(_entry(episode, labels, path.relative_to(self._folder).as_posix()), episode, redact)
         return _Written(path, encode(entry, redact))
 
     def truncate_after(self, step: int, validated: int) -> int:
@@ -239,10 +239,8 @@ class EpisodeStore:
             except RecordError as error:
                 logger.warning("an episode is not in the index and cannot be read: {}", error)
                 continue
-            episode = recorded.episode
-            error_text = None if episode.error is None else episode.error[:_MAX_ERROR]
-            entry = replace(_entry(episode, recorded.labels, name), error=error_text)
-            self._index.append(encode(replace(entry, query=episode.task.main_query[:_MAX_QUERY]), str))
+            entry = _entry(recorded.episode, recorded.labels, name)
+            self._index.append(encode(_with_texts(entry, recorded.episode, str), str))
 
     def close(self) -> None:
         """Move the lines of a step whose update has failed to the index, without advantages, and close the index."""
@@ -253,6 +251,16 @@ class EpisodeStore:
             logger.debug("the last step is in {} only: {}", _PENDING, error)
         finally:
             self._index.close()
+
+
+def _with_texts(entry: EpisodeEntry, episode: Episode, redact: Redact) -> EpisodeEntry:
+    # Redacted before they are cut: the redactor does not recognise a part of a secret.
+    return replace(
+        entry,
+        error=None if episode.error is None else redact(episode.error)[:_MAX_ERROR],
+        query=redact(episode.task.main_query)[:_MAX_QUERY],
+        answer=brief_answer(redact(answer_of(episode))),
+    )
 
 
 def _step_folder(step: int) -> str:

@@ -9,8 +9,8 @@ from difflib import SequenceMatcher
 from typing import Any, TypeVar
 
 from astuner.run_record import RecordedEpisode
+from astuner.run_record.answers import message_text
 from astuner.viewer.conversation import conversation
-from astuner.viewer.verdict import message_text
 from astuner.viewer.word_diff import DiffBudget, word_diff
 
 T = TypeVar("T")

@@ -12,19 +12,21 @@ from functools import cache
 from pathlib import Path
 
 # Increased with each change of the schema.
-_VERSION = 7
+_VERSION = 8
 _SCHEMA = """
 create table if not exists episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text, query text,
     episode text, repeat_index integer, status text, reward real, is_success integer, advantage real,
     calls integer, samples integer, dropped_samples integer, tokens_raw integer, tokens_distinct integer,
-    tokens_trained integer, seconds real, error_kind text, forks integer, words text
+    tokens_trained integer, seconds real, error_kind text, forks integer, answer text,
+    error text, failure text, words text
 );
 create index if not exists episodes_key on episodes (key);
 create index if not exists episodes_group on episodes (split, step, task_key);
 create index if not exists episodes_reward on episodes (reward, id);
 create index if not exists episodes_step on episodes (step, id);
 create index if not exists episodes_error on episodes (error_kind) where error_kind is not null;
+create index if not exists episodes_failure on episodes (failure) where failure is not null;
 create table if not exists labels (id integer primary key, kind text, value text, unique (kind, value));
 create table if not exists episode_labels (label integer, episode integer, primary key (label, episode)) without rowid;
 create index if not exists labels_of_episode on episode_labels (episode);

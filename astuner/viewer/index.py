@@ -7,23 +7,25 @@ import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from astuner.run_record import ReadPosition, read_new_lines
-from astuner.viewer import queries
 from astuner.viewer.database import open_database
+from astuner.viewer.failures import without_variable_parts
 
+T = TypeVar("T")
 _MAX_TEXT = 200
+_MAX_ERROR = 500
 _EPISODES = "episodes/index.jsonl"
 _PENDING = "episodes/pending.jsonl"
 _COLUMNS = (
     "id", "path", "key", "step", "split", "task_key", "task", "query", "episode", "repeat_index", "status", "reward",
     "is_success",
     "advantage", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct", "tokens_trained", "seconds",
-    "error_kind", "forks", "words",
+    "error_kind", "forks", "answer", "error", "failure", "words",
 )  # fmt: skip
 _COUNTS = (
     "repeat_index", "is_success", "calls", "samples", "dropped_samples", "tokens_raw", "tokens_distinct",
@@ -46,7 +48,7 @@ class RunIndex:
         self._connection: sqlite3.Connection | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._steps: tuple[object, list[dict[str, Any]]] = (None, [])
+        self._cached: dict[str, tuple[object, Any]] = {}
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -69,13 +71,15 @@ class RunIndex:
                 if self._closed:
                     self._disconnect()
 
-    def steps(self, db: sqlite3.Connection) -> list[dict[str, Any]]:
-        """Return `queries.steps`, cached until episodes are added, because pages poll an active run."""
+    def cached(self, db: sqlite3.Connection, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Return `query(db)`, cached until episodes are added, because pages poll an active run."""
         files = (_EPISODES, _PENDING)
         version = list(map(tuple, db.execute("select start, tail from positions where file in (?, ?)", files)))
-        if not version or self._steps[0] != version:
-            self._steps = (version, queries.steps(db))
-        return self._steps[1]
+        earlier = self._cached.get(query.__name__)
+        if not version or earlier is None or earlier[0] != version:
+            earlier = self._cached[query.__name__] = (version, query(db))
+        result: T = earlier[1]
+        return result
 
     def close(self) -> None:
         """Close the database. A later `reading` opens it for its block only."""
@@ -213,7 +217,8 @@ class _EpisodeRows:
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     task, episode = str(row["task_id"]), str(row["episode_id"])
     error = None if row.get("error_kind") is None else shorten(row["error_kind"])
-    query = shorten(row.get("query") or "")
+    query, error_text = shorten(row.get("query") or ""), _utf8(str(row.get("error") or "")[:_MAX_ERROR])
+    failure = f"{error or ''}\n{without_variable_parts(error_text)}" if row["status"] == "failed" else None
     values: dict[str, Any] = {name: _count(row.get(name)) for name in _COUNTS}
     values |= {name: _real(row.get(name)) for name in _REALS}
     return values | {
@@ -227,9 +232,10 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
         "episode": shorten(episode),
         "status": shorten(row["status"]),
         "error_kind": error,
-        "words": "\n".join(
-            (shorten(task), query, shorten(episode), error or "", _utf8(str(row.get("error") or "")[:500]))
-        ).lower(),
+        "answer": None if row.get("answer") is None else _utf8(str(row["answer"])[:_MAX_ERROR]),
+        "error": error_text or None,
+        "failure": None if failure is None else key_of(failure),
+        "words": "\n".join((shorten(task), query, shorten(episode), error or "", error_text)).lower(),
     }
 
 

@@ -28,6 +28,7 @@ class EpisodeFilter:
         task: Key of a task.
         agent, tag, finish, fork: Value that at least one call of the episode has.
         error: Kind of the error; `any` matches all kinds.
+        failure: Key of a group of failed episodes; see `astuner.viewer.failures`.
         least, most: Inclusive bounds of the reward.
         text: Part of the task id, the episode id, the kind of the error, the first 200 characters of the task's query,
             or the first 500 characters of the error.
@@ -42,6 +43,7 @@ class EpisodeFilter:
     finish: str | None = None
     fork: str | None = None
     error: str | None = None
+    failure: str | None = None
     least: float | None = None
     most: float | None = None
     text: str | None = None
@@ -52,7 +54,7 @@ class EpisodeFilter:
         values: list[Any] = []
         conditions: dict[str, Any] = {
             "split = ?": self.split, "step = ?": self.step, "status = ?": self.status, "task_key = ?": self.task,
-            "reward >= ?": self.least, "reward <= ?": self.most,
+            "failure = ?": self.failure, "reward >= ?": self.least, "reward <= ?": self.most,
         }  # fmt: skip
         for kind in ("agent", "tag", "finish", "fork"):
             of_label = "select id from labels where kind = '" + kind + "' and value = ?"
@@ -150,11 +152,13 @@ def metrics(db: sqlite3.Connection, after: int, generation: str | None) -> dict[
 
 
 def counts(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return the number of episodes, the last step, and the number of damaged lines of the record."""
+    """Return the number of episodes, of failed episodes and of damaged lines of the record, and the last step."""
     row = db.execute("select count(*) as episodes, max(step) as step from episodes").fetchone()
+    failed = db.execute("select count(*) from episodes where failure is not null").fetchone()[0]
     last = db.execute("select max(step) from metrics").fetchone()[0]
     bad = db.execute("select sum(bad) from positions").fetchone()[0]
-    return {"episodes": row["episodes"], "step": max(row["step"] or 0, last or 0), "bad_lines": bad or 0}
+    step = max(row["step"] or 0, last or 0)
+    return {"episodes": row["episodes"], "failed": failed, "step": step, "bad_lines": bad or 0}
 
 
 def metric_values(db: sqlite3.Connection, name: str) -> list[float]:

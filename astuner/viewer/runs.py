@@ -149,7 +149,7 @@ class RunList:
             try:
                 row, summary = earlier[1:] if earlier and earlier[0] == versions else self._read(name, folder)
             except (RecordError, sqlite3.Error, OSError) as error:
-                counts = {"episodes": 0, "step": 0, "bad_lines": 0}
+                counts = {"episodes": 0, "failed": 0, "step": 0, "bad_lines": 0}
                 row = {"name": name, **_run_facts(read_facts(folder)), "counts": counts, "rewards": []}
                 rows.append({**row, "state": "unreadable", "error": str(error)})
             else:

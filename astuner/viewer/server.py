@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict
 from os import PathLike, stat_result
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, Query, Request, Response
@@ -20,6 +20,7 @@ from astuner.localhost import ADDRESS, listen, local_hosts
 from astuner.run_record import config_difference, config_of, run_state, summary_of
 from astuner.viewer import queries
 from astuner.viewer.episode_routes import add_episode_routes
+from astuner.viewer.failures import failures
 from astuner.viewer.queries import EpisodeFilter, Order
 from astuner.viewer.rescore_view import rescore_list, rescore_view
 from astuner.viewer.responses import json_response
@@ -88,7 +89,9 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
     def run(run: str) -> Response:
         index = indexes.of(run)
         with index.reading() as db:
-            content = {"counts": queries.counts(db), "steps": index.steps(db), "labels": queries.labels(db)}
+            content: dict[str, Any] = {"counts": queries.counts(db), "labels": queries.labels(db)}
+            content["steps"] = index.cached(db, queries.steps)
+            content["failures"] = index.cached(db, failures)
         summary = summary_of(index.folder)
         state = run_state(index.folder, summary)
         findings = [asdict(finding) for finding in findings_of(index.folder)]
@@ -144,7 +147,7 @@ def _episode_filter(request: Request) -> EpisodeFilter:
             return None
         return value if abs(value) < 1e18 else None
 
-    names = ("split", "status", "task", "agent", "tag", "finish", "fork", "error", "text")
+    names = ("split", "status", "task", "agent", "tag", "finish", "fork", "error", "failure", "text")
     texts = {name: query[name] for name in names if query.get(name)}
     step = number("step")
     return EpisodeFilter(**texts, step=None if step is None else int(step), least=number("least"), most=number("most"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from astuner.run_record.answers import last_text
 from astuner.schema import Episode
 
 _PARAMS = "astuner.task_judge.params."
@@ -38,20 +39,3 @@ def verdict_view(episode: Episode, config: Mapping[str, Any]) -> dict[str, Any]:
         "judge": kind if kind == "rubrics_auto_grader" else config.get("astuner.task_judge.judge_protocol"),
         "judge_params": params,
     }
-
-
-def last_text(episode: Episode) -> str:
-    """Return the text of the last message of the last call; empty if there is none."""
-    answered = [call for call in episode.calls if call.messages]
-    message = answered[-1].messages[-1] if answered else None
-    return message_text(message.get("content")) if isinstance(message, Mapping) else ""
-
-
-def message_text(content: object) -> str:
-    """Return the text of a message's content in the format of the chat API."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        parts = (part.get("text") for part in content if isinstance(part, Mapping))
-        return "\n".join(part for part in parts if isinstance(part, str))
-    return ""

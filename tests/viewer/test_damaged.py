@@ -43,7 +43,8 @@ def test_a_number_too_large_for_the_database_is_a_damaged_line(
     bad = json.dumps(json.loads(lines[0]) | {"path": "elsewhere.json"} | damage).encode() + b"\n"
     (tmp_path / "run" / file).write_bytes(b"".join([bad, *lines]))
     with client(tmp_path, tmp_path) as session:
-        assert session.get("/api/run?run=run").json()["counts"] == {"episodes": 1, "step": 1, "bad_lines": 1}
+        counts = session.get("/api/run?run=run").json()["counts"]
+        assert counts == {"episodes": 1, "failed": 0, "step": 1, "bad_lines": 1}
         assert len(session.get("/api/runs").json()) == 1
         assert len(session.get("/api/metrics?run=run").json()["series"]["reward/mean"]) == 1
 

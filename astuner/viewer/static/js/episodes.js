@@ -7,7 +7,7 @@ import { polled } from "./polling.js";
 const PAGE = 100;
 const ORDERS = { latest: "latest first", step: "by step", reward: "best reward first", reward_up: "worst reward first",
   tokens: "most tokens first", forks: "most forks first", seconds: "slowest first" };
-const FIELDS = ["split", "step", "status", "agent", "tag", "finish", "fork", "error", "least", "most", "text", "order", "offset"];
+const FIELDS = ["split", "step", "status", "agent", "tag", "finish", "fork", "error", "failure", "least", "most", "text", "order", "offset"];
 
 export async function episodesPage(query) {
   const run = query.get("run");

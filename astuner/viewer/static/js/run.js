@@ -3,6 +3,7 @@
 import { fetchJson, link, updateAddress } from "./address.js";
 import { chart } from "./charts.js";
 import { asText, brief, count, h, list, real, share, tile } from "./dom.js";
+import { failures } from "./failures.js";
 
 const CHARTS = [
   ["Reward", ["reward/mean", "reward/min", "reward/max", "val/reward"]],
@@ -99,7 +100,7 @@ function heading({ name, about, series }, small) {
   const row = h("h1", {}, h("a", { href: link("run", { run: name }) }, brief(name, 80)), " ", h("span", { class: "pill soft" }, about.state));
   if (small) return row;
   const bad = about.counts.bad_lines;
-  return h("div", {}, row, findings(about.findings),
+  return h("div", {}, row, failures(name, about), findings(about.findings),
     h("div", { class: "tiles" }, tile("step", count(about.counts.step)), tile("reward, last step", real(last("reward/mean"))),
       tile("success, last step", share(last("success/rate"))), tile("validation", course(series["val/success_rate"])),
       tile("episodes", count(about.counts.episodes)),
