@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from astuner.cli_bench import bench
 from astuner.cli_chat import chat
 from astuner.cli_completion import completion
 from astuner.cli_data import generate, trace
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @click.group(
     cls=TrainByDefaultGroup,
     commands=[
+        bench,
         chat,
         completion,
         doctor,

@@ -240,6 +240,20 @@ class TrainByDefaultGroup(click.Group):
         return items
 
 
+class DefaultCommandGroup(click.Group):
+    """A group that inserts the name of its default command if no command is named."""
+
+    def __init__(self, *args: Any, default: str, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._default = default
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert the default command."""
+        if args and args[0] not in (*self.commands, "-h", "--help"):
+            args = [self._default, *args]
+        return super().parse_args(ctx, args)
+
+
 class ServicesCommand(click.Command):
     """A command that accepts `--with-NAME` for any NAME, because the configuration declares the services."""
 

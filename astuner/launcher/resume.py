@@ -10,7 +10,7 @@ import yaml
 from loguru import logger
 
 from astuner.backbone.training.checkpoints import complete_checkpoints, damaged_checkpoints
-from astuner.config.resume import Locations, changed_keys
+from astuner.config.resume import KeyChange, Locations, changed_keys
 from astuner.redaction import redact_settings
 
 
@@ -39,12 +39,7 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
                 folder,
             )
         return False
-    directory = _read_mapping(folder / "environment.json").get("working_directory")
-    here = (Path.cwd(), config_dir)
-    locations = Locations((Path(directory),) if isinstance(directory, str) else here, here)
-    # Both are redacted with the current rules, because an earlier version may have redacted less.
-    earlier = cast(dict[str, Any], redact_settings(earlier))
-    changes = changed_keys(earlier, cast(dict[str, Any], redact_settings(yaml.safe_load(config_yaml))), locations)
+    changes = _changes(folder, earlier, config_yaml, config_dir)
     if is_finished and not any(change.rule == "more" and change.allowed for change in changes):
         return False
     forbidden = [change for change in changes if not change.allowed]
@@ -61,6 +56,27 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
     if changes:
         logger.info("resuming {} with changed keys: {}", folder, "; ".join(map(str, changes)))
     return True
+
+
+def recorded_changes(folder: Path, config_yaml: str, config_dir: Path) -> list[KeyChange] | None:
+    """Return the keys in which a configuration differs from that of the run in `folder`; None if it cannot be read.
+
+    Args:
+        folder: the folder of the run record.
+        config_yaml: the configuration, in the format of the record.
+        config_dir: the folder of its YAML file.
+    """
+    earlier = _read_mapping(folder / "config.yaml")
+    return _changes(folder, earlier, config_yaml, config_dir) if earlier else None
+
+
+def _changes(folder: Path, earlier: dict[str, Any], config_yaml: str, config_dir: Path) -> list[KeyChange]:
+    directory = _read_mapping(folder / "environment.json").get("working_directory")
+    here = (Path.cwd(), config_dir)
+    locations = Locations((Path(directory),) if isinstance(directory, str) else here, here)
+    # Both are redacted with the current rules, because an earlier version may have redacted less.
+    earlier = cast(dict[str, Any], redact_settings(earlier))
+    return changed_keys(earlier, cast(dict[str, Any], redact_settings(yaml.safe_load(config_yaml))), locations)
 
 
 def _read_mapping(file: Path) -> dict[str, Any]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _FOLDER = "plots"
-_TRAIN, _VALIDATION, _LOSS, _KL = "#2563eb", "#c2410c", "#475569", "#7c3aed"
-_INK, _MUTED, _GRID = "#1e293b", "#94a3b8", "#e2e8f0"
+TRAIN, VALIDATION, _LOSS, _KL = "#2563eb", "#c2410c", "#475569", "#7c3aed"
+INK, MUTED, _GRID = "#1e293b", "#94a3b8", "#e2e8f0"
 # From this number of steps on, a moving mean is drawn over the noisy values.
 _SMOOTH_FROM = 40
 
@@ -42,7 +42,7 @@ class _Panel:
     label: str
     line: str
     line_label: str
-    colour: str = _TRAIN
+    colour: str = TRAIN
     points: str = ""
     is_share: bool = False
 
@@ -108,7 +108,7 @@ def _draw(experiment: str, panels: Sequence[_Panel], series: Mapping[str, _Serie
         _draw_panel(axes, panel, series)
     # The font lacks some characters that names may hold; dollar signs must not start a formula.
     title = experiment.encode("ascii", "replace").decode()
-    figure.suptitle(title, x=0.008, ha="left", color=_MUTED, fontsize=10, parse_math=False)
+    figure.suptitle(title, x=0.008, ha="left", color=MUTED, fontsize=10, parse_math=False)
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=150)
     return image.getvalue()
@@ -121,7 +121,7 @@ def _draw_panel(axes: Axes, panel: _Panel, series: Mapping[str, _Series]) -> Non
     if panel.points in series:
         _draw_validation(axes, panel, series[panel.points])
     if len(axes.get_legend_handles_labels()[0]) > 1:
-        axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
+        axes.legend(frameon=False, fontsize=9, labelcolor=INK)
     low, high = axes.dataLim.intervalx
     if low == high:
         axes.set_xlim(low - 1, high + 1)
@@ -130,18 +130,23 @@ def _draw_panel(axes: Axes, panel: _Panel, series: Mapping[str, _Series]) -> Non
 def _style(axes: Axes, panel: _Panel) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    axes.set_title(panel.title, loc="left", color=_INK, fontsize=12, fontweight="bold")
-    axes.set_xlabel("training step", color=_INK)
-    axes.set_ylabel(panel.label, color=_INK)
+    style_axes(axes, panel.title, "training step", panel.label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_MUTED)
-    axes.tick_params(colors=_INK, labelsize=9)
     if panel.is_share:
         axes.set_ylim(-0.02, 1.05)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+
+
+def style_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
+    """Set title, labels and colors of axes, as in all plots of astuner."""
+    axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
+    axes.set_xlabel(x_label, color=INK)
+    axes.set_ylabel(y_label, color=INK)
+    axes.grid(axis="y", color=_GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED)
+    axes.tick_params(colors=INK, labelsize=9)
 
 
 def _draw_line(axes: Axes, panel: _Panel, series: _Series) -> None:
@@ -160,16 +165,16 @@ def _draw_validation(axes: Axes, panel: _Panel, series: _Series) -> None:
     """Draw the points, mark the first and the last, and write their values next to the title."""
     measured = [pair for pair in zip(series.steps, series.values, strict=True) if math.isfinite(pair[1])]
     steps, values = zip(*measured, strict=True)
-    axes.plot(steps, values, color=_VALIDATION, linewidth=1.2, linestyle=(0, (4, 3)), marker="o", markersize=3,
+    axes.plot(steps, values, color=VALIDATION, linewidth=1.2, linestyle=(0, (4, 3)), marker="o", markersize=3,
               label="validation", zorder=3)  # fmt: skip
     labels = []
-    for word, index, fill in (("before", 0, "white"), ("after", -1, _VALIDATION)):
+    for word, index, fill in (("before", 0, "white"), ("after", -1, VALIDATION)):
         # Step 0 is the starting model; a later step is not.
         if (word == "before") == (steps[index] == 0):
-            axes.plot(steps[index], values[index], color=_VALIDATION, marker="D", markersize=8, markerfacecolor=fill,
+            axes.plot(steps[index], values[index], color=VALIDATION, marker="D", markersize=8, markerfacecolor=fill,
                       markeredgewidth=1.6, linestyle="none", label=f"validation {word}", zorder=4)  # fmt: skip
             labels.append(f"{word} {values[index]:.1%}" if panel.is_share else f"{word} {values[index]:.3f}")
-    axes.set_title(" → ".join(labels), loc="right", color=_VALIDATION, fontsize=10, fontweight="bold")
+    axes.set_title(" → ".join(labels), loc="right", color=VALIDATION, fontsize=10, fontweight="bold")
 
 
 def _moving_mean(values: Sequence[float], radius: int) -> list[float]:

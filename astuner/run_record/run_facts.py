@@ -145,6 +145,15 @@ def config_of(folder: Path) -> dict[str, Any]:
         return {}
 
 
+def environment_of(folder: Path) -> dict[str, Any]:
+    """Return the content of a run's `environment.json`: versions, machine, command line; empty if it cannot be read."""
+    try:
+        content = json.loads((folder / _ENVIRONMENT).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def config_difference(folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     """Return the keys whose values differ between runs, with the value of each run; None for a missing key."""
     configs = {name: config_of(folder) for name, folder in folders.items()}

@@ -1,0 +1,239 @@
+"""Result files of a benchmark: one JSON file per entry of the suite and backbone, made from the records of its runs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError, model_validator
+
+from astuner.benchmark.statistics import bootstrap_interval, curve_mean
+from astuner.benchmark.suite import SuiteEntry
+from astuner.errors import RecordError
+from astuner.redaction import redact
+from astuner.run_record import TokensSummary, ValidationSummary, environment_of, read_facts, read_metrics
+from astuner.run_record.files import write_atomically
+
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SeedResult(_Part):
+    """One run."""
+
+    seed: NonNegativeInt
+    """Seed of the run."""
+    before: Rate
+    """Success rate of the starting model on the held-out tasks."""
+    after: Rate
+    """Success rate of the tuned model on the held-out tasks."""
+    seconds: NonNegativeFloat
+    """Seconds from the start of the process to the end of the run; after a resume, of the last process."""
+    steps: NonNegativeInt
+    """Training steps."""
+    episodes: NonNegativeInt
+    """Episodes of each validation."""
+    tokens: TokensSummary
+    """Token counts of the training episodes."""
+    curve: tuple[tuple[NonNegativeInt, Rate], ...]
+    """Step and success rate of each validation, by ascending step."""
+
+    @property
+    def gain(self) -> float:
+        """Success after minus success before."""
+        return self.after - self.before
+
+    @property
+    def curve_mean(self) -> float | None:
+        """Mean height of the validation curve; None without a validation during training."""
+        return curve_mean(self.curve)
+
+
+class BenchResult(_Part):
+    """The content of a result file."""
+
+    suite: str
+    """Name of the suite's entry."""
+    backbone: str
+    """Backbone of the runs."""
+    model: str
+    """Starting model."""
+    command: str
+    """Command of a run, without its name and folder; SEED stands for the seed."""
+    versions: dict[str, str | list[str]]
+    """Versions of astuner, Python, packages and the machine; a list if they differ between the runs."""
+    seeds: Annotated[tuple[SeedResult, ...], Field(min_length=1)]
+    """The runs, by ascending seed."""
+    failed_seeds: tuple[NonNegativeInt, ...] = ()
+    """Seeds whose run failed; they are in no number of this file."""
+    mean_gain: float
+    """Mean of success after minus success before, over the seeds."""
+    ci95: tuple[float, float] | None
+    """Bootstrap interval of the mean gain; None for one seed."""
+
+    @model_validator(mode="after")
+    def _check_numbers(self) -> Self:
+        numbers = [result.seed for result in self.seeds]
+        if numbers != sorted(set(numbers)):
+            raise ValueError(f"the seeds are {numbers}; expected each once, in ascending order")
+        gains = [result.gain for result in self.seeds]
+        if abs(self.mean_gain - sum(gains) / len(gains)) > 1e-6:
+            raise ValueError(f"mean_gain is {self.mean_gain}, but the mean over the seeds is {sum(gains) / len(gains)}")
+        return self
+
+    @property
+    def name(self) -> str:
+        """Stem of the result file."""
+        return f"{self.suite}-{self.backbone}"
+
+
+def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[str, Any], seeds: Sequence[SeedResult],
+                 failed_seeds: Sequence[int] = ()) -> BenchResult:  # fmt: skip
+    """Return the result of the seeds of an entry on a backbone, with mean and interval."""
+    by_seed = sorted(seeds, key=lambda result: result.seed)
+    gains = [result.gain for result in by_seed]
+    interval = bootstrap_interval(gains)
+    words = ["astuner", "--conf", entry.conf, "--backbone", backbone, *entry.overrides, f"{entry.seed_key}=SEED"]
+    return BenchResult(
+        suite=entry.name,
+        backbone=backbone,
+        model=redact(model),
+        command=redact(shlex.join(words)),
+        versions=versions,
+        seeds=tuple(by_seed),
+        failed_seeds=tuple(sorted(failed_seeds)),
+        mean_gain=round(sum(gains) / len(gains), 9),
+        ci95=None if interval is None else (round(interval[0], 9), round(interval[1], 9)),
+    )
+
+
+def result_of(
+    entry: SuiteEntry, backbone: str, records: dict[int, Path], failed_seeds: Sequence[int] = ()
+) -> BenchResult | None:
+    """Return the result of an entry on a backbone; None without a finished run.
+
+    Args:
+        entry: the entry of the suite.
+        backbone: the backbone.
+        records: the folders of the finished runs by seed.
+        failed_seeds: seeds whose run failed.
+
+    Raises:
+        RecordError: If a record has no validation before and after training.
+    """
+    if not records:
+        return None
+    seeds = [read_seed(folder, seed) for seed, folder in records.items()]
+    model = read_facts(next(iter(records.values()))).model or ""
+    return bench_result(entry, backbone, model, _versions([*records.values()]), seeds, failed_seeds)
+
+
+def read_seed(folder: Path, seed: int) -> SeedResult:
+    """Return the result of a run from its record.
+
+    Raises:
+        RecordError: If the run is not finished, or has no validation before and after training.
+    """
+    summary = read_facts(folder).summary
+    if summary is None:
+        raise RecordError(f"{folder} has no summary; did the run end?")
+    before, after = summary.validation.before, summary.validation.after
+    ends = [_measured(folder, word, end) for word, end in (("before", before), ("after", after))]
+    curve = {
+        row.step: rate
+        for row in read_metrics(folder, lambda _: None)
+        if (rate := row.metrics.get("val/success_rate")) is not None
+    }
+    return SeedResult(
+        seed=seed,
+        before=round(ends[0][0], 9),
+        after=round(ends[1][0], 9),
+        seconds=round(summary.seconds, 1),
+        steps=summary.steps,
+        episodes=ends[1][1],
+        tokens=summary.tokens,
+        curve=tuple((step, round(rate, 9)) for step, rate in sorted(curve.items())),
+    )
+
+
+def _measured(folder: Path, word: str, end: ValidationSummary | None) -> tuple[float, int]:
+    if end is None or end.success_rate is None:
+        raise RecordError(
+            f"{folder} has no success rate {word} training; a benchmark needs validation tasks and "
+            "astuner.trainer_common.val_before_train=True"
+        )
+    return end.success_rate, end.episodes
+
+
+def _versions(records: Sequence[Path]) -> dict[str, str | list[str]]:
+    """Return the versions under which runs were recorded."""
+    collected: dict[str, dict[str, None]] = {}
+    for folder in records:
+        for name, value in _versions_of(environment_of(folder)).items():
+            collected.setdefault(name, {})[value] = None
+    return {name: next(iter(values)) if len(values) == 1 else [*values] for name, values in collected.items()}
+
+
+def _versions_of(environment: dict[str, Any]) -> dict[str, str]:
+    git = environment.get("git") or {}
+    revision = f"{git['revision'][:12]}{' with changes' if git.get('dirty') else ''}" if git.get("revision") else None
+    named = {
+        "astuner": environment.get("astuner"),
+        "revision": revision,
+        "python": environment.get("python"),
+        **environment.get("packages", {}),
+        "machine": environment.get("machine"),
+        "cpus": environment.get("cpus"),
+    }
+    return {name: str(value) for name, value in named.items() if value is not None}
+
+
+def write_result(folder: Path, result: BenchResult) -> Path:
+    """Write the file of a result into `folder`, and return its path.
+
+    Raises:
+        RecordError: If it cannot be written.
+    """
+    path = folder / f"{result.name}.json"
+    text = json.dumps(result.model_dump(mode="json"), indent=1)
+    write_atomically(path, _on_one_line(text).encode() + b"\n")
+    return path
+
+
+def _on_one_line(text: str) -> str:
+    """Return JSON with one line per run, so that a change of a result is readable as a difference of lines."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("   ") and lines:
+            lines[-1] += (" " if lines[-1].endswith(",") else "") + line.strip()
+        elif line.startswith("  }") and lines:
+            lines[-1] += line.strip()
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def read_results(path: Path) -> list[BenchResult]:
+    """Return the results of a file, or of all JSON files of a folder, by name.
+
+    Raises:
+        RecordError: If there is no result, or a file is damaged.
+    """
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    if not files:
+        raise RecordError(f"{path} contains no result; expected JSON files of `astuner bench`")
+    results = []
+    for file in files:
+        try:
+            results.append(BenchResult.model_validate_json(file.read_bytes()))
+        except OSError as error:
+            raise RecordError(f"cannot read {file}: {error.strerror or error}") from error
+        except ValidationError as error:
+            raise RecordError(f"{file} is not a result of `astuner bench`: {error}") from error
+    return results

@@ -1,0 +1,253 @@
+"""The runs of a suite: entries × backbones × seeds, each a process with its own record, several at a time."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from astuner.benchmark.results import SeedResult, read_seed
+from astuner.benchmark.suite import Suite, SuiteEntry
+from astuner.config.loading import load_config, resolve_names
+from astuner.config.to_yaml import to_yaml
+from astuner.errors import ConfigError, RecordError
+from astuner.launcher.resume import can_resume, recorded_changes
+from astuner.processes.guarded_process import GuardedProcess
+from astuner.run_record import is_record
+
+_POLL_SECONDS = 0.2
+# A run that is ended writes what it has first.
+_GRACE_SECONDS = 30.0
+# These differ between any two runs.
+_NAMES = ("astuner.experiment_name", "astuner.experiment_dir")
+
+Start = Literal["new", "kept", "resumed", "restarted"]
+"""How a run starts: new, finished earlier and kept, from its checkpoint, or again from the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRun:
+    """One run of a suite.
+
+    Attributes:
+        entry: the entry of the suite.
+        backbone: the backbone.
+        seed: the seed.
+        records: the folder in which the run's record lies.
+    """
+
+    entry: SuiteEntry
+    backbone: str
+    seed: int
+    records: Path
+
+    @property
+    def name(self) -> str:
+        """Name of the run and of its record."""
+        return f"{self.entry.name}-{self.backbone}-seed{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its record."""
+        return self.records / self.name
+
+    @property
+    def log(self) -> Path:
+        """The file with the output of its command."""
+        return self.records / f"{self.name}.log"
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """All overrides of its configuration."""
+        entry = self.entry
+        return (f"astuner.experiment_name={self.name}", *entry.overrides, f"{entry.seed_key}={self.seed}")
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of its `astuner` command."""
+        options = ["--conf", self.entry.conf, "--backbone", self.backbone, "--exp-dir", str(self.records)]
+        return [*options, *self.overrides]
+
+    def start(self) -> Start:
+        """Return how the run starts, given what lies in its folder. The log reports the reason and the changed keys.
+
+        Raises:
+            ConfigError: its configuration is invalid, or has no validation before training.
+        """
+        loaded = load_config(Path(self.entry.conf), self.overrides, self.backbone)
+        config = resolve_names(loaded.config, loaded.path, self.records)
+        if not config.astuner.trainer_common.val_before_train:
+            raise ConfigError(
+                f"the entry {self.entry.name!r} of the suite does not validate the starting model; add "
+                "astuner.trainer_common.val_before_train=True to its overrides"
+            )
+        if not is_record(self.folder):
+            return "new"
+        config_yaml, config_dir = to_yaml(config, redacted=True), loaded.path.absolute().parent
+        changes = recorded_changes(self.folder, config_yaml, config_dir)
+        is_same = changes is not None and all(change.key in _NAMES for change in changes)
+        if is_same and _has_result(self):
+            return "kept"
+        return "resumed" if can_resume(self.folder, config_yaml, config_dir) else "restarted"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """The end of a run.
+
+    Attributes:
+        run: the run.
+        start: how it started.
+        result: its numbers; None if it failed.
+        failure: why it failed; None if it finished.
+    """
+
+    run: BenchRun
+    start: Start
+    result: SeedResult | None
+    failure: str | None = None
+
+
+def plan_runs(
+    suite: Suite,
+    records: Path,
+    *,
+    seeds: int | None = None,
+    backbones: Sequence[str] = (),
+    entries: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+) -> list[BenchRun]:
+    """Return the runs of a suite: by entry, backbone and seed.
+
+    Args:
+        suite: the suite.
+        records: folder of the records.
+        seeds: number of seeds of each entry, from 1; None for those of the suite.
+        backbones: only the runs on these; all if empty.
+        entries: only the runs of these; all if empty.
+        overrides: `KEY=VALUE` for all runs, after those of the entries.
+        overrides: `KEY=VALUE` for all runs, after those of the entries.
+
+    Raises:
+        ConfigError: an entry does not exist, or no run is left.
+    """
+    names = [entry.name for entry in suite.entries]
+    if unknown := [name for name in entries if name not in names]:
+        raise ConfigError(f"the suite {suite.name!r} has no entry {unknown[0]!r}; its entries are {', '.join(names)}")
+    runs = []
+    for entry in suite.entries:
+        chosen = entry.model_copy(update={"overrides": (*entry.overrides, *overrides)})
+        numbers = entry.seeds if seeds is None else range(1, seeds + 1)
+        runs += [
+            BenchRun(chosen, backbone, seed, records)
+            for backbone in entry.backbones
+            if (not entries or entry.name in entries) and (not backbones or backbone in backbones)
+            for seed in numbers
+        ]
+    if not runs:
+        raise ConfigError(
+            f"no run of the suite {suite.name!r} is left: no chosen entry has a backbone of {', '.join(backbones)}; "
+            "add it to `backbones` of an entry"
+        )
+    return runs
+
+
+def run_suite(runs: Sequence[BenchRun], jobs: int, report: Callable[[str], None]) -> list[RunOutcome]:
+    """Run what is not finished, `jobs` at a time, and return the outcomes in the order of `runs`.
+
+    A run that fails does not end the others. If this process is interrupted, the runs that are under way are ended;
+    the next call resumes them from their checkpoints.
+
+    Args:
+        runs: the runs.
+        jobs: number of runs at a time.
+        report: called with one line for each start and end of a run.
+
+    Raises:
+        ConfigError: a configuration is invalid; no run has started then.
+    """
+    starts = {run.name: run.start() for run in runs}
+    outcomes: dict[str, RunOutcome] = {}
+    waiting = []
+    for run in runs:
+        if starts[run.name] == "kept":
+            outcomes[run.name] = _outcome(run, "kept", 0)
+            report(f"{run.name}: {_ending(outcomes[run.name])}")
+        else:
+            waiting.append(run)
+    count = len(runs)
+    active: dict[str, tuple[BenchRun, GuardedProcess, float]] = {}
+    try:
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                run = waiting.pop(0)
+                report(f"{run.name}: {_BEGINNINGS[starts[run.name]]}; its output is in {run.log}")
+                active[run.name] = (run, _launch(run), time.monotonic())
+            for run, process, started in _ended(active):
+                outcome = _outcome(run, starts[run.name], process.exit_code or 0)
+                outcomes[run.name] = outcome
+                seconds = time.monotonic() - started
+                report(f"[{len(outcomes)}/{count}] {run.name}: {_ending(outcome)} ({seconds:.0f} s)")
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for _, process, _ in active.values():
+            process.request_end()
+        for _, process, _ in active.values():
+            process.end()
+    return [outcomes[run.name] for run in runs]
+
+
+_BEGINNINGS: dict[Start, str] = {
+    "new": "starts",
+    "kept": "is finished",
+    "resumed": "continues from its last checkpoint",
+    "restarted": "starts again, because its record cannot be continued; the earlier record is kept under another name",
+}
+
+
+def _launch(run: BenchRun) -> GuardedProcess:
+    run.records.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "astuner", *run.arguments]
+    with run.log.open("ab") as log:
+        log.write(f"$ {shlex.join(['astuner', *run.arguments])}\n".encode())
+        log.flush()
+        return GuardedProcess(command, Path.cwd(), os.environ, output=log, grace=_GRACE_SECONDS)
+
+
+def _ended(
+    active: dict[str, tuple[BenchRun, GuardedProcess, float]],
+) -> Iterator[tuple[BenchRun, GuardedProcess, float]]:
+    for name, (run, process, started) in [*active.items()]:
+        if process.exit_code is not None:
+            process.end()
+            del active[name]
+            yield run, process, started
+
+
+def _outcome(run: BenchRun, start: Start, exit_code: int) -> RunOutcome:
+    if exit_code:
+        return RunOutcome(run, start, None, f"exit code {exit_code}; its output is in {run.log}")
+    try:
+        return RunOutcome(run, start, read_seed(run.folder, run.seed))
+    except RecordError as error:
+        return RunOutcome(run, start, None, str(error))
+
+
+def _has_result(run: BenchRun) -> bool:
+    try:
+        read_seed(run.folder, run.seed)
+    except RecordError:
+        return False
+    return True
+
+
+def _ending(outcome: RunOutcome) -> str:
+    if outcome.result is None:
+        return f"failed: {outcome.failure}"
+    word = "finished earlier, kept" if outcome.start == "kept" else "finished"
+    return f"{word}, success {outcome.result.before:.1%} → {outcome.result.after:.1%}"

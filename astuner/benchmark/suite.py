@@ -1,0 +1,109 @@
+"""The YAML file of a benchmark suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from astuner.errors import ConfigError
+
+BACKBONES = ("local", "verl", "trinity")
+
+
+def _backbones(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        if name not in BACKBONES:
+            raise ValueError(f"{name!r} is not a backbone that trains; expected some of {', '.join(BACKBONES)}")
+    return tuple(dict.fromkeys(names))
+
+
+Backbones = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_backbones)]
+Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SuiteEntry(_Part):
+    """One task of a suite: a configuration that is run on each backbone with each seed."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_]*$")]
+    """Name in tables, folders and result files."""
+    conf: str
+    """YAML file of the run: relative to the working directory, or else to the suite."""
+    overrides: tuple[str, ...] = ()
+    """`KEY=VALUE` of the configuration, as on the command line."""
+    backbones: Backbones = ("local",)
+    """Backbones on which the entry is run."""
+    seeds: Seeds = (1, 2, 3, 4, 5)
+    """Seeds; a number n stands for 1 to n."""
+    seed_key: str = "astuner.trainer_common.seed"
+    """Configuration key that is set to the seed."""
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _expand(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return tuple(range(1, value + 1))
+        return value
+
+    @field_validator("overrides")
+    @classmethod
+    def _check_overrides(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for override in value:
+            if "=" not in override:
+                raise ValueError(f"{override!r} is not of the form KEY=VALUE")
+        return value
+
+
+class Suite(_Part):
+    """A benchmark suite."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+    """Name of the suite."""
+    entries: Annotated[tuple[SuiteEntry, ...], Field(min_length=1)]
+    """The tasks."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [entry.name for entry in self.entries]
+        if double := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"several entries have the name {', '.join(map(repr, double))}; give each its own")
+        return self
+
+
+def load_suite(path: Path) -> Suite:
+    """Read a suite. The paths of the configurations are resolved.
+
+    Raises:
+        ConfigError: The file cannot be read, is no suite, or names a configuration that does not exist.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the suite {path}: {error}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    try:
+        suite = Suite.model_validate({"name": path.stem, **content} if isinstance(content, dict) else content)
+    except ValidationError as error:
+        problems = "\n".join(
+            f"  {'.'.join(map(str, problem['loc'])) or 'suite'}: {problem['msg'].removeprefix('Value error, ')}"
+            for problem in error.errors(include_url=False)
+        )
+        raise ConfigError(
+            f"{path} is not a suite; expected a list `entries`, each with name and conf:\n{problems}"
+        ) from error
+    entries = [entry.model_copy(update={"conf": str(_find(entry.conf, path))}) for entry in suite.entries]
+    return suite.model_copy(update={"entries": tuple(entries)})
+
+
+def _find(conf: str, suite: Path) -> Path:
+    for candidate in (Path(conf), suite.parent / conf):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"{suite}: there is no file {conf}, neither here ({Path.cwd()}) nor in {suite.parent.absolute()}")

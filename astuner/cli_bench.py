@@ -1,0 +1,104 @@
+"""The commands `astuner bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from astuner.cli_options import DefaultCommandGroup
+from astuner.errors import RecordError
+
+
+@click.group(cls=DefaultCommandGroup, default="run", no_args_is_help=True)
+def bench() -> None:
+    """Run a benchmark over backbones and seeds, or compare two results.
+
+    `astuner bench SUITE.yaml` runs a suite; `astuner bench compare A B` compares the results A and B.
+    """
+
+
+@bench.command()
+@click.argument("suite", type=click.Path(path_type=Path), metavar="SUITE.yaml")
+@click.option("--seeds", type=click.IntRange(1, 1000), help="Number of seeds, from 1. [default: those of the suite]")
+@click.option(
+    "--backbones",
+    callback=lambda _context, _option, value: _names(value),
+    metavar="NAME,NAME",
+    help="Only the runs on these backbones. [default: all of the suite]",
+)
+@click.option("--entry", "entries", multiple=True, metavar="NAME", help="Only this entry. Can be repeated.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of runs at a time.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the records and results. [default: launcher_record/bench_NAME]",
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a configuration key in all runs, after the overrides of the suite. Can be repeated.",
+)
+def run(
+    suite: Path,
+    seeds: int | None,
+    backbones: tuple[str, ...],
+    entries: tuple[str, ...],
+    jobs: int,
+    output: Path | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Run a suite, and write its results (the default command).
+
+    Finished runs are kept, and interrupted ones continue. The exit code is 1 if a run failed.
+    """
+    from astuner.benchmark.command import bench_suite
+
+    return bench_suite(suite, output, jobs, seeds=seeds, backbones=backbones, entries=entries, overrides=overrides)
+
+
+def _names(value: str | None) -> tuple[str, ...]:
+    from astuner.benchmark.suite import BACKBONES
+
+    names = tuple(name.strip() for name in value.split(",")) if value is not None else ()
+    for name in names:
+        if name not in BACKBONES:
+            raise click.BadParameter(f"{name!r} is not a backbone that trains; expected some of {', '.join(BACKBONES)}")
+    return names
+
+
+@bench.command()
+@click.argument("a", type=click.Path(path_type=Path, exists=True))
+@click.argument("b", type=click.Path(path_type=Path, exists=True))
+@click.option(
+    "--level",
+    type=click.FloatRange(0, 0.5, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Highest probability of reporting a regression if A and B are equal.",
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    help="A smaller difference of success is never reported.",
+)
+def compare(a: Path, b: Path, level: float, tolerance: float) -> int:
+    """Say where the results B differ from the results A beyond noise.
+
+    A and B are result files, or folders of them. The exit code is 0 if B is nowhere worse, 1 if it is worse somewhere,
+    and 2 if they cannot be compared.
+    """
+    from astuner.benchmark import compare_results, print_comparisons, read_results
+    from astuner.launcher.console import make_console
+
+    try:
+        comparisons, notes = compare_results(read_results(a), read_results(b), level, tolerance)
+    except RecordError as error:
+        raise click.UsageError(str(error)) from error
+    print_comparisons(make_console(stderr=False), comparisons, notes)
+    return int(any(row.verdict == "worse" for row in comparisons))

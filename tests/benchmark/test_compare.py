@@ -1,0 +1,131 @@
+"""`astuner bench compare`: how often it errs on equal versions, and what it catches."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from astuner.benchmark import BenchResult, compare_results, read_results, write_result
+from astuner.cli import astuner as command
+from astuner.errors import RecordError
+from tests.benchmark.results import STEPS, fixed_result, learning_curve, simulated_result
+
+BASE = learning_curve(0.1)
+
+
+def verdicts(a: Sequence[BenchResult], b: Sequence[BenchResult], level: float = 0.05) -> dict[tuple[str, str], str]:
+    comparisons, _ = compare_results(a, b, level)
+    return {(row.name, row.measure): row.verdict for row in comparisons}
+
+
+@pytest.mark.parametrize(("seeds_a", "seeds_b"), [((1, 2, 3), (1, 2, 3)), ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10))])
+def test_false_alarms_on_equal_versions_are_as_rare_as_the_level_says(seeds_a: Sequence[int], seeds_b: Sequence[int]):
+    generator = np.random.default_rng(7)
+    pairs = 300
+    alarms = 0
+    for _ in range(pairs):
+        # Two entries: four tests, for which Holm's correction accounts.
+        sides = [
+            [simulated_result(generator, BASE, seeds, name=name) for name in ("one", "two")]
+            for seeds in (seeds_a, seeds_b)
+        ]
+        alarms += "worse" in verdicts(*sides).values()
+    # 5% of 300 are 15; three standard errors above that are 26.
+    assert alarms <= 26
+
+
+def test_ten_pairs_of_equal_versions_raise_no_alarm_at_a_low_level():
+    generator = np.random.default_rng(3)
+    for _ in range(10):
+        a, b = ([simulated_result(generator, BASE, seeds)] for seeds in ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10)))
+        assert "worse" not in verdicts(a, b, level=0.005).values()
+
+
+def test_a_version_that_unlearns_is_caught_in_both_measures_with_three_seeds():
+    generator = np.random.default_rng(5)
+    unlearns = [0.3, 0.1, 0.02, 0.0, 0.0]
+    for _ in range(50):
+        a, b = (simulated_result(generator, curve, (1, 2, 3)) for curve in (BASE, unlearns))
+        assert set(verdicts([a], [b]).values()) == {"worse"}
+        assert set(verdicts([b], [a]).values()) == {"better"}
+
+
+def test_half_the_learning_rate_shows_in_the_curve():
+    generator = np.random.default_rng(5)
+    caught: Counter[str] = Counter()
+    for _ in range(50):
+        a, b = (simulated_result(generator, learning_curve(rate), (1, 2, 3, 4, 5)) for rate in (0.15, 0.075))
+        for (_, measure), verdict in verdicts([a], [b]).items():
+            caught[measure] += verdict == "worse"
+    assert caught["mean of the curve"] >= 40
+    assert caught["success after"] < caught["mean of the curve"]
+
+
+def test_small_differences_are_tolerated_and_rates_of_one_are_no_evidence():
+    def close(to: float) -> BenchResult:
+        return fixed_result(lambda seed: [0.5, 0.7, 0.8, 0.9, to], range(1, 9))
+
+    assert set(verdicts([close(1.0)], [close(0.995)]).values()) == {"equal"}
+    # No variance over three seeds: 199 of 200 and 196 of 200 episodes are within the noise of the validation.
+    a, b = (fixed_result(lambda seed, to=to: [0.5, 0.7, 0.8, 0.9, to], (1, 2, 3)) for to in (0.995, 0.98))
+    assert verdicts([a], [b])["task-local", "success after"] == "equal"
+
+
+def test_backbones_curves_and_entries_that_differ():
+    local = fixed_result(lambda seed: [0.3, 0.5, 0.7, 0.8, 0.9], (1, 2, 3))
+    verl = fixed_result(lambda seed: [0.3, 0.5, 0.7, 0.8, 0.9], (1, 2, 3), backbone="verl")
+    other = fixed_result(lambda seed: [0.3, 0.8, 0.9], (1, 2, 3), name="other")
+    short = fixed_result(lambda seed: [0.3, 0.8, 0.9], (1, 2, 3))
+    assert {name for name, _ in verdicts([local], [verl])} == {"task, local and verl"}
+    comparisons, notes = compare_results([local, other], [short])
+    assert [row.measure for row in comparisons] == ["success after"]
+    assert notes == [
+        "other-local: only in A",
+        "task-local: the curves are not compared, because their validations are at different steps",
+    ]
+    with pytest.raises(RecordError, match="nothing to compare; other-local: only in B; task-local: only in A"):
+        compare_results([local], [other])
+
+
+def test_command_has_an_exit_code_for_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.chdir(tmp_path)
+    generator = np.random.default_rng(1)
+    write_result(Path("good"), simulated_result(generator, BASE))
+    file = write_result(Path("bad"), simulated_result(generator, [0.3, 0.1, 0.0, 0.0, 0.0]))
+    for words, code, text in (
+        (("good", "good"), 0, "no regression of B beyond noise"),
+        (("good", "bad"), 1, "regression: B is worse than A in task-local (success after), task-local (mean of the"),
+        (("good", str(file)), 1, "worse (paired)"),
+        (("bad", "good"), 0, "better (paired)"),
+        (("good", "missing"), 2, "does not exist"),
+        (("good", "."), 2, "contains no result"),
+        (("good",), 2, "Missing argument 'B'"),
+    ):
+        result = CliRunner().invoke(command, ["bench", "compare", *words], standalone_mode=True)
+        ended = CliRunner().invoke(command, ["bench", "compare", *words], standalone_mode=False)
+        assert text in result.output, words
+        assert (ended.return_value if ended.exception is None else result.exit_code) == code, words
+
+
+def test_results_are_read_back_and_checked(tmp_path: Path):
+    result = simulated_result(np.random.default_rng(1), BASE)
+    file = write_result(tmp_path, result)
+    assert read_results(tmp_path) == read_results(file) == [result]
+    text = file.read_text()
+    assert len([line for line in text.splitlines() if '"seed"' in line]) == 5
+    content = json.loads(text)
+    assert {"suite", "backbone", "model", "command", "versions", "seeds", "mean_gain", "ci95"} <= content.keys()
+    assert {"seed", "before", "after", "seconds"} <= content["seeds"][0].keys()
+    assert content["command"].endswith("astuner.trainer_common.test_freq=10 astuner.trainer_common.seed=SEED")
+    assert [step for step, _ in content["seeds"][0]["curve"]] == [*STEPS]
+    for change, message in (({"mean_gain": 0.9}, "mean_gain is 0.9, but"), ({"seeds": []}, "at least 1 item")):
+        file.write_text(json.dumps(content | change))
+        with pytest.raises(RecordError, match=message):
+            read_results(tmp_path)
