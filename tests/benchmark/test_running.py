@@ -1,0 +1,171 @@
+"""`astuner bench SUITE.yaml`: real runs of a tiny model in processes of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from astuner import AstunerJob
+from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results
+from astuner.cli import astuner as command
+from astuner.errors import ConfigError
+from astuner.run_record import read_summary
+
+AGENT = f"{Path(__file__).parents[1] / 'backbone/local/agents.py'}->Letters"
+
+
+@pytest.fixture
+def suite(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A suite of two entries, `letters` and one whose model does not exist, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    rows = [{"question": f"question {number}", "answer": ""} for number in range(4)]
+    Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    values: dict[str, Any] = {
+        "model__renderer": "qwen3",
+        "data__train_batch_size": 2,
+        "rollout__num_repeat": 2,
+        "rollout__max_response_length_in_one_turn": 4,
+        "rollout__max_model_len": 256,
+        "rollout__compute_madness_checklist": [],
+        "trainer_common__total_training_steps": 2,
+        "trainer_common__save_freq": 1,
+        "trainer_common__test_freq": 1,
+        "trainer_common__val_before_train": True,
+        "trainer_common__val_pass_n": 1,
+    }
+    job = AstunerJob(algorithm="grpo", model=model_folder, **values)
+    job.set_workflow(AGENT)
+    job.set_data("file", "tasks.jsonl", validation_path="tasks.jsonl").dump_job_as_yaml(Path("letters.yaml"))
+    missing = "astuner.model.path=a/model/that/does/not/exist"
+    entries = [
+        {"name": "letters", "conf": "letters.yaml", "seeds": 2},
+        {"name": "broken", "conf": "letters.yaml", "seeds": [7], "overrides": [missing]},
+    ]
+    Path("suite.yaml").write_text(yaml.safe_dump({"entries": entries}))
+    return Path("suite.yaml")
+
+
+def bench(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(command, ["bench", *words], standalone_mode=False)
+    if result.exception is not None:
+        raise result.exception
+    return result.return_value, result.output
+
+
+def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kept(suite: Path):
+    code, text = bench("suite.yaml", "--jobs", "3", "--output", "out")
+    assert code == 1
+    assert "[3/3]" in text
+    assert "broken-local-seed7 failed: exit code 1; its output is in out/broken-local-seed7.log" in text
+    assert "a/model/that/does/not/exist" in Path("out/broken-local-seed7.log").read_text()
+    (result,) = read_results(Path("out/results"))
+    assert (result.name, [seed.seed for seed in result.seeds]) == ("letters-local", [1, 2])
+    for seed in result.seeds:
+        summary = read_summary(Path(f"out/letters-local-seed{seed.seed}"))
+        assert summary.seed == seed.seed
+        before, after = summary.validation.before, summary.validation.after
+        assert before is not None
+        assert after is not None
+        assert (seed.before, seed.after, seed.episodes) == (before.success_rate, after.success_rate, 4)
+        assert (seed.tokens, seed.steps, [step for step, _ in seed.curve]) == (summary.tokens, 2, [0, 1, 2])
+    assert result.versions["astuner"] == "0.1.0"
+    assert result.command == "astuner --conf letters.yaml --backbone local astuner.trainer_common.seed=SEED"
+    assert {path.name for path in Path("out/plots").iterdir()} == {"letters-local.png", "gains.png"}
+    files = {path: path.stat().st_mtime_ns for path in Path("out/letters-local-seed1").rglob("*") if path.is_file()}
+
+    code, text = bench("suite.yaml", "--output", "out", "--entry", "letters")
+    assert code == 0
+    assert text.count("finished earlier, kept") == 2
+    assert files == {path: path.stat().st_mtime_ns for path in files}
+    assert read_results(Path("out/results")) == [result]
+
+
+def test_unfinished_and_changed_runs_are_recognised(suite: Path):
+    (run,) = plan_runs(load_suite(suite), Path("out"), seeds=1, entries=["letters"])
+    assert run.start() == "new"
+    command.main(run.arguments, standalone_mode=False)
+    assert run.start() == "kept"
+    (changed,) = plan_runs(
+        load_suite(suite), Path("out"), seeds=1, entries=["letters"], overrides=["astuner.rollout.temperature=0.7"]
+    )
+    assert changed.start() == "restarted"
+    (run.folder / "summary.json").unlink()
+    assert run.start() == "resumed"
+    assert changed.start() == "restarted"
+    for checkpoint in (run.folder / "checkpoints").iterdir():
+        checkpoint.rename(run.folder / checkpoint.name)
+    assert run.start() == "restarted"
+
+
+def names(runs: list[BenchRun]) -> list[str]:
+    return [run.name for run in runs]
+
+
+def test_options_select_runs(suite: Path, write_suite: Callable[..., Path]):
+    loaded = load_suite(
+        write_suite(
+            {"name": "one", "conf": "letters.yaml", "backbones": ["local", "verl"], "seeds": [3, 9]},
+            {"name": "two", "conf": "letters.yaml", "seeds": 1, "seed_key": "astuner.task_reader.env_service.seed"},
+        )
+    )
+    one = ["one-local-seed3", "one-local-seed9", "one-verl-seed3", "one-verl-seed9"]
+    assert names(plan_runs(loaded, Path("out"))) == [*one, "two-local-seed1"]
+    assert names(plan_runs(loaded, Path("out"), backbones=["verl", "trinity"])) == one[2:]
+    assert names(plan_runs(loaded, Path("out"), seeds=2, backbones=["local"], entries=["one"])) == [
+        "one-local-seed1",
+        "one-local-seed2",
+    ]
+    run = plan_runs(loaded, Path("out"), entries=["two"], overrides=["astuner.rollout.temperature=1.0"])[0]
+    assert run.overrides[1:] == ("astuner.rollout.temperature=1.0", "astuner.task_reader.env_service.seed=1")
+    with pytest.raises(ConfigError, match="has no entry 'three'; its entries are one, two"):
+        plan_runs(loaded, Path("out"), entries=["three"])
+    with pytest.raises(ConfigError, match="no chosen entry has a backbone of trinity"):
+        plan_runs(loaded, Path("out"), backbones=["trinity"])
+
+
+@pytest.fixture
+def write_suite() -> Callable[..., Path]:
+    def write(*entries: object) -> Path:
+        Path("other.yaml").write_text(yaml.safe_dump({"entries": list(entries)}))
+        return Path("other.yaml")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([], "entries: Tuple should have at least 1 item"),
+        ([{"name": "a", "conf": "no.yaml"}], "there is no file no.yaml"),
+        ([{"name": "a", "conf": "letters.yaml", "seed": 3}], "entries.0.seed: Extra inputs are not permitted"),
+        ([{"name": "a", "conf": "letters.yaml", "seeds": 0}], "entries.0.seeds: Tuple should have at least 1 item"),
+        ([{"name": "a b", "conf": "letters.yaml"}], "entries.0.name: String should match pattern"),
+        ([{"name": "a", "conf": "letters.yaml", "backbones": ["debug"]}], "'debug' is not a backbone that trains"),
+        ([{"name": "a", "conf": "letters.yaml", "overrides": ["x"]}], "'x' is not of the form KEY=VALUE"),
+        ([{"name": "a", "conf": "letters.yaml"}] * 2, "several entries have the name 'a'"),
+    ],
+)
+def test_errors_of_a_suite_name_the_place(
+    suite: Path, write_suite: Callable[..., Path], entries: list[object], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        load_suite(write_suite(*entries))
+
+
+def test_a_configuration_without_a_first_validation_is_refused_before_any_run(suite: Path):
+    with pytest.raises(ConfigError, match="'letters' of the suite does not validate the starting model"):
+        bench("suite.yaml", "--output", "out", "--set", "astuner.trainer_common.val_before_train=False")
+    assert not Path("out").exists()
+
+
+def test_usage_errors(suite: Path):
+    result = CliRunner().invoke(command, ["bench", "suite.yaml", "--backbones", "local,debug"])
+    assert result.exit_code == 2
+    assert "'debug' is not a backbone that trains; expected some of local, verl, trinity" in result.output
