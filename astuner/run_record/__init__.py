@@ -12,7 +12,7 @@ from astuner.run_record.findings import (
     summarise_findings,
 )
 from astuner.run_record.folder import FolderLock, is_being_written, is_record
-from astuner.run_record.intervals import difference_interval, success_interval
+from astuner.run_record.intervals import difference_interval, mean_interval, success_interval
 from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsRow, read_metrics
@@ -100,6 +100,7 @@ __all__ = [
     "find_run",
     "is_being_written",
     "is_record",
+    "mean_interval",
     "plot_run",
     "read_episode",
     "read_facts",

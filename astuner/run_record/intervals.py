@@ -40,3 +40,15 @@ def difference_interval(before: float, n_before: int, after: float, n_after: int
         difference - math.hypot(after - low_after, high_before - before),
         difference + math.hypot(high_after - after, before - low_before),
     )
+
+
+def mean_interval(mean: float, variance: float, episodes: int) -> tuple[float, float]:
+    """Return the 95% interval of a mean in the normal approximation.
+
+    Args:
+        mean: mean of the values.
+        variance: their unbiased variance.
+        episodes: number of values, at least 1, taken as independent.
+    """
+    half = _Z95 * math.sqrt(variance / episodes)
+    return mean - half, mean + half

@@ -24,6 +24,7 @@ from astuner.viewer.failures import failures
 from astuner.viewer.queries import EpisodeFilter, Order
 from astuner.viewer.rescore_view import rescore_list, rescore_view
 from astuner.viewer.responses import json_response
+from astuner.viewer.run_charts import add_chart_routes
 from astuner.viewer.runs import IndexCache, RunList, Runs, findings_of
 from astuner.viewer.security import RequestGuard
 
@@ -74,6 +75,7 @@ def create_app(indexes: IndexCache, hosts: Collection[str]) -> FastAPI:
     _add_run_routes(app, indexes)
     _add_list_routes(app, indexes)
     add_episode_routes(app, indexes)
+    add_chart_routes(app, indexes)
     _add_static_files(app)
     return app
 

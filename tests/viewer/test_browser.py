@@ -59,7 +59,8 @@ def test_runs_can_be_selected_and_compared(page: Page):
     page.element(".bar button").click()
     page.wait(lambda: page.all("#differs"))
     assert set(page.texts("#differs td")) == {"astuner.trainer_common.optim.lr", "0.000001", "0.000003"}
-    assert {"first reward/mean", "second reward/mean"} <= set(page.texts(".u-label"))
+    assert sorted(page.texts(".runs button")) == ["first", "second"]
+    assert {"first", "second"} == set(page.texts(".chart .label"))
 
 
 def test_a_run_shows_its_metrics(page: Page, runs: Path):
@@ -74,7 +75,8 @@ def test_a_run_shows_its_metrics(page: Page, runs: Path):
         "Reward",
         "Success",
         "Loss",
-        "KL",
+        "KL of an update",
+        "KL between sampler and policy",
         "Entropy",
         "Clip fraction",
         "Lengths in tokens",
@@ -89,7 +91,7 @@ def test_the_pointer_reads_values_of_a_chart(page: Page):
     page.open("run?run=first")
     over = page.element(".u-over")
     ActionChains(page.driver).move_to_element(over).perform()
-    assert page.wait(lambda: page.texts(".u-legend .u-value")[1] not in ("–", "--"))
+    assert page.wait(lambda: page.texts(".chart-legend .value")[:1] not in ([], ["last"]))
 
 
 def test_from_step_to_group_to_episode(page: Page, runs: Path):
@@ -228,7 +230,7 @@ def test_a_run_that_is_restarted_and_ends_while_it_is_shown(page: Page, agents: 
     def last_step_on_the_chart() -> str:
         ActionChains(page.driver).move_to_element_with_offset(page.element(".u-over"), 100, 0).perform()
         ActionChains(page.driver).move_by_offset(5, 5).perform()
-        return page.texts(".u-legend .u-value")[0]
+        return page.texts(".chart-legend .value")[0]
 
     with another(page, tmp_path) as live:
         with open_record(tmp_path / "live") as record:
@@ -244,9 +246,9 @@ def test_a_run_that_is_restarted_and_ends_while_it_is_shown(page: Page, agents: 
             record.log_metrics(6, {"reward/mean": 0.9})
             live.wait(lambda: live.texts(".tile b")[0] == "6")
             assert last_step_on_the_chart() == zoomed
-            assert "val/loss" not in "".join(live.texts(".u-label"))
+            assert "val/loss" not in "".join(live.texts(".chart-legend .label"))
             record.log_metrics(7, {"val/loss": 0.5})
-            live.wait(lambda: "val/loss" in live.texts(".u-label"))
+            live.wait(lambda: "val/loss" in live.texts(".chart-legend .label"))
             live.open("runs")
             live.element("input[type=checkbox]").send_keys(" ")
             write_step(record, agents, 8)

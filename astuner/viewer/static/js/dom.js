@@ -17,6 +17,7 @@ export function svg(name, attributes = {}, ...children) {
 function setAll(element, attributes) {
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key.startsWith("aria-") && typeof value === "boolean") element.setAttribute(key, String(value));
     else if (value === true) element.setAttribute(key, "");
     else if (value !== false && value !== null && value !== undefined) element.setAttribute(key, value);
   }

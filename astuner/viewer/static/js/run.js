@@ -1,106 +1,75 @@
-// One run, or several runs in one chart: charts, steps, configuration.
+// One run, or several runs side by side: whether they learned, charts, tasks, steps, configuration.
 
-import { fetchJson, link, updateAddress } from "./address.js";
-import { chart } from "./charts.js";
+import { fetchJson, link } from "./address.js";
 import { asText, brief, count, h, list, real, share, tile } from "./dom.js";
 import { failures } from "./failures.js";
-
-const CHARTS = [
-  ["Reward", ["reward/mean", "reward/min", "reward/max", "val/reward"]],
-  ["Success", ["success/rate", "val/success_rate"]],
-  ["Loss", ["loss/total", "loss/policy", "loss/kl", "loss/sft", "val/loss"]],
-  ["KL", ["kl/update", "kl/rollout"]],
-  ["Entropy", ["entropy"]],
-  ["Clip fraction", ["clip_fraction"]],
-  ["Lengths in tokens", ["length/prompt", "length/response", "length/response_max", "length/sample"]],
-  ["Calls and samples per episode", ["episodes/calls", "episodes/samples"]],
-  ["Tokens", ["tokens/raw", "tokens/distinct", "tokens/trained"]],
-  ["Seconds by phase", ["time/rollout", "time/update", "time/step", "time/validation"]],
-];
-const KNOWN = new Set(CHARTS.flatMap(([, names]) => names));
+import { taskHeatMap } from "./heatmap.js";
+import { resultTable, verdict } from "./results.js";
+import { loadSeries, renewSeries, runCharts } from "./run_charts.js";
 
 export async function runPage(query) {
   const names = query.getAll("run");
-  const runs = await Promise.all(names.map((run) => load(run)));
-  const settings = { x: query.get("x") ?? "step", smooth: Number(query.get("smooth") ?? 0) };
-  const charts = h("div", { class: "charts" }), more = h("div", { class: "charts" }), steps = h("div"), top = h("div");
-  let drawn = [];
-  const redraw = () => {
-    drawn = chartedMetrics(runs).map(([title, metrics]) => [metrics, chart(title, lines(runs, metrics, settings),
-      { seconds: settings.x === "seconds", smooth: settings.smooth })]);
-    const known = drawn.filter(([metrics]) => KNOWN.has(metrics[0])), other = drawn.filter(([metrics]) => !KNOWN.has(metrics[0]));
-    charts.replaceChildren(...known.map(([, plot]) => plot.box));
-    more.replaceChildren(...other.map(([, plot]) => plot.box));
-  };
+  return names.length > 1 ? comparisonPage(names, query) : singlePage(names[0] ?? "", query);
+}
+
+async function singlePage(name, query) {
+  const [run, about, results] = await Promise.all([loadSeries(name), fetchJson("run", { run: name }), fetchJson("results", { run: name })]);
+  const state = { about, results, text: JSON.stringify([about, results]) };
+  const top = h("div"), steps = h("div"), tasks = h("div", {}, h("p", { class: "soft" }, "loading the tasks …")), more = h("div");
+  const charts = runCharts([run], query);
   const around = () => {
-    top.replaceChildren(...runs.map((run) => heading(run, runs.length > 1)));
-    steps.replaceChildren(...(runs.length === 1 ? [stepTable(runs[0])] : []));
+    top.replaceChildren(heading(run, state));
+    steps.replaceChildren(stepTable(name, state.about));
   };
-  redraw();
   around();
-  const refresh = async () => {
-    const seen = () => [JSON.stringify(chartedMetrics(runs)), JSON.stringify(runs.map((run) => run.about))];
-    const before = seen();
-    await Promise.all(runs.map((run) => renew(run)));
-    const after = seen();
-    if (before[1] !== after[1]) around();
-    if (before[0] !== after[0]) redraw();
-    else if (before[1] !== after[1]) for (const [metrics, plot] of drawn) plot.update(lines(runs, metrics, settings));
-    return runs.some((run) => run.about.state === "running") ? "● following" : "";
+  // The parts below the charts come later, so that the first lines do not wait for them.
+  let heat = null;
+  const below = async () => {
+    try {
+      heat = await taskHeatMap(name, query);
+      tasks.replaceChildren(heat.box);
+      more.replaceChildren(...[await judgedAnew(name), await configuration([name])].filter(Boolean));
+    } catch (error) {
+      tasks.replaceChildren(h("p", { class: "card error", role: "alert" }, error.message));
+    }
   };
-  const others = h("details", {}, h("summary", {}, "all other metrics"), more);
-  const content = [top, controls(settings, redraw), charts, others, steps, await judgedAnew(names), await configuration(names)];
-  return { content, refresh };
+  below();
+  const refresh = async () => {
+    const [metricsChanged, fresh] = await Promise.all([renewSeries(run), fetchJson("run", { run: name })]);
+    if (metricsChanged || JSON.stringify(fresh) !== JSON.stringify(state.about)) {
+      const more_episodes = fresh.counts.episodes !== state.about.counts.episodes;
+      state.about = fresh;
+      state.results = await fetchJson("results", { run: name });
+      around();
+      charts.update();
+      if (more_episodes) await heat?.refresh();
+    }
+    return state.about.state === "running" ? "● following" : "";
+  };
+  return { content: [top, ...charts.content, tasks, steps, more], refresh };
 }
 
-async function load(name) {
-  const [about, metrics] = await Promise.all([fetchJson("run", { run: name }), fetchJson("metrics", { run: name })]);
-  return { name, about, last: metrics.last, generation: metrics.generation, series: metrics.series };
+async function comparisonPage(names, query) {
+  const [runs, results, settings] = await Promise.all([Promise.all(names.map(loadSeries)), fetchJson("results", { run: names }), configuration(names)]);
+  const table = h("div", {}, resultTable(results));
+  const charts = runCharts(runs, query);
+  let state = JSON.stringify(results);
+  const refresh = async () => {
+    const changed = await Promise.all(runs.map(renewSeries));
+    if (changed.some(Boolean)) charts.update();
+    const fresh = await fetchJson("results", { run: names });
+    if (JSON.stringify(fresh) !== state) { state = JSON.stringify(fresh); table.replaceChildren(resultTable(fresh)); }
+    return fresh.rows.some((row) => row.state === "running") ? "● following" : "";
+  };
+  const [bar, ...drawn] = charts.content;
+  return { content: [h("h1", {}, `${names.length} runs`), bar, h("div", { class: "beside" }, h("div", {}, table, settings), h("div", {}, drawn))], refresh };
 }
 
-async function renew(run) {
-  const query = { run: run.name, after: run.last, generation: run.generation };
-  const [about, update] = await Promise.all([fetchJson("run", { run: run.name }), fetchJson("metrics", query)]);
-  Object.assign(run, { about, last: update.last, generation: update.generation });
-  // The metrics file was rewritten: the response holds all metrics.
-  if (update.restarted) run.series = {};
-  for (const [name, points] of Object.entries(update.series)) run.series[name] = [...(run.series[name] ?? []), ...points];
-}
-
-function chartedMetrics(runs) {
-  const logged = new Set(runs.flatMap((run) => Object.keys(run.series)));
-  const known = CHARTS.map(([title, names]) => [title, names.filter((name) => logged.has(name))]);
-  const others = [...logged].filter((name) => !KNOWN.has(name)).sort().map((name) => [brief(name, 60), [name]]);
-  return [...known.filter(([, names]) => names.length), ...others];
-}
-
-function lines(runs, metrics, { x }) {
-  const several = runs.length > 1;
-  return runs.flatMap((run, place) => metrics.map((name, index) => {
-    const begin = Math.min(...Object.values(run.series).map((points) => points[0][1]));
-    return {
-      label: several ? `${brief(run.name, 24)} ${brief(name, 40)}` : brief(name, 40),
-      color: several ? place : index, dash: several ? index : 0,
-      points: (run.series[name] ?? []).map(([step, time, value]) => [x === "seconds" ? time - begin : step, value]),
-    };
-  }));
-}
-
-function controls(settings, redraw) {
-  const axis = h("select", { onchange: (event) => { settings.x = event.target.value; updateAddress({ x: settings.x }); redraw(); } },
-    ["step", "seconds"].map((name) => h("option", { value: name, selected: settings.x === name }, name)));
-  const smooth = h("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: settings.smooth,
-    oninput: (event) => { settings.smooth = Number(event.target.value); updateAddress({ smooth: settings.smooth || "" }); redraw(); } });
-  return h("div", { class: "bar" }, h("label", {}, "x axis", axis), h("label", {}, "smoothing", smooth),
-    h("span", { class: "soft" }, "drag in a chart to zoom, double-click to reset"));
-}
-
-function heading({ name, about, series }, small) {
+function heading({ name, series }, { about, results }) {
   const last = (metric) => series[metric]?.at(-1)?.[2];
-  const row = h("h1", {}, h("a", { href: link("run", { run: name }) }, brief(name, 80)), " ", h("span", { class: "pill soft" }, about.state));
-  if (small) return row;
   const bad = about.counts.bad_lines;
-  return h("div", {}, row, failures(name, about), findings(about.findings),
+  return h("div", {}, h("h1", {}, h("a", { href: link("run", { run: name }) }, brief(name, 80)), " ", h("span", { class: "pill soft" }, about.state)),
+    failures(name, about), verdict(results.rows[0], about.state), findings(about.findings),
     h("div", { class: "tiles" }, tile("step", count(about.counts.step)), tile("reward, last step", real(last("reward/mean"))),
       tile("success, last step", share(last("success/rate"))), tile("validation", course(series["val/success_rate"])),
       tile("episodes", count(about.counts.episodes)),
@@ -125,7 +94,7 @@ function course(points) {
   return ends.map(([, , value]) => share(value)).join(" → ") || "–";
 }
 
-function stepTable({ name, about }) {
+function stepTable(name, about) {
   if (!about.steps.length) return h("p", { class: "soft" }, "No episodes are recorded.");
   const shown = about.steps.slice(0, 500);
   const table = list([
@@ -141,11 +110,11 @@ function stepTable({ name, about }) {
 }
 
 // Results of astuner rescore.
-async function judgedAnew(names) {
-  const rows = names.length === 1 ? await fetchJson("rescores", { run: names[0] }) : [];
-  if (!rows.length) return "";
+async function judgedAnew(name) {
+  const rows = await fetchJson("rescores", { run: name });
+  if (!rows.length) return null;
   return h("section", { id: "rescores" }, h("h2", {}, "Judged anew"), list([
-    ["result", (row) => h("a", { href: link("rescore", { run: names[0], name: row.name }) }, brief(row.name, 80)), true],
+    ["result", (row) => h("a", { href: link("rescore", { run: name, name: row.name }) }, brief(row.name, 80)), true],
     ["judge", (row) => brief(row.judge, 80), true], ["episodes", (row) => count(row.episodes)], ["changed", (row) => count(row.changed)],
     ["flips", (row) => count(row.sign_flips)], ["tau", (row) => real(row.kendall_tau)],
     ["audit", (row) => (row.diverges ? h("span", { class: "bad" }, "diverges") : "–"), true],
