@@ -84,7 +84,8 @@ def _init(settings: Mapping[str, Any]) -> None:
     for attempt in range(_START_ATTEMPTS):
         children = {child.pid for child in psutil.Process().children()}
         try:
-            ray.init(**settings)
+            with _sigterm_handler_kept():
+                ray.init(**settings)
             return
         # ray.init raises errors of many types.
         except Exception as error:
@@ -95,6 +96,19 @@ def _init(settings: Mapping[str, Any]) -> None:
                 if child.pid not in children:
                     child.kill()
                     child.wait(_KILL_SECONDS)
+
+
+@contextlib.contextmanager
+def _sigterm_handler_kept() -> Iterator[None]:
+    """Prevent Ray from replacing the handler of SIGTERM. Ray's ends the process before a checkpoint is written."""
+    from ray._private import utils
+
+    set_handler = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda _handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = set_handler
 
 
 def _connection_error(address: str, error: Exception) -> BackboneError:

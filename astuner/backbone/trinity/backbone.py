@@ -29,7 +29,7 @@ from astuner.backbone.trinity.composition import (
     trinity_config,
 )
 from astuner.backbone.trinity.preflight import MIN_GPUS
-from astuner.backbone.trinity.rules import runner_count
+from astuner.backbone.trinity.rules import engine_count, runners_per_engine
 from astuner.backbone.trinity.run_facts import Device, Mode, TrinityRunFacts
 from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server
 from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, TrainingBackend, VerlTrainingBackend
@@ -99,7 +99,7 @@ class TrinityBackbone:
             max_model_len=run.rollout.max_model_len,
             tinker_base_url=training_backend.tinker_url,
             takes_policy=training_backend.takes_policy,
-            runners=runner_count(run),
+            runners=runners_per_engine(run, engine_count(run, uses_tinker=training_backend.tinker_url is not None)),
             origins=origins,
         )
         with _trinity_environment(is_own_ray(run.trainer_common.ray_address, ray), training_backend):
@@ -235,13 +235,15 @@ def _start_session(
     from astuner.backbone.trinity.event_consumer import EventConsumer
     from astuner.backbone.trinity.session import TrinitySession
 
+    processes = engine_count(config, uses_tinker=facts.uses_tinker) * facts.runners
+    share = config.rollout.model_copy(update={"max_env_worker": max(1, config.rollout.max_env_worker // processes)})
     coordinator = start_coordinator(
         CoordinatorJob(
-            agent=AgentJob.of(config, context.run_inputs, facts.model_path),
+            agent=AgentJob.of(config.model_copy(update={"rollout": share}), context.run_inputs, facts.model_path),
             uses_tinker=facts.uses_tinker,
             max_model_len=facts.max_model_len,
             updates=config.trainer_common.mini_batch_num,
-            runners=facts.runners,
+            runners=processes,
         )
     )
     training_backend.wait_until_ready(config.deadlines.load_model or 3600.0)
@@ -284,7 +286,7 @@ def _run_facts(
         max_model_len=min(max_model_len, context_length(AutoConfig.from_pretrained(model)) or max_model_len),
         tinker_base_url=training_backend.tinker_url,
         takes_policy=training_backend.takes_policy,
-        runners=runner_count(config),
+        runners=runners_per_engine(config, engine_count(config, uses_tinker=training_backend.tinker_url is not None)),
         validates=bool(tasks.validation),
         origins=preflight_context.origins,
     )

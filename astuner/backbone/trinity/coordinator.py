@@ -32,11 +32,11 @@ class CoordinatorJob:
     """Settings that Trinity's processes read from the coordinator.
 
     Attributes:
-        agent: the job of processes that run episodes.
+        agent: the job of processes that run episodes; its `rollout.max_env_worker` is the share of one process.
         uses_tinker: whether a Tinker service samples; otherwise vLLM does.
         max_model_len: maximum number of tokens of prompt and completion together.
         updates: optimizer steps in a training step.
-        runners: number of processes that run episodes.
+        runners: number of processes that run episodes, of all engines together.
     """
 
     agent: AgentJob
@@ -75,13 +75,13 @@ class TaskBatch:
 
     Attributes:
         request: the episodes to run.
-        tasks_per_runner: number of tasks that one runner takes at a time.
+        shares: number of parts of nearly equal size, each of which one runner takes.
         min_version: the oldest weights to sample with, counted in the trainer's own steps.
         weights_pushed: True if the trainer pushes weights; False if the explorer must pull them.
     """
 
     request: BatchRequest
-    tasks_per_runner: int
+    shares: int
     min_version: int
     weights_pushed: bool = False
 
@@ -127,7 +127,7 @@ class Coordinator:
     async def evaluation_batch(self) -> TaskBatch:
         """Return the batch set by `request_evaluation`."""
         assert self._evaluation is not None
-        return TaskBatch(self._evaluation, self._tasks_per_runner(self._evaluation), 0)
+        return TaskBatch(self._evaluation, self._shares(self._evaluation), 0)
 
     async def first_step(self) -> int:
         """Return the number of the first training step to run."""
@@ -147,20 +147,24 @@ class Coordinator:
         request = replace(schedule.request, tasks=tasks, step=step)
         min_step = max(min(step, schedule.last_step) - 1 - schedule.max_staleness, schedule.steps_done)
         return TaskBatch(
-            request, self._tasks_per_runner(request), min_step * self._job.updates, weights_pushed=self._is_fully_async
+            request, self._shares(request), min_step * self._job.updates, weights_pushed=self._is_fully_async
         )
 
     @property
     def _is_fully_async(self) -> bool:
         return self._job.agent.config.asynchrony.sync_style == "fully_async"
 
-    def _tasks_per_runner(self, request: BatchRequest) -> int:
-        """Return a share size that gives every runner tasks, and none more than it can run concurrently."""
-        config = self._job.agent.config
+    def _shares(self, request: BatchRequest) -> int:
+        """Return a number of shares that keeps every runner busy, and none larger than it can run concurrently.
+
+        Trinity binds each runner to an engine, so that a runner without a share is an idle engine.
+        """
+        config, tasks = self._job.agent.config, len(request.tasks)
         if config.asynchrony.over_rollout:
-            return 1  # over_rollout drops whole shares
+            return tasks  # over_rollout drops whole shares
         capacity = max(1, config.rollout.max_env_worker // request.repeats)
-        return max(1, min(capacity, math.ceil(len(request.tasks) / self._job.runners)))
+        rounds = math.ceil(tasks / (capacity * self._job.runners))
+        return min(tasks, rounds * self._job.runners)
 
     def _can_start(self, step: int) -> bool:
         schedule = self._schedule

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import ray
@@ -94,15 +95,16 @@ def _trinity_tasks(batch: TaskBatch, *, is_eval: bool) -> list[Task]:
     """Return one Trinity task per share of a batch."""
     request = batch.request
     tasks = list(request.tasks)
+    bounds = [len(tasks) * share // batch.shares for share in range(batch.shares + 1)] if batch.shares else []
     return [
         Task(
             workflow=EpisodeWorkflow,
             repeat_times=request.repeats,
-            raw_task={_REQUEST: replace(request, tasks=tasks[start : start + batch.tasks_per_runner])},
+            raw_task={_REQUEST: replace(request, tasks=tasks[start:end])},
             is_eval=is_eval,
             index={_FIRST_TASK: start},
         )
-        for start in range(0, len(tasks), batch.tasks_per_runner)
+        for start, end in pairwise(bounds)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
-from astuner.backbone.trinity.rules import gpus_per_node, steps_ahead
+from astuner.backbone.trinity.rules import engine_count, gpus_per_node, steps_ahead
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.composition import origin_of
 from astuner.config.keys import parts
@@ -15,6 +15,7 @@ from astuner.config.trainer_overrides import leaves
 
 _GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 _ENGINES = "astuner.rollout.n_vllm_engine"
+_WORKERS = "astuner.rollout.max_env_worker"
 _LORA = "astuner.model.lora"
 _STYLE = "astuner.asynchrony.sync_style"
 MIN_GPUS = 2
@@ -38,6 +39,10 @@ def machine_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Prob
         reason = "the trainer syncs its weights only after such steps, and older weights would be validated"
         fix = "write a multiple, or sync_style: explorer_driven"
         yield _problem(facts, key, f"{key} is {every}, not a multiple of sync_interval ({interval}): {reason}; {fix}")
+    workers, engines = run.rollout.max_env_worker, engine_count(run, uses_tinker=facts.uses_tinker)
+    if workers < engines:
+        text = f"{_WORKERS} is {workers}, less than {_ENGINES} ({engines}): some engines would have no episode"
+        yield _problem(facts, _WORKERS, f"{text}; write at least {engines}, or fewer engines")
     yield from _tinker_problems(config, facts) if facts.uses_tinker else _gpu_problems(run, facts)
 
 

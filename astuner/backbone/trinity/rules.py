@@ -146,7 +146,7 @@ def answer_tokens(config: AstunerConfig, facts: TrinityRunFacts) -> int:
 
 def engines(config: AstunerConfig, facts: TrinityRunFacts) -> int:
     """The value; 1 with a Tinker service, which has its own engines."""
-    return 1 if facts.uses_tinker else config.rollout.n_vllm_engine
+    return engine_count(config, uses_tinker=facts.uses_tinker)
 
 
 def gpu_share(config: AstunerConfig, facts: TrinityRunFacts) -> float:
@@ -188,12 +188,18 @@ def batches_in_flight(config: AstunerConfig, facts: TrinityRunFacts) -> int:
     return max(1, steps_ahead(config))
 
 
-def runner_count(config: AstunerConfig) -> int:
-    """Return the number of processes that run episodes: one, which runs any number at a time.
+def engine_count(config: AstunerConfig, *, uses_tinker: bool) -> int:
+    """Return the number of engines; a Tinker service counts as one."""
+    return 1 if uses_tinker else config.rollout.n_vllm_engine
+
+
+def runners_per_engine(config: AstunerConfig, engines: int) -> int:
+    """Return the number of processes that run episodes, per engine: one, which runs any number at a time.
 
     With over-rollout, Trinity drops whole processes' shares of a step, so each task gets its own process, up to
-    `rollout.max_env_worker` episodes.
+    `rollout.max_env_worker` episodes of all engines together.
     """
     if not config.asynchrony.over_rollout:
         return 1
-    return max(1, min(config.data.train_batch_size, config.rollout.max_env_worker // config.rollout.num_repeat))
+    tasks = math.ceil(config.data.train_batch_size / engines)
+    return max(1, min(tasks, config.rollout.max_env_worker // (config.rollout.num_repeat * engines)))

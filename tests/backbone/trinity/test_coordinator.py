@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -153,11 +154,26 @@ async def test_waiting_batch_is_returned_when_it_may_start():
     assert batch.min_version == 2
 
 
-@pytest.mark.parametrize(("runners", "workers", "tasks"), [(1, 128, 2), (2, 128, 1), (1, 2, 1), (1, 1, 1)])
-async def test_share_size_is_what_a_runner_can_run_concurrently(runners: int, workers: int, tasks: int):
-    coordinator, schedule = make_coordinator(runners=runners, workers=workers)
-    await coordinator.start_training(schedule)
-    assert (await coordinator.training_batch(1)).tasks_per_runner == tasks
+@pytest.mark.parametrize("engines", [1, 2, 3, 8])
+@pytest.mark.parametrize("workers", [8, 12, 128, 1024])
+async def test_every_engine_is_busy_with_at_most_max_env_worker_episodes(workers: int, engines: int):
+    from astuner.backbone.trinity.explorer_plugins import _trinity_tasks
+
+    per_engine = workers // engines
+    coordinator, schedule = make_coordinator(runners=engines, workers=per_engine)
+    for batch, repeats in product((1, 2, 5, 32, 128), (1, 4, 8)):
+        tasks = tuple(Task(f"t{number}", "?") for number in range(batch))
+        await coordinator.request_evaluation(replace(schedule.request, tasks=tasks, repeats=repeats))
+        shares = _trinity_tasks(await coordinator.evaluation_batch(), is_eval=True)
+        parts = [share.raw_task["request"].tasks for share in shares]
+        assert [task for part in parts for task in part] == list(tasks)
+        assert [share.index["place"] for share in shares] == [tasks.index(part[0]) for part in parts]
+        assert len(parts) >= min(engines, batch)
+        assert len(parts) == batch or len(parts) % engines == 0  # no engine waits for the others' last round
+        sizes = [len(part) for part in parts]
+        assert max(sizes) - min(sizes) <= 1
+        # The episodes of a single task may be more: they wait for each other in the runner.
+        assert max(sizes) == 1 or max(sizes) * repeats <= per_engine
 
 
 async def test_events_are_in_order_and_usable_episodes_in_batch_order():
@@ -187,7 +203,7 @@ async def test_events_are_in_order_and_usable_episodes_in_batch_order():
 async def test_over_rollout_uses_one_task_per_share():
     coordinator, schedule = make_coordinator(over_rollout=0.5)
     await coordinator.start_training(schedule)
-    assert (await coordinator.training_batch(1)).tasks_per_runner == 1
+    assert (await coordinator.training_batch(1)).shares == 2
     coordinator, schedule = make_coordinator()
     await coordinator.start_training(schedule)
-    assert (await coordinator.training_batch(1)).tasks_per_runner == 2
+    assert (await coordinator.training_batch(1)).shares == 1

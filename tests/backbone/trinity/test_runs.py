@@ -108,6 +108,18 @@ def check_resumes(job: AstunerJob, folder: Path) -> None:
     assert json.loads((second.record / "summary.json").read_text())["steps"] == 6
 
 
+def test_a_run_that_sigterm_ended_resumes(model_folder: Path, tmp_path: Path):
+    job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
+    first = Run(job, tmp_path)
+    first.wait_for(step=2)
+    first.process.send_signal(signal.SIGTERM)
+    code, printed = first.ended()
+    assert code == 128 + signal.SIGTERM, printed
+    assert "run the same command again to resume from the checkpoint of step" in printed
+    assert first.leftovers() == []
+    check_resumes(job, tmp_path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("role", ["Explorer", "Trainer"])
 def test_killed_actor_is_named_and_the_run_resumes(model_folder: Path, tmp_path: Path, role: str):

@@ -364,6 +364,7 @@ def test_the_configured_tinker_service(write: Write, section: str) -> None:
             GPU,
             r"^command line: astuner\.rollout\.n_vllm_engine \(4\) × tensor_model_parallel_size \(2\) = 8 of 8 GPUs, ",
         ),
+        (["rollout.n_vllm_engine=4", "rollout.max_env_worker=3"], GPU, r"worker is 3, less than .*n_vllm_engine \(4\)"),
         (
             ["trainer_common.nnodes=3", "trainer_common.ray_address=auto"],
             GPU,

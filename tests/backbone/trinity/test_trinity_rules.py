@@ -97,11 +97,13 @@ def test_the_kl_counts_only_where_it_is_asked_for() -> None:
 
 
 def test_a_task_has_a_process_to_itself_where_the_slowest_are_given_up() -> None:
-    assert rules.runner_count(run_config().astuner) == 1
+    assert rules.runners_per_engine(run_config().astuner, 2) == 1
     over = {"asynchrony__over_rollout": 0.25, "data__train_batch_size": 6}
-    assert rules.runner_count(run_config(**over).astuner) == 6
-    assert rules.runner_count(run_config(**over, rollout__max_env_worker=12).astuner) == 3
-    assert rules.runner_count(run_config(**over, rollout__max_env_worker=2).astuner) == 1
+    assert rules.runners_per_engine(run_config(**over).astuner, 1) == 6
+    assert rules.runners_per_engine(run_config(**over, rollout__max_env_worker=12).astuner, 1) == 3
+    assert rules.runners_per_engine(run_config(**over, rollout__max_env_worker=2).astuner, 1) == 1
+    assert rules.runners_per_engine(run_config(**over).astuner, 4) == 2
+    assert rules.runners_per_engine(run_config(**over, rollout__max_env_worker=16).astuner, 4) == 1
 
 
 def test_fully_async_is_not_asked_to_validate() -> None:
