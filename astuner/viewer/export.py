@@ -32,7 +32,7 @@ Format = Literal["jsonl", "parquet", "html"]
 _ROWS_PER_BATCH = 256
 _STATIC = Path(__file__).parent / "static"
 # Each module comes after those that it imports.
-_PAGE_MODULES = ("dom", "address", "chat", "tree", "timeline", "tokens", "episode")
+_PAGE_MODULES = ("dom", "address", "chat", "timeline", "tree", "colours", "tokens", "verdict", "episode")
 _PAGE_STYLES = ("app.css", "episode.css")
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)

@@ -2,6 +2,7 @@
 
 import { currentAddress, link } from "./address.js";
 import { brief, h } from "./dom.js";
+import { installKeys } from "./keys.js";
 
 // The modules of a page are loaded when it is first opened, so that lists do not wait for the chart library.
 const PAGES = {
@@ -11,7 +12,9 @@ const PAGES = {
   step: async () => (await import("./group.js")).stepPage,
   group: async () => (await import("./group.js")).groupPage,
   rescore: async () => (await import("./rescore.js")).rescorePage,
-  episode: async () => (await import("./episode.js")).episodePage,
+  episode: async () => (await import("./episode_page.js")).episodePage,
+  compare: async () => (await import("./compare.js")).comparePage,
+  task: async () => (await import("./task.js")).taskPage,
 };
 const SECONDS = 2;
 const main = document.getElementById("main");
@@ -42,7 +45,7 @@ function crumbs(page, query) {
   const run = query.getAll("run");
   const parts = [];
   if (run.length) parts.push(h("a", { href: link("run", { run }) }, brief(run.join(" · "), 60)));
-  if (["episodes", "group", "episode", "step"].includes(page)) {
+  if (["episodes", "group", "episode", "step", "compare", "task"].includes(page)) {
     parts.push(h("a", { href: link("episodes", { run: run[0] }) }, "episodes"));
   }
   if (query.get("step") && page !== "episodes") {
@@ -80,6 +83,7 @@ document.getElementById("theme").addEventListener("click", () => {
   draw();
 });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+installKeys(main, document.getElementById("keys"));
 addEventListener("hashchange", () => { scrollTo(0, 0); draw(); });
 draw();
 follow();

@@ -1,39 +1,41 @@
-// One episode: its result, tree of calls, messages and tokens.
+// One episode: its result, messages, tree of calls and tokens.
 
-import { fetchJson, link, updateAddress } from "./address.js";
+import { updateAddress } from "./address.js";
 import { chat } from "./chat.js";
-import { between, brief, count, facts, h, list, real, textBox, tile } from "./dom.js";
+import { COLOURS } from "./colours.js";
+import { between, brief, count, facts, h, list, plural, real, textBox, tile } from "./dom.js";
+import { agentsOfTimeline } from "./timeline.js";
 import { tokenView } from "./tokens.js";
 import { MAX_TIMELINES, tree } from "./tree.js";
+import { verdictCards } from "./verdict.js";
 
-export async function episodePage(query) {
-  const asked = { run: query.get("run"), episode: query.get("episode") };
-  const view = await fetchJson("episode", asked);
-  const row = view.row;
-  const back = link("group", { run: asked.run, step: row.step, split: row.split, task: row.task_key });
-  return { content: [h("p", {}, h("a", { href: back }, "← group")), ...episodeContent(view, query)] };
-}
+const MAX_BUTTONS = 12;
 
 export function episodeContent(view, query) {
   const number = (name) => (query.has(name) && query.get(name) !== "" ? Number(query.get(name)) || 0 : null);
-  const state = { timeline: Math.max(0, (number("timeline") ?? 1) - 1), token: number("token") };
-  const treeBox = h("div", { class: "tree card" }), chatBox = h("div", { class: "card" }), tokenBox = h("div", { class: "card" });
+  const state = { timeline: Math.max(0, (number("timeline") ?? 1) - 1), token: number("token"), colour: COLOURS[query.get("colour")] ? query.get("colour") : "kind" };
+  const treeBox = h("details", { class: "card timelines", open: view.timelines.length > 1 });
+  const chatBox = h("div", { class: "card" }), tokenBox = h("div", { class: "card" });
   const open = (timeline, token = null) => {
     Object.assign(state, { timeline, token });
     updateAddress({ timeline: timeline + 1, token });
     draw();
   };
+  const paint = (colour) => {
+    state.colour = colour;
+    updateAddress({ colour: colour === "kind" ? null : colour });
+  };
   const draw = () => {
-    treeBox.replaceChildren(tree(view, state.timeline, (timeline) => open(timeline)), ...others(view, open));
-    chatBox.replaceChildren(...messages(view, state.timeline));
-    const tokens = tokenView(view, state.timeline, state.token, (token) => updateAddress({ token }));
+    treeBox.replaceChildren(h("summary", {}, `Tree of calls: ${plural(view.timelines.length, "timeline")}`),
+      h("div", { class: "tree", tabindex: 0, role: "group", "aria-label": "tree of calls" }, tree(view, state.timeline, (timeline) => open(timeline))), ...others(view, open));
+    chatBox.replaceChildren(...messages(view, state.timeline, open));
+    const tokens = tokenView(view, state.timeline, state.token, (token) => updateAddress({ token }), state.colour, paint);
     tokenBox.replaceChildren(h("h2", {}, `Tokens of timeline ${state.timeline + 1}`), advantages(view.timelines[state.timeline]),
       ...hints(view), ...tokens.content);
   };
   draw();
-  const forks = view.timelines.length > 1 ? "Timelines" : "Timeline";
-  return [heading(view), problems(view), judgement(view), h("h2", {}, `${forks}: the tree of calls`), treeBox,
-    h("div", { class: "split" }, chatBox, tokenBox), agents(view), calls(view), details(view)];
+  return [heading(view), problems(view), verdictCards(view),
+    h("div", { class: "split" }, chatBox, h("div", { class: "beside" }, treeBox, tokenBox)), figures(view)];
 }
 
 // Input for the number of a timeline that the tree does not draw.
@@ -44,25 +46,42 @@ function others({ timelines }, open) {
 }
 
 // Messages of a timeline. Without token ids there are no timelines, and the calls are shown one by one.
-function messages(view, timeline) {
+function messages(view, timeline, open) {
   const most = (calls) => calls.reduce((best, call) => (view.calls[call].messages.length >= view.calls[best].messages.length ? call : best), calls[0]);
   const found = view.timelines[timeline];
-  if (found) return [h("h2", {}, `Messages of timeline ${timeline + 1}`), chat(view, most(found.calls))];
+  if (found) return [h("h2", {}, `Messages of timeline ${timeline + 1}`), choice(view, timeline, open), chat(view, most(found.calls))];
   const box = h("div", {}, chat(view, most([...view.calls.keys()])));
   const options = view.calls.map((call, index) => h("option", { value: index, selected: index === most([...view.calls.keys()]) },
     `${index + 1} ${brief(call.agent, 30)}`));
-  const choice = h("label", {}, "messages of call", h("select", { name: "call", onchange: (event) => box.replaceChildren(chat(view, Number(event.target.value))) }, options));
-  return [h("h2", {}, "Messages"), view.calls.length > 1 ? choice : null, box].filter(Boolean);
+  const callChoice = h("label", {}, "messages of call", h("select", { name: "call", onchange: (event) => box.replaceChildren(chat(view, Number(event.target.value))) }, options));
+  return [h("h2", {}, "Messages"), view.calls.length > 1 ? callChoice : null, box].filter(Boolean);
+}
+
+// A button per timeline, with the agents that speak in it.
+function choice(view, chosen, open) {
+  if (view.timelines.length < 2) return h("div");
+  const buttons = view.timelines.slice(0, MAX_BUTTONS).map((timeline, index) => h("button", { type: "button", "aria-pressed": String(index === chosen), onclick: () => open(index) },
+    `${index + 1} ${brief(agentsOfTimeline(timeline), 40)}`));
+  return h("div", { class: "bar timeline-choice", role: "group", "aria-label": "timelines" }, buttons);
 }
 
 function heading(view) {
+  const { episode } = view;
+  const shade = episode.status !== "ok" ? "bad" : episode.is_success ? "good" : "warn";
+  return h("div", { class: "heading" }, h("h1", {}, brief(episode.episode_id, 160)),
+    h("p", { class: "soft" }, `task ${brief(episode.task_id, 80)} · repeat ${count(episode.repeat_index)} · ${view.split} step ${count(view.step)} · `,
+      h("b", { class: shade }, episode.status === "ok" ? `reward ${real(episode.reward)}` : brief(episode.error_kind ?? episode.status, 40)),
+      ` · advantage ${real(view.advantage)} · ${plural(view.calls.length, "call")} · ${real(episode.seconds, 1)} s`));
+}
+
+function figures(view) {
   const { episode, tokens } = view;
-  return h("div", {}, h("h1", {}, brief(episode.episode_id, 160)),
-    h("p", { class: "soft" }, `task ${brief(episode.task_id, 80)} · repeat ${count(episode.repeat_index)} · ${view.split} step ${count(view.step)}`),
+  return h("details", { class: "figures" }, h("summary", {}, "Figures, agents, calls, task and metadata"),
     h("div", { class: "tiles" }, tile("reward", real(episode.reward)), tile("advantage", real(view.advantage)),
       tile("status", brief(episode.error_kind ?? episode.status, 20)), tile("calls", count(view.calls.length)),
       tile("timelines", count(view.timelines.length)), tile("raw tokens", count(tokens.raw)), tile("distinct", count(tokens.distinct)),
-      tile(view.split === "val" ? "trainable" : "trained", count(tokens.trained)), tile("seconds", real(episode.seconds, 1))));
+      tile(view.split === "val" ? "trainable" : "trained", count(tokens.trained)), tile("seconds", real(episode.seconds, 1))),
+    agents(view), calls(view), details(view));
 }
 
 // Shown only if it has more information than the tile with the episode's advantage.
@@ -72,19 +91,6 @@ function agents({ agents: rows, advantage }) {
     ["agent", (row) => brief(row.agent || "–", 40), true], ["calls", (row) => count(row.calls)],
     ["reward", (row) => real(row.reward)], ["advantage", (row) => between(row)],
   ], rows));
-}
-
-function judgement({ episode: { judgement: result } }) {
-  if (!result) return h("div");
-  const components = Object.entries(result.components);
-  const numbers = (rows) => list([["name", ([name]) => brief(name, 40), true], ["value", ([, value]) => real(value)]], rows);
-  const metrics = Object.entries(result.metrics), more = Object.keys(result.metadata).length > 0;
-  if (!components.length && !metrics.length && !more && !result.explanation) return h("div");
-  return h("section", { class: "judgement" }, h("h2", {}, "Judgement"),
-    result.explanation ? h("div", { class: "card" }, textBox(result.explanation)) : null,
-    components.length ? numbers(components) : null,
-    metrics.length || more ? h("details", {}, h("summary", {}, "metrics and metadata"),
-      facts([["metrics", textBox(result.metrics)], ["metadata", textBox(result.metadata)]])) : null);
 }
 
 function advantages(timeline) {
@@ -125,6 +131,6 @@ function calls(view) {
 }
 
 function details({ episode }) {
-  return h("details", {}, h("summary", {}, "task and metadata"), facts([["query", textBox(episode.main_query)],
-    ["task metadata", textBox(episode.task_metadata)], ["workflow metadata", textBox(episode.metadata)], ["log_metrics", textBox(episode.log_metrics)]]));
+  return h("section", {}, h("h2", {}, "Task and metadata"), h("div", { class: "card" }, facts([["query", textBox(episode.main_query)],
+    ["task metadata", textBox(episode.task_metadata)], ["workflow metadata", textBox(episode.metadata)], ["log_metrics", textBox(episode.log_metrics)]])));
 }

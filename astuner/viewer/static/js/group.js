@@ -2,6 +2,7 @@
 
 import { fetchJson, link } from "./address.js";
 import { bubble } from "./chat.js";
+import { pairChooser } from "./chooser.js";
 import { taskLink } from "./episodes.js";
 import { between, brief, count, h, list, plural, real, share } from "./dom.js";
 import { polled } from "./polling.js";
@@ -23,21 +24,24 @@ export async function stepPage(query) {
 
 export async function groupPage(query) {
   const asked = { run: query.get("run"), step: query.get("step"), split: query.get("split") ?? "train", task: query.get("task") };
+  const chooser = pairChooser(asked.run);
   const { box, refresh } = await polled(() => fetchJson("group", asked), (found) => {
     const [first] = found.rows;
     const title = first ? brief(first.query || first.task, 120) : "This group has no episodes";
     const id = first ? `task ${brief(first.task, 80)} · ` : "";
     const more = found.total > found.rows.length ? ` (the best ${found.rows.length} of ${count(found.total)})` : "";
-    return [h("h1", {}, title), h("p", { class: "soft" }, `${id}step ${brief(asked.step, 12)}, sorted by reward${more}`),
-      h("div", { class: "side" }, found.rows.map((row) => column(asked.run, row)))];
+    return [h("h1", {}, title), h("p", { class: "soft" }, `${id}step ${brief(asked.step, 12)}, sorted by reward${more} · `,
+        h("a", { href: link("task", { run: asked.run, task: asked.task }) }, "task over the steps")),
+      found.rows.length > 1 ? chooser.bar() : h("div"),
+      h("div", { class: "side" }, found.rows.map((row) => column(asked.run, row, chooser)))];
   });
   return { content: [box], refresh: async () => { await refresh(); } };
 }
 
-function column(run, row) {
+function column(run, row, chooser) {
   const shade = row.status !== "ok" ? "bad" : row.is_success ? "good" : "warn";
   return h("article", { class: "card" },
-    h("h2", {}, h("a", { href: link("episode", { run, episode: row.key }) }, brief(row.episode, 60))),
+    h("h2", {}, chooser.box(row), " ", h("a", { href: link("episode", { run, episode: row.key }) }, brief(row.episode, 60))),
     h("p", {}, h("b", { class: shade }, row.reward === null ? brief(row.error_kind ?? row.status, 30) : `reward ${real(row.reward)}`), ` · advantage ${real(row.advantage)}`),
     differs(row) ? h("p", { class: "soft" }, "advantage by agent: ", row.agents.map((agent) => `${brief(agent.agent || "–", 30)} ${between(agent)}`).join(" · ")) : null,
     h("p", { class: "soft" }, `${plural(row.calls, "call")} · ${plural(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),

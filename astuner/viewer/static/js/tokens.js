@@ -1,6 +1,7 @@
 // The token view. Only visible lines are in the document, so that 100,000 tokens scroll smoothly.
 
 import { characterName, count, h, isInvisible, real } from "./dom.js";
+import { COLOURS, NO_VALUE, scaleOf, summaryOf } from "./colours.js";
 import { kindNames, readTimeline } from "./timeline.js";
 
 const LINE = 22, LONGEST = 60, AROUND = 12;
@@ -27,9 +28,10 @@ function columns(text) {
   return total;
 }
 
-export function tokenView(view, timelineNumber, chosen, choose) {
+// chosen: index of the selected token or null; colour: a key of COLOURS. choose(token) and paint(colour) report changes.
+export function tokenView(view, timelineNumber, chosen, choose, colour, paint) {
   const timeline = readTimeline(view, timelineNumber);
-  const box = h("div", { class: "tokens", tabindex: 0, role: "application", "aria-label": "tokens; arrow keys move" });
+  const box = h("div", { class: "tokens", tabindex: 0, role: "application", "aria-label": "tokens; the left and right arrow keys move" });
   const room = h("div");
   const tip = h("div", { class: "tip", role: "tooltip", hidden: true });
   const texts = new Map();
@@ -38,7 +40,14 @@ export function tokenView(view, timelineNumber, chosen, choose) {
     return texts.get(id);
   };
   box.append(room);
-  const state = { lines: [], at: chosen, width: 0, drawn: new Map() };
+  const state = { lines: [], at: chosen, width: 0, drawn: new Map(), classOf: null };
+  const legendBox = h("div");
+  const colourBy = (name) => {
+    const colouring = coloured(name, view, timeline);
+    state.classOf = colouring.classOf;
+    legendBox.replaceChildren(...colouring.legend);
+  };
+  colourBy(colour);
   const draw = () => drawLines(box, room, state, timeline, text);
   new ResizeObserver(() => {
     const fits = Math.max(16, Math.floor((box.clientWidth - 24) / charWidth(box)));
@@ -69,7 +78,14 @@ export function tokenView(view, timelineNumber, chosen, choose) {
     event.preventDefault();
     select(Math.min(timeline.ids.length - 1, Math.max(0, (state.at ?? -1) + move)));
   });
-  return { content: [legend(view, timeline), box, tip], timeline, select };
+  const repaint = (name) => {
+    colourBy(name);
+    room.replaceChildren();
+    state.drawn = new Map();
+    draw();
+    paint(name);
+  };
+  return { content: [colourChoice(view, timeline, colour, repaint), legendBox, box, tip] };
 }
 
 function charWidth(box) {
@@ -105,7 +121,7 @@ function lineOf({ lines, at }) {
 }
 
 // Lines that stay visible are kept; only new lines are created.
-function drawLines(box, room, { lines, at, drawn }, timeline, text) {
+function drawLines(box, room, { lines, at, drawn, classOf }, timeline, text) {
   const first = Math.max(0, Math.floor(box.scrollTop / LINE) - AROUND);
   const last = Math.min(lines.length, Math.ceil((box.scrollTop + box.clientHeight) / LINE) + AROUND);
   for (const [number, line] of drawn) {
@@ -118,7 +134,7 @@ function drawLines(box, room, { lines, at, drawn }, timeline, text) {
     const end = lines[number + 1] ?? timeline.ids.length;
     for (let index = lines[number]; index < end; index++) {
       const token = document.createElement("span");
-      token.className = `t k${timeline.kinds[index]}`;
+      token.className = `t ${classOf(index)}`;
       token.dataset.at = index;
       token.textContent = text(timeline.ids[index]);
       line.append(token);
@@ -140,6 +156,9 @@ function point(tip, element, view, token) {
       ["advantage", real(advantage ?? view.advantage, 4)]]),
     ["policy version", token.versions.join(", ") || "–"],
   ];
+  const entropies = token.updates.map(({ entropy }) => entropy).filter((entropy) => entropy !== null);
+  if (entropies.length) rows.push(["entropy", entropies.map((entropy) => real(entropy, 4)).join(", ")]);
+  if (token.staleness !== null) rows.push(["staleness", count(token.staleness)]);
   if (token.elsewhere.length) rows.push(["trained in", `sample ${token.elsewhere.join(", ")}`]);
   tip.replaceChildren(h("dl", {}, rows.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])));
   tip.hidden = false;
@@ -158,7 +177,33 @@ function current(advantage, logprob, sampled) {
   return `${probability(logprob)}${difference ? `, ${difference > 0 ? "+" : ""}${real(difference, 4)}` : ""}`;
 }
 
-function legend(view, { kinds }) {
+function colourChoice(view, timeline, chosen, repaint) {
+  const names = Object.keys(COLOURS);
+  const known = new Map(names.map((name) => [name, name === "kind" || timeline.values(name).some((value) => !Number.isNaN(value))]));
+  const options = names.map((name) => h("option", { value: name, selected: name === chosen, disabled: !known.get(name) && name !== chosen },
+    COLOURS[name][0] + (known.get(name) ? "" : " (not in this timeline)")));
+  return h("label", { class: "colour-by" }, "colour by", h("select", { name: "colour", onchange: (event) => repaint(event.target.value) }, options));
+}
+
+// Returns classOf(index), the class of a token, and the elements of the legend.
+function coloured(name, view, timeline) {
+  if (name === "kind") return { classOf: (index) => `k${timeline.kinds[index]}`, legend: [kindLegend(view, timeline)] };
+  const [title, meaning, source] = COLOURS[name];
+  const values = timeline.values(name), scale = scaleOf(name, values.filter((value) => !Number.isNaN(value)));
+  const bins = [...values].map((value) => (Number.isNaN(value) ? null : scale.bin(value)));
+  const totals = scale.bins.map(() => 0);
+  for (const bin of bins) if (bin !== null) totals[bin]++;
+  const without = bins.filter((bin) => bin === null).length;
+  const swatches = scale.bins.map(([kind, label], bin) => h("span", {}, h("i", { class: kind }), `${label}: ${count(totals[bin])}`));
+  const summary = summaryOf(values);
+  return {
+    classOf: (index) => (bins[index] === null ? NO_VALUE : scale.bins[bins[index]][0]),
+    legend: [h("div", { class: "legend", "data-colour": name }, swatches, h("span", {}, h("i", { class: NO_VALUE }), `no value: ${count(without)}`)),
+      h("p", { class: "soft meaning" }, summary ? `${title}: ${meaning}. ${summary}.` : `${title}: no values here; ${source}.`)],
+  };
+}
+
+function kindLegend(view, { kinds }) {
   const totals = [0, 0, 0, 0, 0];
   for (const kind of kinds) totals[kind]++;
   return h("div", { class: "legend" }, kindNames(view).map((name, kind) => h("span", {}, h("i", { class: `k${kind}` }), `${name} ${count(totals[kind])}`)));

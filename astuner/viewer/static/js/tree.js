@@ -1,6 +1,7 @@
 // The trie of an episode's calls: a bar per segment of tokens, a line per fork. A click opens the timeline.
 
 import { brief, count, svg } from "./dom.js";
+import { agentsOfTimeline } from "./timeline.js";
 
 const ROW = 34, GAP = 26;
 export const MAX_TIMELINES = 400;
@@ -12,7 +13,7 @@ export function tree(view, chosen, open) {
   const on = new Set(view.timelines[chosen]?.segments);
   const forks = forksBySegment(view);
   const right = Math.max(200, ...[...places.values()].map((place) => place.x + place.width));
-  const box = svg("svg", { width: right + 190, height: shown.length * ROW + 20, role: "group", "aria-label": "timelines" });
+  const box = svg("svg", { width: right + 230, height: shown.length * ROW + 20, role: "group", "aria-label": "timelines" });
   for (const [number, place] of places) {
     const segment = view.segments[number];
     const before = places.get(segment.parent);
@@ -26,7 +27,7 @@ export function tree(view, chosen, open) {
   }
   shown.forEach((timeline, index) => {
     const place = places.get(timeline.segments.at(-1));
-    box.append(svg("text", { x: place.x + place.width + 6, y: place.y + 11 }, `timeline ${index + 1} · ${count(timeline.tokens)} tokens`));
+    box.append(svg("text", { x: place.x + place.width + 6, y: place.y + 11 }, `${index + 1} ${brief(agentsOfTimeline(timeline), 40)} · ${count(timeline.tokens)} tokens`));
   });
   return box;
 }
