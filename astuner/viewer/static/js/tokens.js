@@ -55,11 +55,17 @@ export function tokenView(view, timelineNumber, chosen, choose, colour, paint) {
     room.replaceChildren();
     Object.assign(state, { width: fits, lines: broken(timeline.ids, text, view, fits), drawn: new Map() });
     room.style.height = `${state.lines.length * LINE + 8}px`;
+    box.style.height = `min(46vh, ${state.lines.length * LINE + 12}px)`;
     if (state.at !== null) box.scrollTop = Math.max(0, (lineOf(state) - 3) * LINE);
     draw();
   }).observe(box);
-  box.addEventListener("scroll", () => { tip.hidden = true; requestAnimationFrame(draw); }, { passive: true });
   const show = (element) => point(tip, element, view, timeline.at(Number(element.dataset.at)));
+  const follow = () => {
+    draw();
+    const shown = room.querySelector(".t:hover") ?? (document.activeElement === box ? room.querySelector(".at") : null);
+    if (shown && !tip.hidden) show(shown); else tip.hidden = true;
+  };
+  box.addEventListener("scroll", () => requestAnimationFrame(follow), { passive: true });
   box.addEventListener("pointerover", (event) => { if (event.target.dataset.at) show(event.target); else tip.hidden = true; });
   box.addEventListener("pointerleave", () => { tip.hidden = true; });
   const select = (at) => {
