@@ -27,7 +27,8 @@ from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
 from astuner.schema import Episode, Split, TokenCounts
 
-_FORMAT = 1
+EPISODE_FORMAT = 1
+"""The format of the files."""
 # Number of earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time.
 _SEARCHED_CALLS = 8
 # The end of the file of an untrained episode, and the beginning of a file without token ids and samples.
@@ -101,7 +102,7 @@ def episode_to_json(
             sample["position_ids"] = None
     values = encode(labels, redact)
     advantage = values.pop("advantage")
-    document = {"format": _FORMAT, **notes, **values, "episode": row, "advantage": None}
+    document = {"format": EPISODE_FORMAT, **notes, **values, "episode": row, "advantage": None}
     try:
         content = dump_json(document)
     except (TypeError, ValueError):
@@ -150,7 +151,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
     Raises:
         RecordError: If the file cannot be read or holds no episode.
     """
-    document = read_json_document(path, "an episode of a run record", _FORMAT)
+    document = read_json_document(path, "an episode of a run record", EPISODE_FORMAT)
     try:
         row = document["episode"]
         unfold_calls(row["calls"])

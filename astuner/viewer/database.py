@@ -8,6 +8,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -46,9 +47,7 @@ def open_database(folder: Path, cache: Path | None = None) -> sqlite3.Connection
         cache: Folder of the databases; by default `astuner/viewer` in the user's cache, or a temporary folder if the
             cache cannot be written.
     """
-    digest = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
-    # The name has the version, as viewers of several versions may run at the same time.
-    path = (cache or _cache_folder()) / f"{digest}.v{_VERSION}.sqlite3"
+    path = database_file(folder, cache, f"v{_VERSION}")
     for _ in range(2):
         try:
             return _open(path)
@@ -58,6 +57,43 @@ def open_database(folder: Path, cache: Path | None = None) -> sqlite3.Connection
             for suffix in ("", "-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
     return _open(Path(":memory:"))
+
+
+def database_file(folder: Path, cache: Path | None, version: str) -> Path:
+    """Return the file of a database of the run in `folder`.
+
+    Args:
+        folder: The run's folder.
+        cache: Folder of the databases, as in `open_database`.
+        version: Version of the schema. It is part of the name, as viewers of several versions may run at the same time.
+    """
+    digest = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    return (cache or _cache_folder()) / f"{digest}.{version}.sqlite3"
+
+
+def remove_least_recent(cache: Path, max_bytes: int, keep: Path) -> None:
+    """Remove databases that were not changed for the longest time until those in `cache` fit into `max_bytes`.
+
+    Args:
+        cache: Folder of the databases.
+        max_bytes: Largest size of all databases.
+        keep: A database that is not removed.
+    """
+    sizes: list[tuple[float, int, Path]] = []
+    for path in cache.glob("*.sqlite3"):
+        with suppress(OSError):
+            status = path.stat()
+            sizes.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in sizes)
+    for _, size, path in sorted(sizes):
+        if total <= max_bytes:
+            return
+        # A viewer that has the file open continues to use it, and creates it again when it opens the run again.
+        if path != keep:
+            for suffix in ("", "-wal", "-shm"):
+                with suppress(OSError):
+                    path.with_name(path.name + suffix).unlink()
+            total -= size
 
 
 def _open(path: Path) -> sqlite3.Connection:

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from astuner.errors import RecordError
 from astuner.run_record import NO_ADVANTAGE, RecordedEpisode, call_advantages, read_recorded_episode
 from astuner.schema import Episode, LlmCall
 from astuner.viewer.conversation import Messages
+from astuner.viewer.run_files import file_in_run
 from astuner.viewer.token_kinds import sampled_runs, template_runs, trained_runs
 from astuner.viewer.token_texts import TokenTexts
 from astuner.viewer.trie import Trie
@@ -31,13 +31,7 @@ def read_episode_at(folder: Path, path: str) -> RecordedEpisode:
     Raises:
         RecordError: If the file cannot be read or is outside the run's folder.
     """
-    try:
-        file = (folder / path).resolve()
-    except (OSError, ValueError, RuntimeError) as error:
-        raise RecordError(f"the index names an invalid file: {path[:80]!r} ({error})") from error
-    if not file.is_relative_to(folder.resolve()):
-        raise RecordError("the index names a file outside the run's folder, which is not opened")
-    return read_recorded_episode(file)
+    return read_recorded_episode(file_in_run(folder, path))
 
 
 def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None, config: Mapping[str, Any]) -> dict[str, Any]:

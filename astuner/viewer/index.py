@@ -9,12 +9,15 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from astuner.run_record import ReadPosition, read_new_lines
 from astuner.viewer.database import open_database
 from astuner.viewer.failures import without_variable_parts
+from astuner.viewer.run_files import file_in_run
+from astuner.viewer.text_index import EpisodeList, TextIndex, text_database
 
 T = TypeVar("T")
 _MAX_TEXT = 200
@@ -49,6 +52,7 @@ class RunIndex:
         self._closed = False
         self._lock = threading.Lock()
         self._cached: dict[str, tuple[object, Any]] = {}
+        self.texts = TextIndex(text_database(folder, cache), partial(file_in_run, folder), self._episode_list)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -73,16 +77,30 @@ class RunIndex:
 
     def cached(self, db: sqlite3.Connection, query: Callable[[sqlite3.Connection], T]) -> T:
         """Return `query(db)`, cached until episodes are added, because pages poll an active run."""
-        files = (_EPISODES, _PENDING)
-        version = list(map(tuple, db.execute("select start, tail from positions where file in (?, ?)", files)))
+        version = self.version(db)
         earlier = self._cached.get(query.__name__)
         if not version or earlier is None or earlier[0] != version:
             earlier = self._cached[query.__name__] = (version, query(db))
         result: T = earlier[1]
         return result
 
+    def generation(self, db: sqlite3.Connection) -> str:
+        """Return a value that changes when the ids of the episodes change, as when the run is resumed."""
+        row = db.execute("select generation from positions where file = ?", (_EPISODES,)).fetchone()
+        return str(row["generation"]) if row else ""
+
+    def version(self, db: sqlite3.Connection) -> object:
+        """Return a value that changes when episodes are added or changed."""
+        files = (_EPISODES, _PENDING)
+        return list(map(tuple, db.execute("select start, tail from positions where file in (?, ?)", files)))
+
+    def _episode_list(self) -> EpisodeList:
+        with self.reading() as db:
+            return EpisodeList(self.generation(db), dict(map(tuple, db.execute("select id, path from episodes"))))
+
     def close(self) -> None:
-        """Close the database. A later `reading` opens it for its block only."""
+        """Close the databases. A later `reading` opens the index for its block only."""
+        self.texts.close()
         with self._lock:
             self._closed = True
             self._disconnect()

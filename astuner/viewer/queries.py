@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +34,7 @@ class EpisodeFilter:
         least, most: Inclusive bounds of the reward.
         text: Part of the task id, the episode id, the kind of the error, the first 200 characters of the task's query,
             or the first 500 characters of the error.
+        ids: Ids of episodes. An episode matches if it has one of them or contains `text`.
     """
 
     split: str | None = None
@@ -47,6 +50,7 @@ class EpisodeFilter:
     least: float | None = None
     most: float | None = None
     text: str | None = None
+    ids: Sequence[int] | None = None
 
     def condition(self) -> tuple[str, list[Any]]:
         """Return an SQL condition and its values."""
@@ -68,9 +72,13 @@ class EpisodeFilter:
         elif self.error is not None:
             parts.append("error_kind = ?")
             values.append(self.error)
-        if self.text:
-            parts.append("instr(words, ?)")
-            values.append(self.text.lower())
+        # One parameter for all ids, because SQLite limits the number of parameters.
+        alternatives = {"instr(words, ?)": self.text and self.text.lower()}
+        alternatives["id in (select value from json_each(?))"] = None if self.ids is None else json.dumps(self.ids)
+        searched = {part: value for part, value in alternatives.items() if value}
+        if searched:
+            parts.append(f"({' or '.join(searched)})")
+            values += searched.values()
         return " and ".join(parts), values
 
 

@@ -20,6 +20,7 @@ from astuner.localhost import ADDRESS, listen, local_hosts
 from astuner.run_record import config_difference, config_of, run_state, summary_of
 from astuner.viewer import queries
 from astuner.viewer.episode_routes import add_episode_routes
+from astuner.viewer.episode_search import find_episodes
 from astuner.viewer.failures import failures
 from astuner.viewer.queries import EpisodeFilter, Order
 from astuner.viewer.rescore_view import rescore_list, rescore_view
@@ -130,12 +131,12 @@ def _add_list_routes(app: FastAPI, indexes: IndexCache) -> None:
     def episodes(
         request: Request,
         run: str,
+        where: str | None = None,
         order: Order = "latest",
         offset: Annotated[int, Query(ge=0, le=2**53)] = 0,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
-        with indexes.of(run).reading() as db:
-            return json_response(queries.episodes(db, _episode_filter(request), order, offset, limit))
+        return json_response(find_episodes(indexes.of(run), _episode_filter(request), where, order, offset, limit))
 
 
 def _episode_filter(request: Request) -> EpisodeFilter:
@@ -150,7 +151,7 @@ def _episode_filter(request: Request) -> EpisodeFilter:
         return value if abs(value) < 1e18 else None
 
     names = ("split", "status", "task", "agent", "tag", "finish", "fork", "error", "failure", "text")
-    texts = {name: query[name] for name in names if query.get(name)}
+    texts: dict[str, Any] = {name: query[name] for name in names if query.get(name)}
     step = number("step")
     return EpisodeFilter(**texts, step=None if step is None else int(step), least=number("least"), most=number("most"))
 
