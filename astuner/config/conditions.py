@@ -136,6 +136,7 @@ NOT_ENV_SERVICE = Condition("unless task_reader.type is env_service", lambda run
 NOT_RANDOM_DUMMY = Condition(
     "unless task_reader.type is random_dummy", lambda run: run.task_reader.type != "random_dummy"
 )
+NOT_SEEDS = Condition("unless task_reader.type is seeds", lambda run: run.task_reader.type != "seeds")
 NOT_FEEDBACK_TRACING = Condition(
     "unless task_reader.type is feedback_tracing", lambda run: run.task_reader.type != "feedback_tracing"
 )

@@ -20,6 +20,7 @@ from astuner.config.conditions import (
     NOT_HUGGING_FACE,
     NOT_MIXTURE,
     NOT_RANDOM_DUMMY,
+    NOT_SEEDS,
     OTHER_JUDGE_TYPE,
     WITHOUT_JUDGE,
     WITHOUT_OWN_ENV_SERVICE,
@@ -183,8 +184,17 @@ def _class_path(path: str) -> str:
 
 ReaderClass = Annotated[str, AfterValidator(_class_path)]
 ReaderType = Literal[
-    "env_service", "dataset_file", "huggingface_dat_repo", "random_dummy", "feedback_tracing", "data_generation"
+    "env_service",
+    "dataset_file",
+    "huggingface_dat_repo",
+    "random_dummy",
+    "seeds",
+    "feedback_tracing",
+    "data_generation",
 ]
+
+MAX_SEED_TASKS = 1_000_000
+"""Maximum number of tasks of a split, if task_reader.type is seeds."""
 
 
 class MixturePart(Section):
@@ -210,6 +220,12 @@ class MixturePart(Section):
     """Used if type is data_generation."""
     options: dict[str, Any] = key({})
     """Keyword arguments of the class, if type is `package.module->Class`."""
+    count: Annotated[int, Field(gt=0, le=MAX_SEED_TASKS)] = 64
+    """Number of training tasks, if type is seeds."""
+    validation_count: Annotated[int, Field(ge=0, le=MAX_SEED_TASKS)] = 16
+    """Number of validation tasks, if type is seeds; 0 for none. Training tasks never have their seeds."""
+    first_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Seed of the first training task, if type is seeds; the others follow it."""
 
 
 def part_names(parts: Sequence[MixturePart]) -> list[str]:
@@ -242,6 +258,12 @@ class TaskReaderConfig(Section):
     """Used if type is data_generation."""
     options: dict[str, Any] = key({}, no_effect=(NOT_CUSTOM_READER,))
     """Keyword arguments of the class, if type is `package.module->Class`."""
+    count: Annotated[int, Field(gt=0, le=MAX_SEED_TASKS)] = key(64, no_effect=(NOT_SEEDS,))
+    """Number of training tasks, if type is seeds."""
+    validation_count: Annotated[int, Field(ge=0, le=MAX_SEED_TASKS)] = key(16, no_effect=(NOT_SEEDS,))
+    """Number of validation tasks, if type is seeds; 0 for none. Training tasks never have their seeds."""
+    first_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = key(0, no_effect=(NOT_SEEDS,))
+    """Seed of the first training task, if type is seeds; the others follow it."""
     mixture: list[MixturePart] = key([], no_effect=(NOT_MIXTURE,))
     """The readers that are mixed if type is mixture, each with type, weight, name and the section of its type."""
     filters: list[TaskFilter] = key([])

@@ -51,7 +51,7 @@ def check_run(launcher: Launcher, *, dry_run: bool, shown: Shown | None = None) 
     launcher.log_notices()
     console = make_console()
     config = launcher.config.astuner
-    check_references(config, launcher.config_dir)  # before `filtered_output`, which imports transformers
+    check_references(config, launcher.config_dir, launcher.origins)  # before transformers is imported
     with filtered_output(), contextlib.ExitStack() as stack:
         check_loggers(config.trainer_common.logger)
         backbone = load_backbone(config.backbone)

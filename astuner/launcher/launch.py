@@ -242,7 +242,7 @@ class Launcher:
             set_debugger_port(config.debug.debugger_port)
         folder = Path(config.experiment_dir + suffix)
         active = ActiveEpisodes()
-        check_references(config, self.config_dir, model)  # before `filtered_output`, which imports transformers
+        check_references(config, self.config_dir, self.origins, model)  # before transformers is imported
         with filtered_output(), report_on_usr1(lambda: _log_state(active)), contextlib.ExitStack() as stack:
             # All checks come before an earlier record is moved aside, the fast ones first.
             with _gc_paused():

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from astuner.clock import duration_text
 from astuner.errors import RecordError, shorten
 from astuner.run_record import (
     FolderLock,
@@ -83,7 +84,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
             str(row["steps"]),
             "-" if row["reward"] is None else f"{row['reward']:.2f}",
             success,
-            "-" if row["seconds"] is None else _duration(row["seconds"]),
+            "-" if row["seconds"] is None else duration_text(row["seconds"]),
             time.strftime("%d %b %H:%M", time.localtime(row["started"])),
             escape(shorten(row["note"], 60) + tags),
         )
@@ -109,7 +110,7 @@ def print_comparison(console: Console, runs: Sequence[RunFacts]) -> None:
         ("KL to the start", lambda row: "-" if row["kl_start"] is None else f"{row['kl_start']:.3g}"),
         ("trained tokens", lambda row: "-" if row["tokens"] is None else f"{row['tokens']['trained']:,}"),
         ("failed episodes", lambda row: "-" if row["failed_episodes"] is None else str(row["failed_episodes"])),
-        ("time", lambda row: "-" if row["seconds"] is None else _duration(row["seconds"])),
+        ("time", lambda row: "-" if row["seconds"] is None else duration_text(row["seconds"])),
     )
     for name, cell in lines:
         table.add_row(name, *(escape(cell(row)) for row in described))
@@ -159,9 +160,3 @@ def _rate(rate: float | None, interval: Sequence[float] | None) -> str:
     if rate is None or interval is None:
         return _percent(rate)
     return f"{rate:.0%} ({interval[0]:.0%} to {interval[1]:.0%})"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

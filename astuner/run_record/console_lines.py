@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loguru import logger
 
+from astuner.clock import duration_text
 from astuner.run_record.intervals import success_interval
 from astuner.run_record.metrics import MetricsRow
 
@@ -91,7 +92,7 @@ class ConsoleLogger:
             # The time of validations counts, too.
             first, began = self._started
             remaining = (now - began) / max(step - first, 1) * (self._total - step)
-            parts.append(f"eta {_clock_text(remaining)}")
+            parts.append(f"eta {duration_text(remaining)}")
         parts += [f"{metrics[f'episodes/{name}']:.0f} {name}" for name in ("failed", "dropped")
                   if metrics.get(f"episodes/{name}")]  # fmt: skip
         return parts
@@ -123,13 +124,6 @@ def _validation_parts(metrics: Mapping[str, float]) -> list[str]:
     if "time/validation" in metrics:
         parts.append(f"{metrics['time/validation']:.1f} s")
     return parts
-
-
-def _clock_text(seconds: float) -> str:
-    """Return a duration as minutes and seconds (3:20) or hours, minutes and seconds (1:02:03)."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _episodes_line(step: int, metrics: Mapping[str, float]) -> str:

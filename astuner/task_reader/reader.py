@@ -23,7 +23,7 @@ from astuner.schema import Task, TaskSet
 from astuner.task_reader.dataset_file import file_splits
 from astuner.task_reader.env_service import env_splits
 from astuner.task_reader.huggingface_dat_repo import repo_splits
-from astuner.task_reader.task_reader_base import RandomDummyReader, load_reader, tasks_of
+from astuner.task_reader.task_reader_base import RandomDummyReader, SeedReader, load_reader, tasks_of
 from astuner.task_reader.tasks import DatasetSplit, make_tasks
 
 _PROBLEMS_SHOWN = 10
@@ -97,6 +97,10 @@ def _read_source(
         training_split, validation_split = repo_splits(section, base_dir)
     elif config.type == "random_dummy":
         return tasks_of(RandomDummyReader(config.random_dummy, transcripts=transcripts), config.type, transcripts)
+    elif config.type == "seeds":
+        if transcripts:
+            raise _no_transcripts("a seed", key)
+        return tasks_of(SeedReader(config.count, config.validation_count, config.first_seed), config.type, transcripts)
     elif "->" in config.type:
         return tasks_of(load_reader(config.type, config.options, search), config.type, transcripts)
     else:
@@ -116,14 +120,18 @@ def _read_source(
 
 def _env_tasks(config: EnvServiceConfig, key: str, transcripts: bool, env_service: EnvServiceAddress | None) -> TaskSet:
     if transcripts:
-        raise ConfigError(
-            f"algorithm sft trains on transcripts, and an environment has none; set {key}.type to dataset_file or "
-            "huggingface_dat_repo"
-        )
+        raise _no_transcripts("an environment", key)
     training, validation = env_splits(config, f"{key}.env_service", env_service)
     if not training:
         raise TaskDataError(f"split {config.training_split!r} of {config.env_type} has no training tasks.")
     return TaskSet(tuple(training), tuple(validation))
+
+
+def _no_transcripts(source: str, key: str) -> ConfigError:
+    return ConfigError(
+        f"algorithm sft trains on transcripts, and {source} has none; set {key}.type to dataset_file or "
+        "huggingface_dat_repo"
+    )
 
 
 def _read(

@@ -1,4 +1,4 @@
-"""The base class of your own task readers, and the reader of tasks with random text."""
+"""The base class of your own task readers, and the readers of tasks with random text and of seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from astuner.config.data import RandomDummyConfig
+from astuner.config.data import MAX_SEED_TASKS, RandomDummyConfig
 from astuner.errors import AstunerError, PluginError, TaskDataError, describe_error, short_repr
 from astuner.plugin import load_class, raised_at
 from astuner.schema import Split, Task, TaskSet
@@ -61,6 +61,37 @@ class RandomDummyReader(BaseTaskReader):
             init_messages=messages if self._transcripts else (),
             metadata={"answer": answer},
         )
+
+
+class SeedReader(BaseTaskReader):
+    """`task_reader.type: seeds`: tasks that are seeds, for workflows that make a task from a seed.
+
+    The seed is `task.metadata["seed"]`. The validation seeds begin `MAX_SEED_TASKS` after the first training seed, so
+    they are the same for every number of training tasks.
+    """
+
+    def __init__(self, count: int, validation_count: int, first_seed: int) -> None:
+        """Create the reader.
+
+        Args:
+            count, validation_count: numbers of tasks, at most `MAX_SEED_TASKS`.
+            first_seed: seed of the first training task.
+        """
+        self._count = count
+        self._validation_count = validation_count
+        self._first_seed = first_seed
+
+    def training_tasks(self) -> Iterator[Task]:
+        """Return the training tasks."""
+        return map(self._task, range(self._first_seed, self._first_seed + self._count))
+
+    def validation_tasks(self) -> Iterator[Task]:
+        """Return the validation tasks."""
+        first = self._first_seed + MAX_SEED_TASKS
+        return map(self._task, range(first, first + self._validation_count))
+
+    def _task(self, seed: int) -> Task:
+        return Task(task_id=f"seed-{seed}", main_query=f"seed {seed}", metadata={"seed": seed})
 
 
 def load_reader(path: str, options: Mapping[str, Any], search: Sequence[Path]) -> BaseTaskReader:

@@ -96,6 +96,10 @@ class ActiveEpisodes:
         """Return whether any episode runs; True while episodes of other processes are included."""
         return bool(self._running) or self._fetch_reports is not None
 
+    def sampled_tokens(self) -> int:
+        """Return the number of tokens that the running episodes of this process have sampled, in ended calls."""
+        return sum(len(call.completion_ids) for episode in list(self._running) for call in episode.tuner.calls)
+
     def local_report(self) -> RunningReport:
         """Return the report of this process."""
         episodes = list(self._running)

@@ -8,42 +8,34 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from step_task import LEARNING_RATE, Gate, Sizes, questions
 
-from astuner.backbone.training.progress import ProgressBar, RunProgress
+from astuner.backbone.training.progress import RunProgress
 from astuner.config.loading import load_config
 from astuner.launcher import launch
 
 
-class GatedBar(ProgressBar):
-    """A progress bar that waits at the gate after each advance."""
-
-    def __init__(self, bar: ProgressBar, gate: Gate) -> None:
-        self._bar = bar
-        self._gate = gate
-
-    def advance(self, note: str | None = None) -> None:
-        self._bar.advance(note)
-        self._gate.wait()
-
-
 class GatedProgress(RunProgress):
-    """The progress bars of a run. The bar of the training steps waits before the first and after each step."""
+    """The progress of a run. It waits at the gate before the first training step and after each."""
 
     def __init__(self, console: Console, gate: Gate, **more: bool) -> None:
         super().__init__(console, **more)
         self._gate = gate
 
     @contextlib.contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[ProgressBar]:
-        with super().bar(title, total, done) as bar:
-            if title != "training":
-                yield bar
-                return
+    def bar(self, title: str, total: int, done: int = 0, **more: Any) -> Iterator[None]:
+        with super().bar(title, total, done, **more):
+            if title == "training":
+                self._gate.wait()
+            yield
+
+    def advance(self, count: int = 1, note: str | None = None) -> None:
+        super().advance(count, note)
+        if [bar.title for bar in self._bars] == ["training"]:
             self._gate.wait()
-            yield GatedBar(bar, self._gate)
 
 
 def configuration(folder: Path, sizes: Sizes) -> Path:

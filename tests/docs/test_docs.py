@@ -206,7 +206,7 @@ def assert_workflow_scores(workflow: Callable[[], Workflow], codec: ChatCodec) -
     answer = codec.tokenizer.encode("\\boxed{4}<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: answer, max_model_len=8192)
     runner = TaskRunner(workflow, MathAnswerAsJudge(TaskJudgeConfig()), engine, codec)
-    task = WorkflowTask(Task("1", "What is 2 + 2?", metadata={"answer": "4"}), "page-1")
+    task = WorkflowTask(Task("1", "What is 2 + 2?", metadata={"answer": "4", "seed": 1}), "page-1")
     settings = CallSettings(max_model_len=8192, max_prompt_length=8192, max_response_length=8192)
     episode = asyncio.run(runner.run(task, runner.tuner(task, settings)))
     assert episode.status == "ok", episode.error

@@ -29,6 +29,8 @@ TRAINING = "task_reader.dataset_file.training.file_path"
         ("model", None, ("model is a folder", "expected a YAML file")),
         ("empty.yaml", "", ("the model to train is missing", "the workflow to tune is missing", "under `astuner:`")),
         ("broken.yaml", "astuner:\n  model: {path: x\n", ("broken.yaml:", "not valid YAML")),
+        ("no_tasks.yaml", "astuner: {model: {path: model}, rollout: {agentscope_workflow: agents->Answers}}\n",
+         ("names no tasks; add the section task_reader under `astuner:`", "type: dataset_file", "type: seeds, count: 64")),
         ("list.yaml", "- astuner\n", ("list.yaml",)),
         ("binary.yaml", "\x00\x01", ("binary.yaml",)),
         ("typo.yaml", "astuner:\n  rollout:\n    num_repaet: 4\n", ("typo.yaml:3", "did you mean 'astuner.rollout.num_repeat'?")),

@@ -87,7 +87,7 @@ class TestRuns:
         assert listed("--all") == ["slow.1", "slow-debug", "killed", "fast", "slow"]
         text = run().output
         assert "25% → 90%" in text
-        assert "1 min 15 s" in text
+        assert "1:15" in text
         assert "2 debug runs, dry runs and renamed earlier runs are hidden" in text
 
     def test_filter_and_order(self) -> None:

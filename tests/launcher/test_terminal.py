@@ -69,9 +69,11 @@ def test_a_run_in_a_pipe_with_closed_input_is_plain_text(folder: Path):
     assert f"record: {folder / RUN}" in err.splitlines()[-1]
 
 
-def test_a_terminal_shows_a_bar_for_every_phase(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_terminal_shows_the_progress_of_every_phase(folder: Path, monkeypatch: pytest.MonkeyPatch):
     shown = _on_a_terminal(monkeypatch, "astuner.trainer_common.val_before_train=true")
-    for phase in ("training", "step 1: episodes", "step 2: episodes", "validation before", "validation after"):
+    phases = ("training", "validation before", "validation after")
+    steps = ("step 1/2: rollout", "step 1/2: update", "step 2/2: rollout", "step 2/2: update")
+    for phase in (*phases, *steps):
         assert phase in shown
     assert "━" in shown
     assert "step 1/2  reward 1.50" in shown

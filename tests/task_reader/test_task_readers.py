@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from astuner.config.data import TaskReaderConfig
-from astuner.errors import PluginError, TaskDataError
+from astuner.errors import ConfigError, PluginError, TaskDataError
 from astuner.schema import TaskSet
 from astuner.task_reader import read_tasks
 
@@ -164,6 +164,31 @@ def test_random_tasks_are_transcripts_for_supervised_training(tmp_path: Path) ->
     task = read(tmp_path, transcripts=True, type="random_dummy").training[0]
     assert [message["role"] for message in task.init_messages] == ["user", "assistant"]
     assert task.main_query == ""
+
+
+def test_seeds_of_the_splits_are_disjoint_and_stay_the_same(tmp_path: Path) -> None:
+    first, more = (
+        read(tmp_path, type="seeds", count=count, validation_count=3, first_seed=7) for count in (4, 1_000_000)
+    )
+    assert [task.metadata["seed"] for task in first.training] == [7, 8, 9, 10]
+    assert first.validation == more.validation
+    seeds = {task.metadata["seed"] for task in more.training}
+    assert seeds.isdisjoint(task.metadata["seed"] for task in more.validation)
+    assert len({task.task_id for task in (*more.training, *more.validation)}) == 1_000_003
+    assert read(tmp_path, type="seeds", validation_count=0).validation == ()
+    assert len(read(tmp_path, type="seeds").training) == 64
+
+
+def test_seeds_are_no_transcripts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="algorithm sft trains on transcripts, and a seed has none; set astuner"):
+        read(tmp_path, transcripts=True, type="seeds")
+
+
+def test_seeds_are_part_of_a_mixture(tmp_path: Path) -> None:
+    parts = [{"type": "seeds", "count": 2, "validation_count": 0}, {"type": "seeds", "count": 1, "first_seed": 5}]
+    assert [task.task_id for task in read(tmp_path, type="mixture", mixture=parts).training] == [
+        "seeds/seed-0", "seeds/seed-1", "seeds-2/seed-5",
+    ]  # fmt: skip
 
 
 def test_a_mixture_names_the_reader_of_each_task(folder: Path) -> None:

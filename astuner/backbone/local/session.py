@@ -68,7 +68,7 @@ class LocalSession(TrainingSession):
     @cached_property
     def _policy_update(self) -> PolicyUpdate:
         algorithm = resolve(self._config.trainer_common.algorithm)
-        return PolicyUpdate(self._config, algorithm, self.policy, self.optimizer)
+        return PolicyUpdate(self._config, algorithm, self.policy, self.optimizer, self.context.progress.advance)
 
     @property
     def compute_dtype(self) -> str:

@@ -45,20 +45,22 @@ class SupervisedLoop(RlLoop):
             TaskDataError: a transcript is too long, or has no token of the assistant.
         """
         tasks = self.context.run_inputs.tasks
-        with self.context.progress.bar("transcripts", len(tasks.training) + len(tasks.validation)) as bar:
+        with self.context.progress.bar("transcripts", len(tasks.training) + len(tasks.validation)):
             for task in tasks.training:
                 self._training[task.task_id] = self._row(task)
-                bar.advance()
+                self.context.progress.advance()
             for task in tasks.validation:
                 self._validation.append(self._row(task))
-                bar.advance()
+                self.context.progress.advance()
 
     def train_step(self, step: int) -> str:
         """Do one optimizer step and return a note for the progress bar."""
         started = timestamp()
         session, state = self.session, self.state
-        with signals_deferred(), self.context.phase("update"):
-            rows = [self._training[task.task_id] for task in self.order.batch(step)]
+        rows = [self._training[task.task_id] for task in self.order.batch(step)]
+        progress = self.context.progress
+        title = f"{self._step_name(step)}: update"
+        with signals_deferred(), self.context.phase("update"), progress.bar(title, len(rows), unit="transcripts"):
             session.policy.model.train()
             total = 0.0
             scales, batches = self._scaled_micro_batches(rows)
@@ -67,6 +69,7 @@ class SupervisedLoop(RlLoop):
                 loss.backward()  # type: ignore[no-untyped-call]
                 total += float(loss.detach())
                 return_free_memory()
+                progress.advance(len(batch.rows))
             norm = session.optimizer.step(step)
             state.step = step
             self.end_task_step(step, {})
@@ -91,9 +94,12 @@ class SupervisedLoop(RlLoop):
         if not self._validation:
             return
         self.session.policy.model.eval()
-        with self.context.phase("validation"):
-            scales, batches = self._scaled_micro_batches(self._validation)
-            loss = sum(float(self._loss(batch, scales)) for batch in batches)
+        rows, progress, loss = self._validation, self.context.progress, 0.0
+        with self.context.phase("validation"), progress.bar(title, len(rows), unit="transcripts"):
+            scales, batches = self._scaled_micro_batches(rows)
+            for batch in batches:
+                loss += float(self._loss(batch, scales))
+                progress.advance(len(batch.rows))
         with signals_deferred():
             self.context.record.log_metrics(self.state.step, {"val/loss": loss})
             self.state.validated = self.state.step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,12 +96,14 @@ class PolicyUpdate:
         config: the run's configuration.
         algorithm: the resolved algorithm; it must have a rule.
         policy, optimizer: the model and its optimizer.
+        on_rows: called with a number of rows that the update has finished.
     """
 
     config: AstunerConfig
     algorithm: Algorithm
     policy: Policy
     optimizer: Optimizer
+    on_rows: Callable[[int], None] = lambda _: None
     _gaps: list[float] = field(default_factory=list, init=False)
 
     @property
@@ -157,6 +159,8 @@ class PolicyUpdate:
                 if not norms:
                     self._check_logprob_gap(sums, advantages.episodes, step)
                 norms.append(self.optimizer.step(step))
+            else:
+                self.on_rows(len(part))
         changed = self.optimizer.sampled_weights() != before
         return self._summary(sums, norms, step) | {"update/changed_weights": float(changed.float().mean())}
 
@@ -198,6 +202,7 @@ class PolicyUpdate:
         if not uses_kl_loss(self.config):
             # A row whose advantage is zero has no gradient. `scales` already accounts for its tokens.
             indexes = [index for index in indexes if rows[index].has_advantage]
+            self.on_rows(len(rows) - len(indexes))
         rows, scales = [rows[index] for index in indexes], scales[indexes]
         for batch in self._micro_batches(rows):
             batch_scales = scales[list(batch.rows)].to(self.policy.device)
@@ -205,6 +210,7 @@ class PolicyUpdate:
             loss.backward()  # type: ignore[no-untyped-call]
             sums.token_values.add(rows, batch, logprobs, entropies)
             del loss, logprobs, entropies
+            self.on_rows(len(batch.rows))
             return_free_memory()
 
     def _loss(

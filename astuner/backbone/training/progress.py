@@ -1,25 +1,21 @@
-"""Progress of a run: bars on the terminal, and warnings about phases that pass their deadline."""
+"""Progress of a run: one line on the console, and warnings about phases that pass their deadline."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import monotonic, strftime  # an episode that replaces `time.monotonic` must not end the thread of the display
 from typing import Literal
 
 from loguru import logger
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.live import Live
+from rich.text import Text
 
+from astuner.clock import duration_text
 from astuner.config.timing import DeadlinesConfig
+from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.deadlines import alarm
 from astuner.debugging.tracebacks import format_stack, thread_stack
 from astuner.task_rollout import ActiveEpisodes
@@ -37,53 +33,171 @@ _TITLES: dict[PhaseName, str] = {
 }
 
 
-class ProgressBar:
-    """A progress bar that `RunProgress` shows."""
+_REFRESH_SECONDS = 0.5
+_SECONDS_BETWEEN_LINES = 30.0
+_BAR_WIDTHS = (6, 20)
+_SHORTEST_RATE = 1.0  # seconds; the rate of a shorter time means nothing
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self._progress = progress
-        self._task = task
 
-    def advance(self, note: str | None = None) -> None:
-        """Advance by one, and show `note` next to the bar."""
-        self._progress.advance(self._task)
-        if note is not None:
-            self._progress.update(self._task, note=note)
+class _Bar:
+    """Counts what a block has done; `RunProgress` shows it.
+
+    Attributes:
+        title: what the block does.
+        total: the number of units; `done` of them are complete.
+        unit: the name of the units, in the plural.
+        tokens: returns the number of tokens that were sampled since the start of the block; None if it samples none.
+        started: time of the clock.
+        note: a text after the numbers.
+    """
+
+    def __init__(
+        self, title: str, total: int, done: int, unit: str, tokens: Callable[[], int] | None, started: float
+    ) -> None:
+        self.title = title
+        self.total = total
+        self.done = done
+        self.unit = unit
+        self.tokens = tokens
+        self.started = started
+        self.note = ""
+        self._done_at_start = done
+
+    def numbers(self, now: float) -> list[str]:
+        """Return the count, the tokens per second, the elapsed and the remaining time, and the note."""
+        elapsed = now - self.started
+        # Trainers in other processes report nothing until they have ended.
+        counted = f"{self.done:,}/{self.total:,}" if self.done else f"{self.total:,}"
+        parts = [f"{counted} {self.unit}".strip()]
+        if self.tokens is not None and elapsed >= _SHORTEST_RATE and (tokens := self.tokens()):
+            parts.append(f"{tokens / elapsed:,.0f} tokens/s")
+        parts.append(duration_text(elapsed))
+        if self._done_at_start < self.done < self.total:
+            remaining = elapsed / (self.done - self._done_at_start) * (self.total - self.done)
+            parts.append(f"eta {duration_text(remaining)}")
+        return [*parts, self.note] if self.note else parts
 
 
 class RunProgress:
-    """The progress bars of one run. A bar disappears when its block ends."""
+    """The progress of one run, on one line of the terminal that disappears when the outermost block ends.
 
-    def __init__(self, console: Console, *, shown: bool = True) -> None:
-        """Create the bars on `console`, if it is a terminal; `shown=False` disables them, e.g. under a debugger."""
+    If the console is no terminal, a block that takes long prints a line every 30 s. A thread writes both, except in a
+    run whose episodes stop in the terminal's debugger: such a run prints lines between its episodes only.
+    """
+
+    def __init__(self, console: Console, *, shown: bool = True, clock: Callable[[], float] = monotonic) -> None:
+        """Create the display.
+
+        Args:
+            console: where the progress is shown.
+            shown: False if a debugger may read from the terminal.
+            clock: returns seconds.
+        """
         self.console = console
-        self._progress = Progress(
-            TextColumn("{task.description}", style="bold"),
-            BarColumn(bar_width=30),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}", style="dim"),
-            console=console,
-            transient=True,
-            disable=not (shown and console.is_terminal),  # a pipe or a file would get escape codes and empty lines
-        )
-        self._open = 0
+        self._has_thread = shown
+        self._clock = clock
+        self._bars: list[_Bar] = []
+        self._last_line = clock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._live: Live | None = None
 
     @contextlib.contextmanager
-    def bar(self, title: str, total: int, done: int = 0) -> Iterator[ProgressBar]:
-        """Show a bar with `title` while the block runs; `done` of `total` units are complete at the start."""
-        if self._open == 0:
-            self._progress.start()
-        self._open += 1
-        task = self._progress.add_task(title, total=total, completed=done, note="")
+    def bar(
+        self, title: str, total: int, done: int = 0, *, unit: str = "", tokens: Callable[[], int] | None = None
+    ) -> Iterator[None]:
+        """Show the progress of the block; a bar inside of another one replaces it until it ends.
+
+        Args:
+            title: what the block does.
+            total: the number of units.
+            done: how many of them are complete at the start.
+            unit: the name of the units, in the plural.
+            tokens: returns the number of tokens sampled since the start of the block. Called from another thread.
+        """
+        bar = _Bar(title, total, done, unit, tokens, self._clock())
+        self._bars.append(bar)
+        if len(self._bars) == 1:
+            self._start()
+        self._show_change()
         try:
-            yield ProgressBar(self._progress, task)
+            yield
         finally:
-            self._progress.remove_task(task)
-            self._open -= 1
-            if self._open == 0:
-                self._progress.stop()
+            self._bars.remove(bar)
+            self._show_change()
+            if not self._bars:
+                self._stop()
+
+    def advance(self, count: int = 1, note: str | None = None) -> None:
+        """Count units of the innermost block as done.
+
+        Args:
+            count: how many.
+            note: replaces the text after the numbers.
+        """
+        bar = self._bars[-1]
+        bar.done += count
+        if note is not None:
+            bar.note = note
+        if not self._has_thread:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Show the current numbers: rewrite the terminal's line, or print a line if the last one is 30 s old."""
+        if self._live is not None:
+            self._live.refresh()
+            return
+        now, bars = self._clock(), self._bars[-1:]
+        if now - self._last_line < _SECONDS_BETWEEN_LINES or (self._has_thread and is_debugged()):
+            return
+        self._last_line = now
+        for bar in bars:
+            numbers = ", ".join(bar.numbers(now))
+            self.console.print(f"{strftime('%H:%M:%S')} {bar.title}: {numbers}", markup=False, soft_wrap=True)
+
+    def _start(self) -> None:
+        if not self._has_thread:
+            return
+        if self.console.is_terminal:  # a pipe or a file would get escape codes and empty lines
+            self._live = Live(console=self.console, get_renderable=self._line, auto_refresh=False, transient=True)
+            self._live.start()
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_REFRESH_SECONDS):
+            self.refresh()
+
+    def _stop(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._live is not None:
+            self._live.stop()
+        self._thread = self._live = None
+
+    def _show_change(self) -> None:
+        """Show another bar. Where lines are printed, the next one follows after 30 s of this bar."""
+        self._last_line = self._clock()
+        if self._live is not None:
+            self._live.refresh()
+
+    def _line(self) -> Text:
+        """Return the terminal's line: title, bar and numbers, without the bar if the terminal is narrow."""
+        bars = self._bars[-1:]
+        line = Text(no_wrap=True, overflow="ellipsis", end="")
+        for bar in bars:
+            numbers = "  ".join(bar.numbers(self._clock()))
+            room = self.console.width - len(bar.title) - len(numbers) - 5
+            line.append(bar.title, style="bold")
+            narrowest, widest = _BAR_WIDTHS
+            if room >= narrowest and bar.total:
+                width = min(room, widest)
+                filled = min(round(width * bar.done / bar.total), width)
+                line.append("  ").append("━" * filled, style="green").append("━" * (width - filled), style="dim")
+            line.append(f"  {numbers}")
+        return line
 
 
 def warn_if_slow(

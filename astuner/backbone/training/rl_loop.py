@@ -112,10 +112,10 @@ class RlLoop:
         self.prepare()
         if state.step < self.total_steps:
             logger.info("training: {} steps, {} of them done", self.total_steps, state.step)
-        with self.context.progress.bar("training", self.total_steps, done=state.step) as bar:
+        with self.context.progress.bar("training", self.total_steps, done=state.step, unit="steps"):
             self._validate_if_due()  # the run may have been interrupted in this validation
             while state.step < self.total_steps:
-                bar.advance(self.train_step(state.step + 1))
+                self.context.progress.advance(note=self.train_step(state.step + 1))
                 self._validate_if_due()
                 if state.step % save_freq == 0 or state.step == self.total_steps:
                     self._save()
@@ -133,7 +133,7 @@ class RlLoop:
             state.before = state.latest
 
     def train_step(self, step: int) -> str:
-        """Do one training step and return a note for the progress bar.
+        """Do one training step and return a note for the progress.
 
         Args:
             step: 1-based.
@@ -143,7 +143,7 @@ class RlLoop:
 
         # Roll out.
         request = batch_request(self.config, self.order.batch(step), self.config.rollout.num_repeat, "train", step)
-        episodes = run_batch(context, state, session.roll_out, request, f"step {step}: episodes")
+        episodes = run_batch(context, state, session.roll_out, request, f"{self._step_name(step)}: rollout")
         rolled_out = timestamp()
         usable = [episode for episode in episodes if episode.status == "ok"]
         self._failed_steps = 0 if usable else self._failed_steps + 1
@@ -155,31 +155,36 @@ class RlLoop:
             check_judge(self.config, state, episodes)
             check_any_succeeded(episodes)
 
-        # Weights, counters and record change together, so that a checkpoint is always consistent.
-        session.wait_for_update(step)
-        with signals_deferred():
-            # Update and sync weights.
-            result = _NO_UPDATE
-            if usable:
-                with context.phase("update"):
-                    result = self._update(usable, step)
-                with context.phase("sync_weights"):
-                    session.sync(step)
+        n_samples = sum(len(episode.samples) for episode in usable)
+        with context.progress.bar(f"{self._step_name(step)}: update", n_samples, unit="samples"):
+            session.wait_for_update(step)
+            # Weights, counters and record change together, so that a checkpoint is always consistent.
+            with signals_deferred():
+                # Update and sync weights.
+                result = _NO_UPDATE
+                if usable:
+                    with context.phase("update"):
+                        result = self._update(usable, step)
+                    with context.phase("sync_weights"):
+                        session.sync(step)
 
-            # Record.
-            state.step = step
-            state.totals.add(episodes)
-            metrics = batch_metrics(episodes) | result.metrics | self.end_task_step(step, success_rates(episodes))
-            metrics |= {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
-            ids = [episode.episode_id for episode in usable]
-            context.record.end_step(
-                dict(zip(ids, result.advantages, strict=False)), dict(zip(ids, result.samples, strict=False))
-            )
-            metrics["time/step"] = timestamp() - started
-            context.record.log_metrics(step, metrics)
+                # Record.
+                state.step = step
+                state.totals.add(episodes)
+                metrics = batch_metrics(episodes) | result.metrics | self.end_task_step(step, success_rates(episodes))
+                metrics |= {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
+                ids = [episode.episode_id for episode in usable]
+                context.record.end_step(
+                    dict(zip(ids, result.advantages, strict=False)), dict(zip(ids, result.samples, strict=False))
+                )
+                metrics["time/step"] = timestamp() - started
+                context.record.log_metrics(step, metrics)
         self._check_judge(episodes)
         self._check_signal(result.signal, any_usable=bool(usable))
         return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
+
+    def _step_name(self, step: int) -> str:
+        return f"step {step}/{self.total_steps}"
 
     def end_task_step(self, step: int, rates: Mapping[str, float]) -> dict[str, float]:
         """Give the success rates of a step to what draws the tasks of the next ones, and return its metrics."""

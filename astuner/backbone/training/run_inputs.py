@@ -11,10 +11,11 @@ from typing import Any
 
 from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings, load_player
 from astuner.backbone.training.model_folder import local_model, model_path
-from astuner.backbone.training.task_files import with_task_files
+from astuner.backbone.training.task_files import check_tasks_named, with_task_files
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskReaderConfig
+from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.diagnostics import Monitor
@@ -214,17 +215,24 @@ def load_run_inputs(
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics)
 
 
-def check_references(config: AstunerConfig, config_dir: Path, model: str | None = None) -> None:
-    """Check that the user's classes, files and model exist, without importing PyTorch or user code.
+def check_references(
+    config: AstunerConfig, config_dir: Path, origins: Mapping[KeyPath, str], model: str | None = None
+) -> None:
+    """Check that tasks are named, and that the user's classes, files and model exist.
+
+    PyTorch and user code are not imported.
 
     Args:
         config: the resolved configuration.
         config_dir: the YAML's folder.
+        origins: where the user set each key.
         model: a model to use instead of `model.path`.
 
     Raises:
+        ConfigError: no tasks are named.
         PluginError, TaskDataError, ModelError: one does not exist.
     """
+    check_tasks_named(config.task_reader, origins)
     search = (Path.cwd(), config_dir.absolute())
     reader = config.task_reader
     paths = [path for path in (reader.type, *(part.type for part in reader.mixture)) if "->" in path]

@@ -147,21 +147,31 @@ def run_batch(
     title: str,
     on_attempt: OnEpisode = lambda _: None,
 ) -> list[Episode]:
-    """Run the episodes of `request` behind a progress bar that shows their mean reward, and return them."""
+    """Run the episodes of `request` and return them. The progress shows their number, tokens and mean reward."""
     rewards: list[float] = []
+    ended_tokens = 0
+
+    def tokens() -> int:
+        return ended_tokens + context.active_episodes.sampled_tokens()
+
     with (
         context.phase("validation" if request.split == "val" else "rollout"),
-        context.progress.bar(title, len(request.tasks) * request.repeats) as bar,
+        context.progress.bar(title, len(request.episodes()), unit="episodes", tokens=tokens),
     ):
+
+        def on_end(episode: Episode) -> None:
+            nonlocal ended_tokens
+            ended_tokens += sum(len(call.completion_ids) for call in episode.calls)
+            on_attempt(episode)
 
         def on_episode(episode: Episode) -> None:
             if episode.reward is not None:
                 rewards.append(episode.reward)
                 if state.first_reward_seconds is None:
                     state.first_reward_seconds = timestamp() - context.started
-            bar.advance(f"reward {sum(rewards) / len(rewards):.2f}" if rewards else "")
+            context.progress.advance(note=f"reward {sum(rewards) / len(rewards):.2f}" if rewards else None)
 
-        return roll_out(request, on_episode, on_attempt)
+        return roll_out(request, on_episode, on_end)
 
 
 def run_validation(context: RunContext, session: TrainingSession, state: RunState, title: str) -> None:

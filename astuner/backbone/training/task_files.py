@@ -1,14 +1,34 @@
-"""Task readers whose tasks are first written to files."""
+"""The check that tasks are named, and task readers whose tasks are first written to files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from astuner.config.data import MixturePart, TaskReaderConfig, part_names
+from astuner.config.keys import KeyPath
 from astuner.data_generation import generation_files
 from astuner.errors import ConfigError
 from astuner.tracing import tracing_files
+
+
+def check_tasks_named(reader: TaskReaderConfig, origins: Mapping[KeyPath, str]) -> None:
+    """Check that the user has configured tasks. The default, a dataset of the Hugging Face hub, fits few workflows.
+
+    Args:
+        reader: section `task_reader`.
+        origins: where the user set each key.
+
+    Raises:
+        ConfigError: the section has only defaults.
+    """
+    if reader == TaskReaderConfig() and not any(path[:2] == ("astuner", "task_reader") for path in origins):
+        raise ConfigError(
+            "the configuration names no tasks; add the section task_reader under `astuner:`, for example\n"
+            "  task_reader: {type: dataset_file, dataset_file: {training: {file_path: tasks.jsonl}}}\n"
+            "or, for a workflow that makes a task from a seed,\n"
+            "  task_reader: {type: seeds, count: 64}"
+        )
 
 
 def with_task_files(
