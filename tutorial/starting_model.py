@@ -1,7 +1,8 @@
 """Create and cache the small starting models of the examples.
 
-A randomly initialised Qwen3 model is fine-tuned with astuner's supervised training on the transcripts of an example.
-The model is cached in the user's cache folder under a name that contains a hash of its recipe.
+A randomly initialised Qwen3 model, or a pretrained model, is fine-tuned with astuner's supervised training on the
+transcripts of an example. The result is cached in the user's cache folder under a name that contains a hash of its
+recipe.
 """
 
 import contextlib
@@ -23,9 +24,12 @@ from tutorial import tiny_tokenizer
 class Recipe:
     """Hyperparameters of a starting model, its tokenizer and its supervised training.
 
+    Those of the shape and of the tokenizer have no effect if the training starts from a pretrained model.
+
     Attributes:
         name: Name of the model in the cache folder.
         renderer: As `model.renderer` of the run.
+        dtype: As `model.dtype` of the run.
         context: Maximum sequence length, in tokens.
         vocabulary: Maximum number of tokens of the tokenizer.
         isolated: Regular expression for the text that makes a token of its own; "" for the digits.
@@ -37,6 +41,7 @@ class Recipe:
 
     name: str
     renderer: str = "qwen3"
+    dtype: str = "auto"
     seed: int = 1
     hidden_size: int = 128
     intermediate_size: int = 384
@@ -55,7 +60,12 @@ class Recipe:
     prompt_loss_weight: float = 0.1
 
 
-def starting_model(recipe: Recipe, make_transcripts: Callable[[], list[dict]], sources: Sequence[str | Path]) -> Path:
+def starting_model(
+    recipe: Recipe,
+    make_transcripts: Callable[[], list[dict]],
+    sources: Sequence[str | Path],
+    pretrained: Callable[[], Path] | None = None,
+) -> Path:
     """Return the folder of a starting model. Create the model if it does not exist.
 
     Args:
@@ -63,13 +73,15 @@ def starting_model(recipe: Recipe, make_transcripts: Callable[[], list[dict]], s
         make_transcripts: Returns rows with `messages`, and with `tools` if the agent has tools. The tokenizer is
             trained on the first 500.
         sources: Files and texts that determine the transcripts. The model is created again if one of them changes.
+        pretrained: Returns the folder of the model that the training starts from. By default, this is a Qwen3 model
+            with random weights.
     """
     folder = cache_folder() / f"{recipe.name}_{fingerprint(recipe, sources)}"
     folder.mkdir(parents=True, exist_ok=True)
-    with _exclusive(folder):
+    with exclusive(folder):
         if not (folder / "model" / "config.json").exists():
             logger.info("creating the starting model in {}; this takes some minutes and happens only once", folder)
-            _create(recipe, make_transcripts(), folder)
+            _create(recipe, make_transcripts(), folder, pretrained)
             logger.info("the starting model is ready")
     return folder / "model"
 
@@ -122,12 +134,13 @@ def blank_model(recipe: Recipe, tokenizer):
 
 
 @contextlib.contextmanager
-def _exclusive(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder in the cache during the block."""
     lock = FileLock(folder / "lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        logger.info("waiting for another run to create the starting model")
+        logger.info("waiting for another run to create the model")
         lock.acquire()
     try:
         yield
@@ -135,21 +148,26 @@ def _exclusive(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _create(recipe: Recipe, transcripts: list[dict], folder: Path) -> None:
+def _create(recipe: Recipe, transcripts: list[dict], folder: Path, pretrained: Callable[[], Path] | None) -> None:
     from astuner import AstunerJob
 
-    tokenizer = build_tokenizer(recipe, transcripts)
-    blank_model(recipe, tokenizer).save_pretrained(folder / "blank")
-    tokenizer.save_pretrained(folder / "blank")
+    if pretrained is None:
+        untrained = folder / "blank"
+        tokenizer = build_tokenizer(recipe, transcripts)
+        blank_model(recipe, tokenizer).save_pretrained(untrained)
+        tokenizer.save_pretrained(untrained)
+    else:
+        untrained = pretrained()
     held_out = recipe.validation_transcripts
     for name, rows in (("train", transcripts[held_out:]), ("validation", transcripts[:held_out])):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     job = AstunerJob(
         algorithm="sft",
-        model=folder / "blank",
+        model=untrained,
         project_name=recipe.name,
         experiment_name="warm_up",
         model__renderer=recipe.renderer,
+        model__dtype=recipe.dtype,
         data__train_batch_size=recipe.batch,
         trainer_common__algorithm__prompt_loss_weight=recipe.prompt_loss_weight,
         trainer_common__optim={
@@ -168,7 +186,7 @@ def _create(recipe: Recipe, transcripts: list[dict], folder: Path) -> None:
     job.set_data(type="file", dataset_path=folder / "train.jsonl", validation_path=folder / "validation.jsonl")
     tuned = job.tune(exp_dir=folder)
     tuned.path.rename(folder / "model")
-    for unneeded in (folder / "blank", tuned.record):
-        shutil.rmtree(unneeded)
+    shutil.rmtree(folder / "blank", ignore_errors=True)
+    shutil.rmtree(tuned.record)
     for unneeded in folder.glob("*.jsonl"):
         unneeded.unlink()

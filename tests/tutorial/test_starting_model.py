@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from tests.conftest import conversation
 from tutorial.example_math_agent import prepare_model
@@ -68,6 +69,18 @@ def test_an_unfinished_model_is_created_again(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(KeyError, match="no transcripts"):
         starting_model(RECIPE, failing, [])
     assert (starting_model(RECIPE, transcripts, []) / "model.safetensors").exists()
+
+
+def test_a_pretrained_model_is_trained_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = load_file(model_folder / "model.safetensors")
+    tuned = starting_model(RECIPE, transcripts, [], lambda: model_folder)
+    after = load_file(tuned / "model.safetensors")
+    assert {name: weight.shape for name, weight in after.items()} == {name: w.shape for name, w in before.items()}
+    assert any((after[name] != before[name]).any() for name in after)
+    assert all((before[name] == weight).all() for name, weight in load_file(model_folder / "model.safetensors").items())
 
 
 def test_the_fingerprint_changes_with_the_recipe_and_the_sources(tmp_path: Path) -> None:

