@@ -87,8 +87,7 @@ def _matches(
 
 def _messages(recorded: RecordedEpisode) -> list[_Message]:
     return [
-        _Message(_role(message), agent or "", _cut(_text(message)))
-        for message, agent in conversation(recorded.episode.calls)
+        _Message(_role(message), agent, _cut(_text(message))) for message, agent in conversation(recorded.episode.calls)
     ]
 
 

@@ -15,6 +15,7 @@ class Messages:
         distinct: The messages in the order in which the calls first contain them.
         of_call: Indices in `distinct` of each call's messages.
         authors: For each message of `distinct`, the index of the call that generated it; None for other messages.
+        agents: For each message of `distinct`, the agent of this call; empty for other messages.
     """
 
     def __init__(self, calls: Sequence[LlmCall]) -> None:
@@ -33,12 +34,13 @@ class Messages:
                     self.authors.append(_author(message, number, place == len(call.messages) - 1, written))
                 indices.append(numbers[id(message)])
             self.of_call.append(indices)
+        self.agents = ["" if author is None else calls[author].agent_name for author in self.authors]
 
 
-def conversation(calls: Sequence[LlmCall]) -> list[tuple[object, str | None]]:
+def conversation(calls: Sequence[LlmCall]) -> list[tuple[object, str]]:
     """Return the messages of calls without the repetitions of later calls, each with its author.
 
-    The author is the name of the agent whose call generated the message; None for other messages.
+    The author is the name of the agent whose call generated the message; empty for other messages.
     """
     messages = Messages(calls)
     seen: Counter[str] = Counter()
@@ -46,12 +48,12 @@ def conversation(calls: Sequence[LlmCall]) -> list[tuple[object, str | None]]:
     for indices in messages.of_call:
         in_call: Counter[str] = Counter()
         for index in indices:
-            message, author = messages.distinct[index], messages.authors[index]
+            message = messages.distinct[index]
             key = repr(message)
             in_call[key] += 1
             if in_call[key] > seen[key]:
                 seen[key] += 1
-                emitted.append((message, None if author is None else calls[author].agent_name))
+                emitted.append((message, messages.agents[index]))
     return emitted
 
 

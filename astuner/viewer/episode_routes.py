@@ -47,7 +47,8 @@ def add_episode_routes(app: FastAPI, indexes: IndexCache) -> None:
     @app.get("/api/task")
     def task(run: str, task: str) -> Response:
         with indexes.of(run).reading() as db:
-            return json_response({"steps": task_steps(db, task)})
+            picks_by_split = {split: task_picks(db, task, split) for split in ("val", "train")}
+            return json_response({"steps": task_steps(db, task), "picks": picks_by_split})
 
     @app.get("/api/picks")
     def picks(run: str, task: str, split: str = "train") -> Response:

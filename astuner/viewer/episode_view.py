@@ -208,23 +208,29 @@ def by_agent(calls: Iterable[LlmCall], advantages: Mapping[str, float]) -> list[
 
 
 def transcript(episode: Episode) -> list[dict[str, Any]]:
-    """Return the messages of the longest conversation in the format of the chat API, with long texts cut."""
+    """Return the messages of the longest conversation in the format of the chat API, with long texts cut.
+
+    `agent` is the agent that wrote a message, or an empty text.
+    """
     if not episode.calls:
         return []
-    messages = max(episode.calls, key=lambda call: (len(call.messages), call.end_time)).messages
-    if len(messages) > _MAX_TRANSCRIPT_MESSAGES:
+    longest = max(range(len(episode.calls)), key=lambda n: (len(episode.calls[n].messages), episode.calls[n].end_time))
+    messages = Messages(episode.calls)
+    indices = messages.of_call[longest]
+    if len(indices) > _MAX_TRANSCRIPT_MESSAGES:
         half = _MAX_TRANSCRIPT_MESSAGES // 2
-        messages = (*messages[:half], *messages[-half:])
-    return [_shorten_message(message) for message in messages]
+        indices = [*indices[:half], *indices[-half:]]
+    return [_shorten_message(messages.distinct[index], messages.agents[index]) for index in indices]
 
 
-def _shorten_message(message: object) -> dict[str, Any]:
+def _shorten_message(message: object, agent: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        return {"role": "?", "content": _shorten(str(message))}
+        return {"role": "?", "content": _shorten(str(message)), "agent": ""}
     content, calls = message.get("content"), message.get("tool_calls")
     return {
         "role": str(message.get("role", "?"))[:40],
         "name": str(message.get("name") or "")[:60],
+        "agent": agent[:60],
         "content": _shorten(content) if content else "",
         "tool_calls": [_shorten_tool_call(call) for call in calls[:20]] if isinstance(calls, list) else [],
     }

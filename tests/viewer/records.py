@@ -78,7 +78,13 @@ def updates_of(episode: Episode, advantage: float, *, by_call: bool) -> tuple[Sa
             for place in range(span.start, span.end)
         }
         runs = tuple((1, share[place]) for place in trained)
-        updates.append(SampleUpdate(runs, tuple(sample.logprobs[place] - 0.25 for place in trained)))
+        updates.append(
+            SampleUpdate(
+                runs,
+                tuple(sample.logprobs[place] - 0.25 for place in trained),
+                tuple(0.3 * (place % 9) for place in trained),
+            )
+        )
     return tuple(updates)
 
 

@@ -58,7 +58,13 @@ def test_steps_and_groups_add_up(ask: Ask, runs: Path):
     assert sum(row["episodes"] for row in ask("groups", run="first", step=2)) == len(entries)
     group = ask("group", run="first", step=2, task=key_of("sum/0"))["rows"]
     assert [row["reward"] for row in group] == sorted((row["reward"] for row in group), reverse=True)
-    assert group[0]["transcript"][0] == {"role": "user", "name": "", "content": "What is 1 + 2?", "tool_calls": []}
+    assert group[0]["transcript"][0] == {
+        "role": "user",
+        "name": "",
+        "agent": "",
+        "content": "What is 1 + 2?",
+        "tool_calls": [],
+    }
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ function sideCard(side, picker, name) {
 
 function conversation({ rows, omitted }) {
   if (!rows.length) return h("p", { class: "soft" }, "Neither episode has messages.");
-  return h("div", { class: "aligned" }, rows.map((row) => (row.same ? sameRow(row) : h("div", { class: "pair", tabindex: -1 }, half(row.left, "removed"), half(row.right, "added")))),
+  return h("div", { class: "aligned" }, rows.map((row) => (row.same ? sameRow(row) : h("div", { class: "pair", tabindex: -1 }, half(row.left, "left", "removed"), half(row.right, "right", "added")))),
     omitted.some(Boolean) ? h("p", { class: "soft" }, `messages left out: ${omitted.map(count).join(" on the left, ")} on the right`) : null);
 }
 
@@ -54,9 +54,9 @@ function sameRow({ left }) {
     textBox(left.pieces.map(([, text]) => text).join(""), LIMIT)));
 }
 
-function half(message, kind) {
+function half(message, side, kind) {
   if (!message) return h("div", { class: "message none" }, h("span", { class: "soft" }, "no such message"));
-  return h("div", { class: "message", "data-role": brief(message.role, 20) }, speaker(brief(message.role, 20), "", message.agent),
+  return h("div", { class: "message", "data-role": brief(message.role, 20) }, h("span", { class: "side-name soft" }, side), speaker(brief(message.role, 20), "", message.agent),
     h("div", { class: "said", dir: "auto" }, message.pieces.map(([changed, text]) => (changed ? h(kind === "added" ? "ins" : "del", { class: kind }, visibleText(text)) : visibleText(text)))));
 }
 

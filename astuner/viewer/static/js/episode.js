@@ -35,7 +35,7 @@ export function episodeContent(view, query) {
   };
   draw();
   return [heading(view), problems(view), verdictCards(view),
-    h("div", { class: "split" }, chatBox, h("div", { class: "beside" }, treeBox, tokenBox)), figures(view)];
+    h("div", { class: "split" }, chatBox, h("div", { class: "aside" }, treeBox, tokenBox)), figures(view)];
 }
 
 // Input for the number of a timeline that the tree does not draw.
@@ -102,7 +102,7 @@ function advantages(timeline) {
 
 function problems({ episode, withheld, note }) {
   const listed = (title, lines) => (lines?.length ? h("div", { class: "card note" }, `${title}: `, textBox(lines.join("\n"))) : null);
-  return h("div", {}, episode.error ? h("div", { class: "card error" }, textBox(episode.error)) : null,
+  return h("div", { class: "problems" }, episode.error ? h("div", { class: "card error" }, textBox(episode.error)) : null,
     episode.error_traceback ? h("details", { class: "traceback" }, h("summary", {}, "traceback"), h("pre", {}, textBox(episode.error_traceback))) : null,
     listed("Degenerate output", episode.anomaly ? [episode.anomaly.text] : []),
     listed("It changed settings of the process, which were restored", episode.process_effects),

@@ -46,7 +46,7 @@ function column(run, row, chooser) {
     differs(row) ? h("p", { class: "soft" }, "advantage by agent: ", row.agents.map((agent) => `${brief(agent.agent || "–", 30)} ${between(agent)}`).join(" · ")) : null,
     h("p", { class: "soft" }, `${plural(row.calls, "call")} · ${plural(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
     row.unreadable ? h("p", { class: "bad" }, brief(row.unreadable, 300)) : null,
-    row.transcript.map(bubble));
+    row.transcript.map((message) => bubble(message, message.agent)));
 }
 
 // Whether the advantages of the calls differ from the episode's advantage.

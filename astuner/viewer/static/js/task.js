@@ -6,7 +6,7 @@ import { brief, count, h, list, plural, real, share, svg } from "./dom.js";
 import { polled } from "./polling.js";
 import { copyButton } from "./toolbar.js";
 
-const PAGE = 100, WIDTH = 1000, HEIGHT = 150, LEFT = 40, BOTTOM = 18, MOST_POINTS = 400;
+const PAGE = 100, HEIGHT = 150, LEFT = 40, BOTTOM = 18, MOST_POINTS = 400;
 
 export async function taskPage(query) {
   const run = query.get("run"), task = query.get("task");
@@ -14,35 +14,45 @@ export async function taskPage(query) {
   const go = (changes) => link("task", { run, task, split: asked.split, step: asked.step, offset: "", ...changes });
   const chooser = pairChooser(run);
   const [about, table] = await Promise.all([
-    polled(() => fetchJson("task", { run, task }), ({ steps }) => overview(run, task, steps)),
+    polled(() => fetchJson("task", { run, task }), (found) => overview(run, task, found)),
     polled(() => fetchJson("episodes", asked), (found) => [filters(asked, found, go), chooser.bar(), episodeTable(run, found.rows, chooser), pager(asked, found, go)]),
   ]);
   return { content: [about.box, table.box], refresh: async () => { await Promise.all([about.refresh(), table.refresh()]); } };
 }
 
-function overview(run, task, steps) {
+function overview(run, task, { steps, picks }) {
   if (!steps.length) return [h("h1", {}, "The run has no episode of this task")];
   const [first] = steps;
   const episodes = steps.reduce((sum, row) => sum + row.episodes, 0), failed = steps.reduce((sum, row) => sum + row.failed, 0);
   return [h("h1", {}, brief(first.query || first.task, 160)),
     h("p", { class: "soft" }, `task ${brief(first.task, 80)} · ${plural(episodes, "episode")} in ${plural(new Set(steps.map((row) => row.step)).size, "step")}`, failed ? h("span", { class: "bad" }, ` · ${count(failed)} failed`) : null, " ", copyButton()),
+    h("p", {}, ["val", "train"].flatMap((split) => pairs(run, split, picks[split]))),
     h("div", { class: "card" }, strip(run, task, steps), h("div", { class: "legend" }, h("span", {}, h("i", { class: "train-dot" }), "training: mean reward of a step, and its range"),
       h("span", {}, h("i", { class: "val-dot" }), "validation"), h("span", {}, "click a point to open its group")))];
+}
+
+// Links to comparisons of the extremes of a split.
+function pairs(run, split, { best, worst, first, last }) {
+  const pair = (left, right, title) => (left && right && left.key !== right.key
+    ? [h("a", { href: link("compare", { run, episode: left.key, with: right.key }) }, title), " · "] : []);
+  const links = [...pair(first, last, "the first with the last step"), ...pair(worst, best, "the worst with the best episode")];
+  return links.length ? [`${split === "val" ? "validation" : "training"}: compare `, ...links.slice(0, -1), " "] : [];
 }
 
 // Rewards by step. Many steps share a point, which then opens the first of them.
 function strip(run, task, steps) {
   const known = steps.filter((row) => row.reward !== null);
   if (!known.length) return h("p", { class: "soft" }, "No episode has a reward.");
+  const width = Math.max(300, Math.min(1400, innerWidth - 80));
   const all = known.map((row) => row.step), least = Math.min(...all), most = Math.max(...all);
   const low = Math.min(0, ...known.map((row) => row.least)), high = Math.max(1, ...known.map((row) => row.most));
-  const x = (step) => LEFT + 8 + ((step - least) / Math.max(1, most - least)) * (WIDTH - LEFT - 20);
+  const x = (step) => LEFT + 8 + ((step - least) / Math.max(1, most - least)) * (width - LEFT - 20);
   const y = (reward) => 8 + (1 - (reward - low) / (high - low)) * (HEIGHT - BOTTOM - 16);
-  const axis = [low, (low + high) / 2, high].flatMap((value) => [svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y(value), y2: y(value) }),
+  const axis = [low, (low + high) / 2, high].flatMap((value) => [svg("line", { class: "grid", x1: LEFT, x2: width, y1: y(value), y2: y(value) }),
     svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, real(value, 2))]);
   const ends = [...new Set([least, most])].map((step, index) => svg("text", { x: x(step), y: HEIGHT - 2, "text-anchor": index ? "end" : "start" }, `step ${step}`));
   const points = ["train", "val"].flatMap((split) => binned(known.filter((row) => row.split === split), least, most).map((bin) => point(run, task, split, bin, x, y)));
-  return svg("svg", { class: "strip", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": "rewards by step; the table below has the values" }, ...axis, ...ends, ...points);
+  return svg("svg", { class: "strip", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": "rewards by step; the table below has the values" }, ...axis, ...ends, ...points);
 }
 
 function binned(rows, least, most) {

@@ -8,7 +8,7 @@ export function verdictCards({ episode, verdict }) {
   const expected = Object.entries(verdict.expected);
   const card = (title, note, ...content) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title, note ? h("span", { class: "soft" }, ` · ${note}`) : null),
     h("div", { class: "cut", tabindex: 0 }, content));
-  return h("div", { class: "verdict" },
+  return h("div", { class: "outcome" },
     card("Expected", expected.length === 1 ? brief(expected[0][0], 30) : "",
       expected.length === 1 ? textBox(expected[0][1], LIMIT) : expected.length ? facts(expected.map(([name, value]) => [brief(name, 40), textBox(value, LIMIT)]))
         : h("p", { class: "soft" }, "The task's metadata names no answer.")),
