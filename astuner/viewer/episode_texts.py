@@ -117,5 +117,5 @@ def _message_texts(message: object) -> Iterator[tuple[Kind, str, str]]:
 def _clean(kind: Kind, role: str, text: object, known: set[str]) -> Iterator[tuple[Kind, str, str]]:
     """Yield a text that is not empty and not known, without characters that the database cannot hold."""
     if isinstance(text, str) and text.strip() and text not in known:
-        valid = text.encode("utf-8", "replace").decode().replace("\0", " ")
-        yield kind, _SEPARATORS.sub(" ", role), _SEPARATORS.sub(" ", valid)
+        valid_role, valid = (each.encode("utf-8", "replace").decode().replace("\0", " ") for each in (role, text))
+        yield kind, _SEPARATORS.sub(" ", valid_role), _SEPARATORS.sub(" ", valid)
