@@ -1,4 +1,4 @@
-.PHONY: setup check test generated locks bench demo
+.PHONY: setup check test generated results locks bench demo
 
 setup:  ## install astuner with everything that developers need
 	pip install -e ".[dev]"
@@ -15,6 +15,9 @@ test:  ## the test suite
 generated:  ## write the default YAML and the docs' key tables from the configuration's declarations
 	python -m astuner.config.reference docs/en
 	python -m astuner.algorithms.reference docs/en/algorithms.md
+
+results:  ## write the page of the published results and its pictures from docs/results
+	python -m astuner.benchmark.results_page docs
 
 locks:  ## resolve the lock files of the backbones' environments again; ARGS="--upgrade verl-cpu" selects which and how
 	python -m astuner.environments.locking $(ARGS)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def print_results(console: Console, results: Sequence[BenchResult]) -> None:
     """Print a table of the results, and their versions and commands."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("entry", overflow="fold")
+    table.add_column("entry", no_wrap=True)
     table.add_column("backbone", no_wrap=True)
     for name in ("seeds", "before", "after", "gain", "95% interval", "tokens", "time"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -68,8 +68,13 @@ def versions_text(result: BenchResult) -> str:
     return ", ".join(shown)
 
 
-def draw_results(path: Path, results: Sequence[BenchResult]) -> None:
+def draw_results(path: Path, results: Sequence[BenchResult], digest: str = "") -> None:
     """Draw success before and after of each seed, and the mean gain with its interval, as a PNG file.
+
+    Args:
+        path: the file.
+        results: the results.
+        digest: text that is stored in the file, to recognise a picture of other numbers.
 
     Raises:
         RecordError: If the file cannot be written.
@@ -100,7 +105,7 @@ def draw_results(path: Path, results: Sequence[BenchResult]) -> None:
     ends.set_ylim(len(results) - 0.5, -0.5)
     ends.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper center")
     gains.axvline(0, color=MUTED, linewidth=1)
-    _save(figure, path, {})
+    _save(figure, path, digest)
 
 
 def draw_curves(path: Path, result: BenchResult, digest: str = "") -> None:
@@ -137,13 +142,13 @@ def draw_curves(path: Path, result: BenchResult, digest: str = "") -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=9, labelcolor=INK, loc="lower right")
-    _save(figure, path, {"Description": digest} if digest else {})
+    _save(figure, path, digest)
 
 
-def _save(figure: Figure, path: Path, metadata: dict[str, str]) -> None:
+def _save(figure: Figure, path: Path, digest: str) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=120, metadata=metadata)
+    figure.savefig(image, format="png", dpi=120, metadata={"Description": digest} if digest else None)
     write_atomically(path, image.getvalue())

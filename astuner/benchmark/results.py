@@ -76,6 +76,8 @@ class BenchResult(_Part):
     """Mean of success after minus success before, over the seeds."""
     ci95: tuple[float, float] | None
     """Bootstrap interval of the mean gain; None for one seed."""
+    note: str = ""
+    """Remark on the measurement, written by hand."""
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:

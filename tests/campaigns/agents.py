@@ -17,3 +17,13 @@ class TwoTurns(Workflow):
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
         share = sum(char.isalpha() for char in said) / max(len(said), 1)
         return WorkflowOutput(reward=share, is_success=share > 0.5)
+
+
+class Letters(Workflow):
+    """One turn; the reward is the share of letters in the answer, and success is a share of 70% or more."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        answer = await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        text = answer.parsed.content
+        share = sum(map(str.isalpha, text)) / max(len(text), 1)
+        return WorkflowOutput(reward=share, is_success=share >= 0.7)

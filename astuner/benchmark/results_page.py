@@ -1,0 +1,94 @@
+"""The page of the published results, `docs/en/results.md`, and its pictures, made from `docs/results/*.json`.
+
+python -m astuner.benchmark.results_page docs
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from astuner.benchmark.report import draw_curves, draw_results, result_cells, versions_text
+from astuner.benchmark.results import BenchResult, read_results
+from astuner.run_record.files import write_atomically
+
+_PICTURES = Path("assets/results")
+_INTRODUCTION = """# Results
+
+This page is generated from the files in `docs/results/` by `make results`. [Benchmarks](benchmarks.md) explains the
+commands, the interval and the comparison of results. The suite is `tutorial/benchmark.yaml`:
+
+```text
+astuner bench tutorial/benchmark.yaml
+```
+
+`before` and `after` are the mean success rates of the starting and the tuned model on held-out tasks, which are not
+among the training tasks. The gain is in percentage points, with its 95% bootstrap interval over the seeds. Tokens and
+time are means of a run.
+
+"""
+
+
+def results_page(results: Sequence[BenchResult]) -> str:
+    """Return the page."""
+    header = ("entry", "backbone", "seeds", "before", "after", "gain", "95% interval", "tokens", "time")
+    rows = [[f"[{result.suite}](#{_anchor(result)})", result.backbone, *result_cells(result)] for result in results]
+    parts = [_INTRODUCTION, _table(header, rows), f"\n![Gains of all entries](../{_PICTURES}/gains.png)\n"]
+    return "".join([*parts, *map(_section, results)])
+
+
+def _section(result: BenchResult) -> str:
+    rows = [
+        [str(seed.seed), f"{seed.before:.1%}", f"{seed.after:.1%}", f"{100 * seed.gain:+.1f}", f"{seed.seconds:.0f} s"]
+        for seed in result.seeds
+    ]
+    first = result.seeds[0]
+    lines = [
+        f"\n## {_title(result)}\n\n",
+        f"{first.steps} steps; {first.episodes} episodes on held-out tasks per validation.",
+        f" Starting model: `{result.model}`.\n",
+        f"\n{result.note}\n" if result.note else "",
+        f"\n```text\n{result.command}\n```\n\n",
+        _table(("seed", "before", "after", "gain", "time"), rows),
+        f"\nThe runs of seeds {', '.join(map(str, result.failed_seeds))} failed.\n" if result.failed_seeds else "",
+        f"\n![Validation curves of {_title(result)}](../{_PICTURES}/{result.name}.png)\n",
+        f"\nVersions: {versions_text(result)}.\n",
+    ]
+    return "".join(lines)
+
+
+def _title(result: BenchResult) -> str:
+    return f"{result.suite} on {result.backbone}"
+
+
+def _anchor(result: BenchResult) -> str:
+    return _title(result).lower().replace(" ", "-")
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def picture_digest(results: Sequence[BenchResult]) -> str:
+    """Return the text that a picture of these results contains; it differs for other numbers."""
+    return hashlib.sha256("\n".join(result.model_dump_json() for result in results).encode()).hexdigest()
+
+
+def write_page(docs: Path) -> None:
+    """Write the page and its pictures from the results in `docs/results`.
+
+    Raises:
+        RecordError: If a result cannot be read, or a file cannot be written.
+    """
+    results = read_results(docs / "results")
+    for result in results:
+        draw_curves(docs / _PICTURES / f"{result.name}.png", result, picture_digest([result]))
+    draw_results(docs / _PICTURES / "gains.png", results, picture_digest(results))
+    write_atomically(docs / "en/results.md", results_page(results).encode())
+
+
+if __name__ == "__main__":
+    write_page(Path(sys.argv[1]))

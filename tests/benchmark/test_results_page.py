@@ -1,0 +1,73 @@
+"""The published results: the page and its pictures are those of the files, and the nightly check."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from astuner.benchmark import read_results, write_result
+from astuner.benchmark.results_page import picture_digest, results_page, write_page
+from tests.benchmark.results import fixed_result
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_page_is_that_of_the_published_results():
+    assert (DOCS / "en/results.md").read_text() == results_page(read_results(DOCS / "results")), "run `make results`"
+
+
+def test_pictures_are_those_of_the_published_results():
+    results = read_results(DOCS / "results")
+    pictures = DOCS / "assets/results"
+    expected = {f"{result.name}.png": picture_digest([result]) for result in results}
+    expected["gains.png"] = picture_digest(results)
+    assert {path.name for path in pictures.iterdir()} == expected.keys(), "run `make results`"
+    for name, digest in expected.items():
+        assert digest.encode() in (pictures / name).read_bytes(), f"{name} is out of date; run `make results`"
+
+
+def test_published_files_are_named_by_their_result_and_are_of_entries_of_the_suite():
+    suite = (ROOT / "tutorial/benchmark.yaml").read_text()
+    for path in (DOCS / "results").iterdir():
+        (result,) = read_results(path)
+        assert path.name == f"{result.name}.json"
+        assert f"name: {result.suite}\n" in suite
+
+
+def test_page_and_pictures_follow_the_files(tmp_path: Path):
+    (tmp_path / "en").mkdir()
+    rates = {1: [0.25, 0.5, 0.75], 2: [0.35, 0.5, 0.95]}
+    write_result(tmp_path / "results", fixed_result(rates.__getitem__, (1, 2)))
+    write_result(tmp_path / "results", fixed_result(lambda seed: [0.5, 0.6], (4,), backbone="verl"))
+    write_page(tmp_path)
+    page = (tmp_path / "en/results.md").read_text()
+    assert "| [task](#task-on-local) | local | 2 | 30.0% | 85.0% | +55.0 | 50.0 to 60.0 | 0.00 M | 100 s |" in page
+    assert "| [task](#task-on-verl) | verl | 1 | 50.0% | 60.0% | +10.0 | – | 0.00 M | 100 s |" in page
+    assert "| 2 | 35.0% | 95.0% | +60.0 | 100 s |" in page
+    pictures = tmp_path / "assets/results"
+    before = {path.name: path.read_bytes() for path in pictures.iterdir()}
+    assert before.keys() == {"task-local.png", "task-verl.png", "gains.png"}
+    rates[2] = [0.35, 0.5, 0.9]
+    write_result(tmp_path / "results", fixed_result(rates.__getitem__, (1, 2)))
+    write_page(tmp_path)
+    assert (tmp_path / "en/results.md").read_text() != page
+    changed = {path.name for path in pictures.iterdir() if path.read_bytes() != before[path.name]}
+    assert changed == {"task-local.png", "gains.png"}
+
+
+@pytest.mark.parametrize(("after", "code"), [(0.9, 0), (0.86, 0), (0.8, 1)])
+def test_nightly_check_fails_if_the_lower_end_drops(tmp_path: Path, after: float, code: int):
+    files = [
+        write_result(tmp_path / name, fixed_result(lambda seed, end=end: [0.5, 0.7, end + seed / 1000], (1, 2, 3)))
+        for name, end in (("published", 0.9), ("new", after))
+    ]
+    script = [sys.executable, str(ROOT / ".ci/check_nightly.py"), *map(str, files)]
+    ended = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert ended.returncode == code, ended.stderr
+    assert json.loads(ended.stdout)["published_gain"] == pytest.approx(0.402)
+    assert ("at least" in ended.stderr) == bool(code)
