@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 # Increased with each change of the schema.
-_VERSION = 9
+_VERSION = 10
 _SCHEMA = """
 create table if not exists episodes (
     id integer primary key, path text unique, key text, step integer, split text, task_key text, task text, query text,
@@ -25,6 +25,7 @@ create table if not exists episodes (
 create index if not exists episodes_key on episodes (key);
 create index if not exists episodes_group on episodes (split, step, task_key, reward, is_success);
 create index if not exists episodes_reward on episodes (reward, id);
+create index if not exists episodes_task on episodes (task_key, split, step, id);
 create index if not exists episodes_step on episodes (step, id);
 create index if not exists episodes_error on episodes (error_kind) where error_kind is not null;
 create index if not exists episodes_failure on episodes (failure) where failure is not null;

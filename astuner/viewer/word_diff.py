@@ -9,15 +9,16 @@ from difflib import SequenceMatcher
 Piece = tuple[int, str]
 """0 for a part that both texts have, 1 for a part that only this text has; and the part."""
 
-_WORD = re.compile(r"\s+|\w+|[^\w\s]")
-# `SequenceMatcher` takes time in proportion to the product of the lengths. A product of a million takes half a second.
-_MAX_PRODUCT = 1_000_000
+# A word with the white space after it.
+_WORD = re.compile(r"\w+\s*|[^\w\s]\s*|\s+")
+# `SequenceMatcher` takes time in proportion to the product of the lengths: half a second for 2,000 by 2,000 words.
+_MAX_PRODUCT = 4_000_000
 
 
 class DiffBudget:
     """Bounds the work of many comparisons: what exceeds it is compared by lines or not at all."""
 
-    def __init__(self, products: int = 3 * _MAX_PRODUCT) -> None:
+    def __init__(self, products: int = 2 * _MAX_PRODUCT) -> None:
         self._left = products
 
     def take(self, left: int, right: int) -> bool:
