@@ -239,29 +239,65 @@ def view(folder: str, port: int) -> None:
     serve(Path(folder), port, lambda address: click.echo(f"showing {folder} at {address} (press Ctrl-C to stop)"))
 
 
+def _episode_limit(_context: click.Context, _option: click.Parameter, value: str) -> int | None:
+    """Return the number of --episodes; None for `all`."""
+    if value == "all":
+        return None
+    if not value.isdecimal():
+        raise click.BadParameter(f"{value!r} is neither a number nor `all`")
+    return int(value)
+
+
 @astuner.command()
 @click.argument("run", shell_complete=complete_runs)
 @click.option(
     "--format",
     "to",
-    type=click.Choice(["jsonl", "parquet", "html"]),
+    type=click.Choice(["jsonl", "parquet", "html", "snapshot"]),
     default="jsonl",
     show_default=True,
-    help="jsonl: episodes; parquet: training samples; html: one episode as a page.",
+    help="jsonl: episodes; parquet: training samples; html: one episode as a page; snapshot: a folder with the run's "
+    "pages, which a browser opens without a server.",
 )
 @click.option("--episode", metavar="ID", help="Only this episode, by its id or a unique prefix; required for html.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Output file. [default: in this folder]")
+@click.option(
+    "--episodes",
+    default="200",
+    show_default=True,
+    metavar="N|all",
+    callback=_episode_limit,
+    help="Number of episodes that a snapshot contains in full.",
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="PATH", help="Output file, or folder. [default: in this folder]"
+)
 @EXP_DIR
 def export(
-    run: str, to: Literal["jsonl", "parquet", "html"], episode: str | None, out: Path | None, exp_dir: str
+    run: str,
+    to: Literal["jsonl", "parquet", "html", "snapshot"],
+    episode: str | None,
+    episodes: int | None,
+    out: Path | None,
+    exp_dir: str,
 ) -> None:
-    """Export the episodes or training samples of RUN.
+    """Export the episodes, the training samples or the pages of RUN.
 
     Damaged lines and episodes are reported and skipped. It is an error if nothing can be exported.
     """
+
+    def report(text: str) -> None:
+        click.echo(text, err=True)
+
+    if to == "snapshot":
+        from astuner.viewer.snapshot import export_snapshot
+
+        if episode is not None:
+            raise click.UsageError("a snapshot has many episodes; use --episodes, or --format html for one episode")
+        click.echo(export_snapshot(run, Path(exp_dir), out, episodes, report))
+        return
     from astuner.viewer.export import export_run
 
-    click.echo(export_run(run, Path(exp_dir), to, out, episode, lambda text: click.echo(text, err=True)))
+    click.echo(export_run(run, Path(exp_dir), to, out, episode, report))
 
 
 @astuner.command(name="serve-tinker")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,24 +25,21 @@ from astuner.run_record import (
 from astuner.run_record.files import OnDamaged, dump_json
 from astuner.run_record.jsonable import to_jsonable
 from astuner.viewer.episode_view import episode_view, read_episode_at
+from astuner.viewer.page_bundle import STATIC, bundle
 from astuner.viewer.token_texts import find_token_texts
 
 Format = Literal["jsonl", "parquet", "html"]
 _ROWS_PER_BATCH = 256
-_STATIC = Path(__file__).parent / "static"
-# Each module comes after those that it imports.
-_PAGE_MODULES = ("dom", "address", "chat", "timeline", "tree", "colours", "tokens", "verdict", "episode")
 _PAGE_STYLES = ("app.css", "episode.css")
-_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export ", re.MULTILINE)
 _PAGE_START = """
+const { brief } = load("js/dom.js"), { currentAddress } = load("js/address.js");
 const view = JSON.parse(document.getElementById("episode").textContent);
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const paint = () => { document.documentElement.dataset.theme = dark.matches ? "dark" : "light"; };
 dark.addEventListener("change", paint);
 paint();
 document.title = brief(view.episode.episode_id, 60);
-document.getElementById("main").append(...episodeContent(view, currentAddress().query));
+document.getElementById("main").append(...exported.episodeContent(view, currentAddress().query));
 """
 
 
@@ -59,8 +55,8 @@ def export_run(
             self-contained page.
         out: The file; by default a file in the working directory that is named after the run or the episode.
         episode: Id of an episode, or an unambiguous prefix; required for `html`.
-        report: Receives a message for each damaged line of the index and each damaged episode, which are skipped, and
-            one if episodes have no advantage.
+        report: Receives how much will be written and where, how much was written, a message for each damaged line of
+            the index and each damaged episode, which are skipped, and one if episodes have no advantage.
 
     Raises:
         RecordError: If there is no such run or episode, the file exists or cannot be written, or all episodes are
@@ -86,18 +82,43 @@ def export_run(
         raise RecordError(f"{path} is a folder; give a file with --out, such as {path / f'episodes.{to}'}")
     if path.exists():
         raise RecordError(f"{path} already exists and is not overwritten; remove it, or give another --out")
+    report(_announcement(folder, entries, to, path))
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     write = {"jsonl": _write_lines, "parquet": _write_samples, "html": _write_page}[to]
     try:
         if not write(folder, entries, partial, skip) and skipped:
             raise RecordError(f"{folder}: nothing could be exported; the messages above name the damaged episodes")
         os.replace(partial, path)
+        report(f"wrote {megabytes(path.stat().st_size)}")
     except OSError as error:
         reason = error.strerror or error
         raise RecordError(f"cannot write {path}: {reason}; create its folder, or give another --out") from error
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def _announcement(folder: Path, entries: list[EpisodeEntry], to: Format, path: Path) -> str:
+    """Return how much will be written, and where."""
+    episodes = f"{len(entries):,} episode" + ("" if len(entries) == 1 else "s")
+    recorded = megabytes(sum(file_size(folder / entry.path) for entry in entries))
+    if to == "parquet":
+        samples, trained = sum(entry.samples for entry in entries), sum(entry.tokens_trained or 0 for entry in entries)
+        return f"writing {samples:,} samples of {episodes} ({trained:,} trained tokens, {recorded} of JSON) to {path}"
+    return f"writing {episodes} ({recorded} in the record) to {path}"
+
+
+def file_size(file: Path) -> int:
+    """Return the size of a file in bytes; 0 if there is none."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0
+
+
+def megabytes(size: float) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
 
 
 def _read_episodes(
@@ -196,10 +217,8 @@ def episode_page(folder: Path, path: str) -> bytes:
     view = episode_view(read_episode_at(folder, path), find_token_texts(folder), config_of(folder))
     # In JSON `<` occurs in strings only. With the escape, the browser sees no tag in the data.
     data = dump_json(to_jsonable(view, lambda text: text)).replace(b"<", b"\\u003c")
-    sources = [(_STATIC / "js" / f"{name}.js").read_text(encoding="utf-8") for name in _PAGE_MODULES]
-    modules = "".join(_EXPORT.sub("", _IMPORT.sub("", source)) for source in sources)
-    script = (modules + _PAGE_START).encode()
-    style = b"".join((_STATIC / name).read_bytes() for name in _PAGE_STYLES)
+    script = bundle("js/episode.js", _PAGE_START).encode()
+    style = b"".join((STATIC / name).read_bytes() for name in _PAGE_STYLES)
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -209,7 +228,7 @@ def episode_page(folder: Path, path: str) -> bytes:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'.encode(),
         b'<meta name="viewport" content="width=device-width, initial-scale=1"><title>astuner</title><style>',
         style, b'</style></head><body><main id="main"></main><script type="application/json" id="episode">',
-        data, b'</script><script type="module">', script, b"</script></body></html>\n",
+        data, b"</script><script>", script, b"</script></body></html>\n",
     )  # fmt: skip
     return b"".join(parts)
 

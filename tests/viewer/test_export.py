@@ -22,10 +22,14 @@ def export(*arguments: object) -> None:
     astuner.main(["export", *map(str, arguments)], standalone_mode=False)
 
 
-def test_json_lines_are_the_episodes(runs: Path, tmp_path: Path):
+def test_json_lines_are_the_episodes(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "all.jsonl"
     export(runs / "first", "--out", out)
     entries = read_index(runs / "first")
+    size = sum((runs / "first" / entry.path).stat().st_size for entry in entries)
+    before, after = capsys.readouterr().err.splitlines()
+    assert before == f"writing 18 episodes ({size / 1e3:.1f} kB in the record) to {out}"
+    assert after == f"wrote {out.stat().st_size / 1e3:.1f} kB"
     rows = [json.loads(line) for line in out.read_bytes().splitlines()]
     assert [row["episode"]["episode_id"] for row in rows] == [entry.episode_id for entry in entries]
     with pytest.raises(RecordError, match="not overwritten"):
@@ -68,7 +72,7 @@ def test_damaged_episodes_are_reported_and_skipped(runs: Path, tmp_path: Path, c
     rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_bytes().splitlines()]
     assert [row["episode"]["episode_id"] for row in rows] == [entry.episode_id for entry in remaining]
     printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == 5
+    assert len([line for line in printed if line.startswith("skipped: ")]) == 5
     for number in (3, 4, 5):
         assert any(line.startswith("skipped: ") and f"index.jsonl, line {number}: " in line for line in printed)
     for entry in entries[4:6]:

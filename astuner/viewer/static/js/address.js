@@ -1,5 +1,7 @@
 // Addresses of pages, such as #/episode?run=a&episode=…, and requests to the server.
 
+import { answerFromSnapshot, snapshot } from "./snapshot.js";
+
 export function currentAddress() {
   const [page, query] = location.hash.replace(/^#\/?/, "").split("?");
   return { page: page || "runs", query: new URLSearchParams(query ?? "") };
@@ -24,6 +26,7 @@ export function updateAddress(changes) {
 }
 
 export async function fetchJson(path, query = {}) {
+  if (snapshot) return answerFromSnapshot(path, query);
   const response = await fetch(`api/${path}?${link("", query).slice(3)}`);
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error ?? answer.detail?.[0]?.msg ?? "the server rejected the request");

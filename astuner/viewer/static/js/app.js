@@ -3,6 +3,7 @@
 import { currentAddress, link } from "./address.js";
 import { brief, h } from "./dom.js";
 import { installKeys } from "./keys.js";
+import { snapshot } from "./snapshot.js";
 
 // The modules of a page are loaded when it is first opened, so that lists do not wait for the chart library.
 const PAGES = {
@@ -86,4 +87,5 @@ document.querySelector(".skip").addEventListener("click", (event) => { event.pre
 installKeys(main, document.getElementById("keys"));
 addEventListener("hashchange", () => { scrollTo(0, 0); draw(); });
 draw();
-follow();
+// A snapshot does not change.
+if (!snapshot) follow();

@@ -3,6 +3,7 @@
 import { fetchJson, link } from "./address.js";
 import { brief, count, h, real } from "./dom.js";
 import { placeInList } from "./list_order.js";
+import { snapshot } from "./snapshot.js";
 
 const PICKS = { best: "best", worst: "worst", first: "first step", last: "last step" };
 
@@ -22,7 +23,7 @@ export function episodeToolbar(run, view) {
       .filter(([pick]) => picks[pick] && picks[pick].key !== row.key)
       .map(([pick, title]) => h("a", { href: link("compare", { run, episode: row.key, with: picks[pick].key }), title: describe(picks[pick]) }, title))),
     ),
-    copyButton(), ...["html", "json"].map((format) => h("a", { href: exportAddress(run, row.key, format), download: true }, `download ${format.toUpperCase()}`)));
+    copyButton(), ...(snapshot ? [] : ["html", "json"]).map((format) => h("a", { href: exportAddress(run, row.key, format), download: true }, `download ${format.toUpperCase()}`)));
 }
 
 const comma = (parts) => (parts.length ? parts.flatMap((part, index) => (index ? [" · ", part] : [part])) : ["– it is the only one of the task"]);
