@@ -22,7 +22,7 @@ _WORDS: dict[Verdict, str] = {"worse": "worse", "better": "better", "equal": "no
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ResultComparison:
     """One measure of two results of the same entry.
 
     Attributes:
@@ -46,7 +46,7 @@ class Comparison:
 
 def compare_results(
     a: Sequence[BenchResult], b: Sequence[BenchResult], level: float = 0.05, tolerance: float = 0.01
-) -> tuple[list[Comparison], list[str]]:
+) -> tuple[list[ResultComparison], list[str]]:
     """Compare results B with results A, entry by entry.
 
     Results of the same entry and backbone are compared. If A and B have one backbone each, and different ones, these
@@ -91,7 +91,7 @@ def compare_results(
             verdict = "worse"
         elif beyond and p_better <= level:
             verdict = "better"
-        comparisons.append(Comparison(name, measure, mean_a, mean_b, difference, p_worse, p_better, verdict))
+        comparisons.append(ResultComparison(name, measure, mean_a, mean_b, difference, p_worse, p_better, verdict))
     return comparisons, notes
 
 
@@ -149,7 +149,7 @@ def _variance(rate: float, episodes: int) -> float:
     return smoothed * (1 - smoothed) / max(episodes, 1)
 
 
-def print_comparisons(console: Console, comparisons: Sequence[Comparison], notes: Sequence[str]) -> None:
+def print_comparisons(console: Console, comparisons: Sequence[ResultComparison], notes: Sequence[str]) -> None:
     """Print the comparisons as a table, the notes, and the verdict."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("entry", overflow="fold")

@@ -26,7 +26,7 @@ from pathlib import Path
 from loguru import logger
 
 from astuner import AstunerJob
-from astuner.benchmark import BenchResult, Comparison, SuiteEntry, compare_results, result_of, write_result
+from astuner.benchmark import BenchResult, ResultComparison, SuiteEntry, compare_results, result_of, write_result
 from astuner.run_record import summary_of
 
 _AGENT = f"{Path(__file__).parent / 'agents.py'}->Letters"
@@ -131,7 +131,7 @@ def result(folder: Path, variant: str, seeds: range) -> BenchResult:
     return made
 
 
-def comparisons(a: BenchResult, b: BenchResult) -> Iterator[Comparison]:
+def comparisons(a: BenchResult, b: BenchResult) -> Iterator[ResultComparison]:
     """Yield the comparisons of two results."""
     yield from compare_results([a], [b])[0]
 
