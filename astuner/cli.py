@@ -229,11 +229,17 @@ def stop_engine() -> None:
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port; 0 for any free one."
 )
-def view(folder: str, port: int) -> None:
-    """Show the runs in DIR in the browser.
+@click.option("--tui", is_flag=True, help="Show the runs in this terminal, for example over ssh.")
+def view(folder: str, port: int, tui: bool) -> None:
+    """Show the runs in DIR in the browser, or with --tui in the terminal.
 
     DIR is launcher_record by default. The page is served on this machine only, until Ctrl-C.
     """
+    if tui:
+        from astuner.launcher.tui import show_in_terminal
+
+        show_in_terminal(Path(folder))
+        return
     from astuner.viewer.server import serve
 
     serve(Path(folder), port, lambda address: click.echo(f"showing {folder} at {address} (press Ctrl-C to stop)"))

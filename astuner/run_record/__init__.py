@@ -1,6 +1,6 @@
 """The files of a run in `launcher_record/{experiment}/`: their writer and their readers."""
 
-from astuner.run_record.console_lines import FILE_ONLY
+from astuner.run_record.console_lines import FILE_ONLY, spark_line
 from astuner.run_record.episode_file import RecordedEpisode, common_prefix_len, read_episode, read_recorded_episode
 from astuner.run_record.episodes import NO_ADVANTAGE, EpisodeEntry, read_index
 from astuner.run_record.files import ReadPosition, read_new_lines
@@ -118,6 +118,7 @@ __all__ = [
     "run_verdict",
     "setting_differences",
     "span_values",
+    "spark_line",
     "success_interval",
     "summarise_findings",
     "summary_of",
