@@ -1,16 +1,19 @@
-.PHONY: setup check test generated results locks bench demo
+.PHONY: setup check test docs generated results locks bench demo
 
 setup:  ## install astuner with everything that developers need
 	pip install -e ".[dev]"
 
 check:  ## lint, format, types, import contracts
-	ruff check astuner tests tutorial .ci
-	ruff format --check astuner tests tutorial .ci
+	ruff check astuner tests tutorial docs .ci
+	ruff format --check astuner tests tutorial docs .ci
 	mypy
 	lint-imports
 
 test:  ## the test suite
 	pytest -n 2
+
+docs:  ## build the documentation site in site/; needs `pip install -e ".[docs]"`
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 generated:  ## write the default YAML and the docs' key tables from the configuration's declarations
 	python -m astuner.config.reference docs/en
