@@ -54,5 +54,5 @@ def test_the_site_is_built_without_a_broken_link_or_another_server(tmp_path: Pat
         assert (tmp_path / address).is_file(), address
     assert (tmp_path / "search/search_index.json").is_file()
     assert (tmp_path / "tutorial/example_werewolves/werewolves_tiny.yaml.html").is_file()
-    assert "language-yaml" in (tmp_path / "tutorial/example_werewolves/werewolves_tiny.yaml.html").read_text()
+    assert "trainable_targets" in (tmp_path / "tutorial/example_werewolves/werewolves_tiny.yaml.html").read_text()
     assert (tmp_path / "docs/assets/gateway.svg").is_file()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astuner.cli import astuner
 from astuner.config.loading import load_config
 from astuner.context_tracker import certificate
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets
+from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner import TaskRunner
 from tutorial.example_werewolves import game, prepare_data, prepare_model
@@ -179,3 +183,37 @@ def test_the_configuration_trains_the_werewolf_against_the_starting_model() -> N
     }
     # A game of six players has at most two answers a day of each, and those of the night.
     assert rollout.multi_turn.max_steps >= len(prepare_data.DECK) * (2 * len(prepare_data.DECK) + 2)
+
+
+def test_a_run_with_a_random_model(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With three players, the game ends within 30 answers, also if they name nobody."""
+    monkeypatch.chdir(CONFIG.parents[2])
+    monkeypatch.setattr(prepare_data, "DECK", (WEREWOLF, SEER, VILLAGER))
+    monkeypatch.setattr(prepare_data, "FOLDER", tmp_path / "data")
+    monkeypatch.setattr(prepare_data, "TRAINING_TASKS", 4)
+    model = tmp_path / "model"
+    shutil.copytree(model_folder, model)
+    config = json.loads((model / "config.json").read_text())
+    # The agents' prompts need a longer context. Positions are rotary, so it needs no additional weights.
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    small = {
+        "model.path": model,
+        "data.train_batch_size": 1,
+        "data.max_prompt_length": 1000,
+        "data.max_response_length": 3000,
+        "rollout.num_repeat": 2,
+        "rollout.max_model_len": 4000,
+        "rollout.max_response_length_in_one_turn": 2,
+        "task_reader.dataset_file.validation.file_path": "''",
+        "trainer_common.total_training_steps": 1,
+    }
+    overrides = [f"astuner.{key}={value}" for key, value in small.items()]
+    records = tmp_path / "records"
+    astuner.main(["--conf", str(CONFIG), "--exp-dir", str(records), *overrides], standalone_mode=False)
+    (record,) = [folder for folder in records.iterdir() if folder.is_dir()]
+    episodes = [read_episode(record / entry.path) for entry in read_index(record)]
+    assert [episode.error for episode in episodes] == [None, None]
+    for episode in episodes:
+        assert len(episode.calls) <= 30
+        assert {call.target_tag for call in episode.calls if call.trained} == {WEREWOLF}
+        assert {call.target_tag for call in episode.calls} > {WEREWOLF}

@@ -15,7 +15,7 @@ SEED = 5
 NAMES = tuple(f"Player{number}" for number in range(1, 10))
 DECK = (WEREWOLF, SEER, VILLAGER, VILLAGER, VILLAGER, VILLAGER)
 TRAINING_TASKS = 1000
-VALIDATION_TASKS = 150
+VALIDATION_TASKS = 100
 FOLDER = Path(__file__).parent / "data"
 
 
@@ -37,7 +37,8 @@ def deal(rng: random.Random) -> Roles:
 
 def make_task(roles: Roles) -> dict:
     """Return the task of a deal."""
-    return {"question": "Play a game of Werewolves.", "players": list(roles), "roles": list(roles.values())}
+    dealt = ", ".join(f"{player} is a {role}" for player, role in roles.items())
+    return {"question": f"{dealt}.", "players": list(roles), "roles": list(roles.values())}
 
 
 def training_file() -> Path:
