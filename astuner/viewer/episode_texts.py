@@ -17,7 +17,7 @@ from astuner.run_record.files import read_json_document
 # Searched characters of an episode. If it has more, the beginning and the end of each text are searched.
 _MAX_TEXT = 100_000
 # Characters that separate the texts where they are stored.
-_SEPARATORS = re.compile("[\x1e\x1f]")
+_SEPARATORS = re.compile("[\0\x1e\x1f]")
 
 Kind = str
 """`answers` for what models generated, `errors` for errors and judges, `prompts` for all other messages."""
@@ -117,5 +117,8 @@ def _message_texts(message: object) -> Iterator[tuple[Kind, str, str]]:
 def _clean(kind: Kind, role: str, text: object, known: set[str]) -> Iterator[tuple[Kind, str, str]]:
     """Yield a text that is not empty and not known, without characters that the database cannot hold."""
     if isinstance(text, str) and text.strip() and text not in known:
-        valid_role, valid = (each.encode("utf-8", "replace").decode().replace("\0", " ") for each in (role, text))
-        yield kind, _SEPARATORS.sub(" ", valid_role), _SEPARATORS.sub(" ", valid)
+        yield kind, _valid(role), _valid(text)
+
+
+def _valid(text: str) -> str:
+    return _SEPARATORS.sub(" ", text.encode("utf-8", "replace").decode())

@@ -169,6 +169,18 @@ def counts(db: sqlite3.Connection) -> dict[str, Any]:
     return {"episodes": row["episodes"], "failed": failed, "step": step, "bad_lines": bad or 0}
 
 
+def last_metrics(db: sqlite3.Connection) -> dict[str, float]:
+    """Return the last value of each metric, without metrics that never had one."""
+    rows = db.execute("select name, value, max(id) from metrics where value is not null group by name")
+    return {row["name"]: row["value"] for row in rows}
+
+
+def logged_seconds(db: sqlite3.Connection) -> float | None:
+    """Return the seconds between the first and the last metric; None without metrics."""
+    seconds: float | None = db.execute("select max(time) - min(time) from metrics").fetchone()[0]
+    return seconds
+
+
 def metric_values(db: sqlite3.Connection, name: str) -> list[float]:
     """Return the values of a metric in the order of logging."""
     rows = db.execute("select value from metrics where name = ? and value is not null order by id", (name,))

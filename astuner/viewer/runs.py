@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,17 @@ class RunList:
         self._indexes = indexes
         self._cached: dict[Path, tuple[tuple[FileVersion | None, ...], dict[str, Any], RunSummary | None]] = {}
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows, the latest run first. An unreadable run has the state `unreadable` and an `error`."""
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics of all runs."""
+        self.rows()
+        return sorted({name for _, row, _ in self._cached.values() for name in row["last"]})
+
+    def rows(self, metrics: Collection[str] = ()) -> list[dict[str, Any]]:
+        """Return the rows, the latest run first. An unreadable run has the state `unreadable` and an `error`.
+
+        Args:
+            metrics: Names of the metrics whose last values (`last`) the rows contain.
+        """
         runs = self._indexes.runs.all()
         self._indexes.close_all_but(set(runs.values()))
         cached, rows = {}, []
@@ -150,19 +160,24 @@ class RunList:
                 row, summary = earlier[1:] if earlier and earlier[0] == versions else self._read(name, folder)
             except (RecordError, sqlite3.Error, OSError) as error:
                 counts = {"episodes": 0, "failed": 0, "step": 0, "bad_lines": 0}
-                row = {"name": name, **_run_facts(read_facts(folder)), "counts": counts, "rewards": []}
+                row = {"name": name, **_run_facts(read_facts(folder)), "counts": counts, "rewards": [], "last": {}}
                 rows.append({**row, "state": "unreadable", "error": str(error)})
             else:
                 cached[folder] = versions, row, summary
-                rows.append({**row, "state": run_state(folder, summary)})
+                last = {metric: row["last"][metric] for metric in metrics if metric in row["last"]}
+                rows.append({**row, "state": run_state(folder, summary), "last": last})
         self._cached = cached
         return rows
 
     def _read(self, name: str, folder: Path) -> tuple[dict[str, Any], RunSummary | None]:
         with self._indexes.of(name).reading() as db:
-            content = {"counts": queries.counts(db), "rewards": queries.metric_values(db, "reward/mean")}
+            content: dict[str, Any] = {"counts": queries.counts(db), "last": queries.last_metrics(db)}
+            content["rewards"] = queries.metric_values(db, "reward/mean")
+            seconds = queries.logged_seconds(db)
         facts = read_facts(folder)
-        return {"name": name, **_run_facts(facts), **content}, facts.summary
+        row = {"name": name, **_run_facts(facts), **content}
+        # A run without a summary is running or was stopped.
+        return {**row, "seconds": seconds if facts.summary is None else facts.summary.seconds}, facts.summary
 
 
 def _run_facts(facts: RunFacts) -> dict[str, Any]:
@@ -174,6 +189,7 @@ def _run_facts(facts: RunFacts) -> dict[str, Any]:
         "model": facts.model,
         "backbone": facts.backbone,
         "kind": facts.kind,
+        "is_copy": facts.is_copy,
         "note": facts.note.text,
         "tags": facts.note.tags,
         "validation": summary.validation.model_dump() if summary else None,

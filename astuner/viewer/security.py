@@ -24,6 +24,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+# The only requests that write: notes and tags of runs.
+_WRITING = frozenset({"/api/note"})
 
 
 class RequestGuard:
@@ -40,7 +42,7 @@ class RequestGuard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        rejection = self._rejection(scope["method"], Headers(scope=scope))
+        rejection = self._rejection(scope["method"], scope["path"], Headers(scope=scope))
         has_started = False
 
         async def send_with_headers(message: Message) -> None:
@@ -62,9 +64,17 @@ class RequestGuard:
             message = f"internal error of the viewer ({type(error).__name__}: {error}); its terminal has the traceback"
             await JSONResponse({"error": message}, 500)(scope, receive, send_with_headers)
 
-    def _rejection(self, method: str, headers: Headers) -> PlainTextResponse | None:
+    def _rejection(self, method: str, path: str, headers: Headers) -> PlainTextResponse | None:
         if (reason := rejection_reason(headers, self._hosts)) is not None:
             return PlainTextResponse(f"{reason}\n", 403)
-        if method not in ("GET", "HEAD"):
-            return PlainTextResponse("This page is read-only.\n", 405)
+        if method in ("GET", "HEAD"):
+            return None
+        if method != "POST" or path not in _WRITING:
+            return PlainTextResponse("This part of the viewer is read-only.\n", 405)
+        # Forms of other sites can send requests, but not with this content type; browsers ask the server before scripts
+        # do, and the server does not allow it. All browsers send the origin of such a request.
+        if headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            return PlainTextResponse("This request needs the content type application/json.\n", 415)
+        if headers.get("origin") != f"http://{headers['host']}":
+            return PlainTextResponse("This request needs the origin of the viewer's page.\n", 403)
         return None

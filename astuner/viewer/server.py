@@ -1,4 +1,4 @@
-"""The viewer's server: static files of the page and the JSON API. Read-only."""
+"""The viewer's server: static files of the page and the JSON API. It writes only the notes of runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from starlette.types import Scope
 from astuner.errors import RecordError
 from astuner.localhost import ADDRESS, listen, local_hosts
 from astuner.run_record import config_difference, config_of, run_state, summary_of
+from astuner.run_record.answers import answer_of
 from astuner.viewer import queries
 from astuner.viewer.episode_routes import add_episode_routes
 from astuner.viewer.episode_search import find_episodes
+from astuner.viewer.episode_view import read_episode_at
 from astuner.viewer.failures import failures
+from astuner.viewer.log_routes import add_log_routes, add_note_route
 from astuner.viewer.queries import EpisodeFilter, Order
 from astuner.viewer.rescore_view import rescore_list, rescore_view
 from astuner.viewer.responses import json_response
@@ -77,6 +80,8 @@ def create_app(indexes: IndexCache, hosts: Collection[str]) -> FastAPI:
     _add_list_routes(app, indexes)
     add_episode_routes(app, indexes)
     add_chart_routes(app, indexes)
+    add_log_routes(app, indexes)
+    add_note_route(app, indexes)
     _add_static_files(app)
     return app
 
@@ -85,8 +90,12 @@ def _add_run_routes(app: FastAPI, indexes: IndexCache) -> None:
     run_list = RunList(indexes)
 
     @app.get("/api/runs")
-    def runs() -> Response:
-        return json_response(run_list.rows())
+    def runs(metric: Annotated[list[str] | None, Query()] = None) -> Response:
+        return json_response(run_list.rows(metric or ()))
+
+    @app.get("/api/metric_names")
+    def metric_names() -> Response:
+        return json_response(run_list.metric_names())
 
     @app.get("/api/run")
     def run(run: str) -> Response:
@@ -137,6 +146,15 @@ def _add_list_routes(app: FastAPI, indexes: IndexCache) -> None:
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> Response:
         return json_response(find_episodes(indexes.of(run), _episode_filter(request), where, order, offset, limit))
+
+    @app.get("/api/answer")
+    def answer(run: str, episode: str) -> Response:
+        index = indexes.of(run)
+        with index.reading() as db:
+            row = queries.episode_by_key(db, episode)
+        if row is None:
+            raise RecordError(f"the run has no episode {episode[:80]!r}; a resume of the run may have removed it")
+        return json_response({"answer": answer_of(read_episode_at(index.folder, row["path"]).episode)})
 
 
 def _episode_filter(request: Request) -> EpisodeFilter:

@@ -33,12 +33,13 @@ _MAX_SCANS = 4
 _MAX_EXCERPTS = 0.15
 _SCHEMA = """
 create table if not exists texts (id integer primary key, answer text, is_cut integer, content blob);
+create index if not exists texts_cut on texts (is_cut);
 create table if not exists facts (name text primary key, value);
 create virtual table if not exists words using fts5
     (prompts, answers, errors, content = '', tokenize = 'unicode61 remove_diacritics 2');
 """
 
-_VERSION = "text1"
+_VERSION = "text2"
 # Largest size of all databases of the viewer.
 _MAX_CACHE_BYTES = 4 * 2**30
 

@@ -28,7 +28,7 @@ class Page:
         """Open an address of the page, such as `run?run=a`, with a reload."""
         self.driver.get("about:blank")
         self.driver.get(f"{self.address}#/{place}")
-        self.wait(lambda: self.all("main > *"))
+        self.wait(lambda: self.all("main:not([aria-busy]) > *"))
 
     def all(self, selector: str) -> list[Any]:
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))

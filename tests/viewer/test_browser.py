@@ -52,11 +52,11 @@ def nothing_is_complained_of(page: Page) -> Iterator[None]:
 
 def test_runs_can_be_selected_and_compared(page: Page):
     page.open("runs")
-    boxes = page.all("input[type=checkbox]")
+    boxes = page.all(".list input[type=checkbox]")
     assert len(boxes) == 2
     for box in boxes:
         box.click()
-    page.element(".bar button").click()
+    page.element("#compare").click()
     page.wait(lambda: page.all("#differs"))
     assert set(page.texts("#differs td")) == {"astuner.trainer_common.optim.lr", "0.000001", "0.000003"}
     assert sorted(page.texts(".runs button")) == ["first", "second"]
@@ -250,7 +250,7 @@ def test_a_run_that_is_restarted_and_ends_while_it_is_shown(page: Page, agents: 
             record.log_metrics(7, {"val/loss": 0.5})
             live.wait(lambda: "val/loss" in live.texts(".chart-legend .label"))
             live.open("runs")
-            live.element("input[type=checkbox]").send_keys(" ")
+            live.element(".list input[type=checkbox]").send_keys(" ")
             write_step(record, agents, 8)
             live.wait(lambda: "8" in live.texts("td"))
             assert page.run("return document.activeElement.name") == "live"

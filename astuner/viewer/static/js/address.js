@@ -27,8 +27,30 @@ export function updateAddress(changes) {
 
 export async function fetchJson(path, query = {}) {
   if (snapshot) return answerFromSnapshot(path, query);
-  const response = await fetch(`api/${path}?${link("", query).slice(3)}`);
-  const answer = await response.json();
+  return answerOf(await send(`api/${path}?${link("", query).slice(3)}`));
+}
+
+// Send a JSON document to the server, which accepts it from this page only.
+export async function postJson(path, query, value) {
+  const headers = { "Content-Type": "application/json" };
+  return answerOf(await send(`api/${path}?${link("", query).slice(3)}`, { method: "POST", headers, body: JSON.stringify(value) }));
+}
+
+async function send(address, options) {
+  try {
+    return await fetch(address, options);
+  } catch {
+    throw new Error("The viewer does not answer. Check that astuner view is still running in its terminal.");
+  }
+}
+
+async function answerOf(response) {
+  let answer;
+  try {
+    answer = await response.json();
+  } catch {
+    throw new Error(`The viewer answered with an error (${response.status}); its terminal has the details.`);
+  }
   if (!response.ok) throw new Error(answer.error ?? answer.detail?.[0]?.msg ?? "the server rejected the request");
   return answer;
 }

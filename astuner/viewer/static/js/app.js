@@ -3,6 +3,7 @@
 import { currentAddress, link } from "./address.js";
 import { brief, h } from "./dom.js";
 import { installKeys } from "./keys.js";
+import { errorCard, showLoading } from "./loading.js";
 import { snapshot } from "./snapshot.js";
 
 // The modules of a page are loaded when it is first opened, so that lists do not wait for the chart library.
@@ -12,6 +13,7 @@ const PAGES = {
   episodes: async () => (await import("./episodes.js")).episodesPage,
   step: async () => (await import("./group.js")).stepPage,
   group: async () => (await import("./group.js")).groupPage,
+  logs: async () => (await import("./logs.js")).logsPage,
   rescore: async () => (await import("./rescore.js")).rescorePage,
   episode: async () => (await import("./episode_page.js")).episodePage,
   compare: async () => (await import("./compare.js")).comparePage,
@@ -22,21 +24,26 @@ const main = document.getElementById("main");
 const live = document.getElementById("live");
 let current = null;
 let drawing = 0;
+let loaded = () => {};
 
 async function draw() {
   const id = ++drawing;
   const { page, query } = currentAddress();
+  loaded();
+  loaded = showLoading(main, live);
   try {
     const make = await (PAGES[page] ?? PAGES.runs)();
     const drawn = await make(query);
     if (id !== drawing) return;
+    loaded();
     current?.leave?.();
     current = drawn;
     main.replaceChildren(...drawn.content);
   } catch (error) {
     if (id !== drawing) return;
+    loaded();
     current = null;
-    main.replaceChildren(h("div", { class: "card error", role: "alert" }, error.message));
+    main.replaceChildren(errorCard(error, draw));
   }
   crumbs(page, query);
   main.dataset.page = page;
@@ -58,13 +65,18 @@ function crumbs(page, query) {
 }
 
 async function follow() {
-  if (!document.hidden && current?.refresh) {
+  const shown = current;
+  if (!document.hidden && shown?.refresh && !main.hasAttribute("aria-busy")) {
+    let text;
     try {
-      live.textContent = (await current.refresh()) ?? "";
-    } catch {
-      live.textContent = "the viewer does not respond; check that it is running";
+      text = (await shown.refresh()) ?? "";
+      live.className = "";
+    } catch (error) {
+      text = error.message;
+      live.className = "bad";
     }
-  } else if (!current?.refresh) live.textContent = "";
+    if (shown === current && !main.hasAttribute("aria-busy")) live.textContent = text;
+  }
   setTimeout(follow, SECONDS * 1000);
 }
 

@@ -106,7 +106,10 @@ export function tile(name, value, title) {
 // columns: [heading, function from a row to a cell, whether the column is text]
 export function list(columns, rows) {
   const kind = (column) => (column[2] ? "text" : undefined);
-  const head = h("tr", {}, columns.map((column) => h("th", { class: kind(column), scope: "col" }, column[0])));
-  const body = rows.map((row) => h("tr", {}, columns.map((column) => h("td", { class: kind(column) }, column[1](row)))));
+  const headings = columns.map((column) => h("th", { class: kind(column), scope: "col" }, column[0]));
+  // On narrow screens, a row is a card, and each cell has its heading before it.
+  const cell = (column, place, row) => h("td", { class: kind(column), "data-label": headings[place].textContent }, column[1](row));
+  const body = rows.map((row) => h("tr", {}, columns.map((column, place) => cell(column, place, row))));
+  const head = h("tr", {}, headings);
   return h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {}, head), h("tbody", {}, body)));
 }

@@ -2,6 +2,7 @@
 
 import { link } from "./address.js";
 import { brief, count, h, plural } from "./dom.js";
+import { snapshot } from "./snapshot.js";
 
 const SHOWN = 5;
 
@@ -17,9 +18,9 @@ export function failures(run, about) {
     h("ul", {}, rows.slice(0, SHOWN)),
     more > 0 ? h("details", {}, h("summary", {}, `${plural(more, "more error message")}`), h("ul", {}, rows.slice(SHOWN))) : null,
     found.omitted ? h("p", { class: "soft" }, `${plural(found.omitted, "rarer error message")} not listed.`) : null,
-    h("p", {}, h("a", { href: link("episodes", { run, status: "failed" }) }, "All failed episodes"), " · ",
-      h("a", { href: link("logs", { run, file: "tracebacks" }) }, "Tracebacks"), " · ",
-      h("a", { href: link("logs", { run }) }, "Logs")));
+    h("p", {}, h("a", { href: link("episodes", { run, status: "failed" }) }, "All failed episodes"),
+      snapshot ? null : [" · ", h("a", { href: link("logs", { run, file: "tracebacks" }) }, "Tracebacks"), " · ",
+        h("a", { href: link("logs", { run }) }, "Logs")]));
 }
 
 // How bad it is: severe if at least half of the episodes failed.

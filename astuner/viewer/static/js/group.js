@@ -1,6 +1,7 @@
 // The groups of a step, and the episodes of a group side by side.
 
 import { fetchJson, link } from "./address.js";
+import { answerCell } from "./answers.js";
 import { bubble } from "./chat.js";
 import { pairChooser } from "./chooser.js";
 import { taskLink } from "./episodes.js";
@@ -45,6 +46,7 @@ function column(run, row, chooser) {
     h("p", {}, h("b", { class: shade }, row.reward === null ? brief(row.error_kind ?? row.status, 30) : `reward ${real(row.reward)}`), ` · advantage ${real(row.advantage)}`),
     differs(row) ? h("p", { class: "soft" }, "advantage by agent: ", row.agents.map((agent) => `${brief(agent.agent || "–", 30)} ${between(agent)}`).join(" · ")) : null,
     h("p", { class: "soft" }, `${plural(row.calls, "call")} · ${plural(row.samples, "sample")} · ${count(row.tokens_trained)} trained of ${count(row.tokens_distinct)} tokens · ${real(row.seconds, 1)} s`),
+    row.answer ? h("div", { class: "answer-line" }, h("span", { class: "soft" }, "answer: "), answerCell(run, row)) : null,
     row.unreadable ? h("p", { class: "bad" }, brief(row.unreadable, 300)) : null,
     row.transcript.map((message) => bubble(message, message.agent)));
 }

@@ -5,6 +5,7 @@ import { asText, brief, count, h, list, real, share, tile } from "./dom.js";
 import { failures } from "./failures.js";
 import { taskHeatMap } from "./heatmap.js";
 import { resultTable, verdict } from "./results.js";
+import { snapshot } from "./snapshot.js";
 import { loadSeries, renewSeries, runCharts } from "./run_charts.js";
 
 export async function runPage(query) {
@@ -75,7 +76,8 @@ function heading({ name, series }, { about, results }) {
       tile("episodes", count(about.counts.episodes)),
       tile("tokens saved by merging", last("tokens/saving") ? `${real(last("tokens/saving"), 2)}×` : "–")),
     bad ? h("p", { class: "card note" }, `${count(bad)} damaged lines of this record are skipped.`) : null,
-    h("p", {}, h("a", { href: link("episodes", { run: name }) }, "All episodes, with search and filters →")));
+    h("p", {}, h("a", { href: link("episodes", { run: name }) }, "All episodes, with search and filters →"),
+      snapshot ? null : [" · ", h("a", { href: link("logs", { run: name }) }, "Logs")]));
 }
 
 // What the checks found, errors first.
