@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from astuner import AstunerJob
 from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results
 from astuner.cli import astuner as command
 from astuner.errors import ConfigError
-from astuner.run_record import read_summary
+from astuner.run_record import is_being_written, read_summary
+from tests.preloaded import AstunerProcess
 
 AGENT = f"{Path(__file__).parents[1] / 'backbone/local/agents.py'}->Letters"
+PATIENCE = 600.0
 
 
 @pytest.fixture
@@ -169,3 +173,25 @@ def test_usage_errors(suite: Path):
     result = CliRunner().invoke(command, ["bench", "suite.yaml", "--backbones", "local,debug"])
     assert result.exit_code == 2
     assert "'debug' is not a backbone that trains; expected some of local, verl, trinity" in result.output
+
+
+def test_an_interrupt_ends_the_runs_and_they_continue_later(suite: Path, tmp_path: Path):
+    """The real command, ended by Ctrl-C while its run trains."""
+    steps = "astuner.trainer_common.total_training_steps=100000"
+    (run,) = plan_runs(load_suite(suite), Path("out"), seeds=1, entries=["letters"], overrides=[steps])
+    words = ["bench", "suite.yaml", "--entry", "letters", "--seeds", "1", "--set", steps, "--output", "out"]
+    with Path("bench.log").open("ab") as log:
+        process = AstunerProcess(*words, cwd=tmp_path, output=log)
+    try:
+        until = time.monotonic() + PATIENCE
+        while not list((run.folder / "checkpoints").glob("step_*/complete.json")):
+            assert process.poll() is None, Path("bench.log").read_text()
+            assert time.monotonic() < until, run.log.read_text()
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+    finally:
+        process.kill()
+    assert not is_being_written(run.folder)
+    assert not (run.folder / "summary.json").exists()
+    assert run.start() == "resumed"
