@@ -27,7 +27,11 @@ def verdict_view(episode: Episode, config: Mapping[str, Any]) -> dict[str, Any]:
     params = {key.removeprefix(_PARAMS): value for key, value in config.items() if key.startswith(_PARAMS)}
     named = [value for key, value in params.items() if key.endswith("_field") and key != "answer_field"]
     metadata = episode.task.metadata
-    fields = [name for name in dict.fromkeys([*named, *_EXPECTED]) if isinstance(name, str) and name in metadata]
+    fields = [
+        name
+        for name in dict.fromkeys([*named, *_EXPECTED])
+        if isinstance(name, str) and metadata.get(name) not in (None, "")
+    ]
     answer_field = params.get("answer_field", "final_answer")
     answer = episode.metadata.get(answer_field) if isinstance(answer_field, str) else None
     has_answer = answer not in (None, "")

@@ -52,7 +52,7 @@ function strip(run, task, steps) {
     svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, real(value, 2))]);
   const ends = [...new Set([least, most])].map((step, index) => svg("text", { x: x(step), y: HEIGHT - 2, "text-anchor": index ? "end" : "start" }, `step ${step}`));
   const points = ["train", "val"].flatMap((split) => binned(known.filter((row) => row.split === split), least, most).map((bin) => point(run, task, split, bin, x, y)));
-  return svg("svg", { class: "strip", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": "rewards by step; the table below has the values" }, ...axis, ...ends, ...points);
+  return svg("svg", { class: "strip", viewBox: `0 0 ${width} ${HEIGHT}`, role: "group", "aria-label": "rewards by step; the table below has the values" }, ...axis, ...ends, ...points);
 }
 
 function binned(rows, least, most) {
