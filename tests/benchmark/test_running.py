@@ -195,3 +195,12 @@ def test_an_interrupt_ends_the_runs_and_they_continue_later(suite: Path, tmp_pat
     assert not is_being_written(run.folder)
     assert not (run.folder / "summary.json").exists()
     assert run.start() == "resumed"
+
+
+def test_the_suite_of_the_published_results_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    suite = load_suite(Path("tutorial/benchmark.yaml"))
+    runs = plan_runs(suite, tmp_path, seeds=1)
+    assert {run.backbone for run in runs} == {"local", "verl", "trinity"}
+    assert {run.start() for run in runs} == {"new"}
+    assert all(len(entry.seeds) == 5 for entry in suite.entries)
