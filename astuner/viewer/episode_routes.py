@@ -32,7 +32,11 @@ _MAX_GROUP = 64
 
 def add_episode_routes(app: FastAPI, indexes: IndexCache) -> None:
     """Add the routes to the server's application."""
+    _add_task_routes(app, indexes)
+    _add_single_routes(app, indexes)
 
+
+def _add_task_routes(app: FastAPI, indexes: IndexCache) -> None:
     @app.get("/api/group")
     def group(
         run: str, step: Annotated[int, Query(ge=-(2**53), le=2**53)], task: str, split: str = "train"
@@ -55,6 +59,8 @@ def add_episode_routes(app: FastAPI, indexes: IndexCache) -> None:
         with indexes.of(run).reading() as db:
             return json_response(task_picks(db, task, split))
 
+
+def _add_single_routes(app: FastAPI, indexes: IndexCache) -> None:
     @app.get("/api/episode")
     def episode(run: str, episode: str) -> Response:
         index = indexes.of(run)
