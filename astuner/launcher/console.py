@@ -7,11 +7,13 @@ import re
 import tempfile
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from loguru import logger
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 _TRACEBACK_NOTE = "its traceback is in"
 _STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red", "DEBUG": "dim"}
+_WORD = re.compile(r"\s*\S+\s*")
+_NUMBER = re.compile(r"[0-9]+")
+_PRINTED_WARNINGS = 3
 # Control characters, and Unicode characters that are invisible or reorder the text that follows.
 _CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
@@ -49,7 +54,16 @@ class _RobustConsole(Console):
     """A console that becomes silent if its output can no longer be written, so that a lost terminal ends no run."""
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        """Print to the output; if that fails, become silent."""
+        """Print to the output; if that fails, become silent.
+
+        With `soft_wrap`, a terminal gets lines that end between words, and words that are longer than a line unchanged,
+        such as paths to copy. A file gets one line.
+        """
+        if settings.get("soft_wrap") and self.is_terminal:
+            objects = tuple(
+                _broken_between_words(self.render_str(part), self.width) if isinstance(part, str) else part
+                for part in objects
+            )
         try:
             super().print(*objects, **settings)
         except OSError:  # a full disk behind a redirection, or a closed terminal
@@ -64,6 +78,23 @@ class _RobustConsole(Console):
         self.quiet = True
 
 
+def _broken_between_words(text: Text, width: int) -> Text:
+    """Return a text whose lines have at most `width` columns, unless a word is longer. Rich would break the word."""
+    lines: list[Text] = []
+    for line in text.split("\n", allow_blank=True):
+        starts, column = [], 0
+        for word in _WORD.finditer(line.plain):
+            if column and column + cell_len(word[0].rstrip()) > width:
+                starts.append(word.start())
+                column = 0
+            column += cell_len(word[0])
+        pieces = line.divide(starts)
+        for piece in pieces:
+            piece.rstrip()  # a space in the column after the last one would make an empty line
+        lines += pieces
+    return Text("\n").join(lines)
+
+
 def make_console(*, stderr: bool = True) -> Console:
     """Return a console. Runs use stderr, which leaves stdout to the output of commands."""
     return _RobustConsole(stderr=stderr, highlight=False)
@@ -73,13 +104,27 @@ _console_handler = 0  # loguru's default handler
 
 
 def log_to_console(console: Console) -> None:
-    """Send the log to the console, redacted; replaces the handler of an earlier run, but not those of the user."""
+    """Send the log to the console, redacted; replaces the handler of an earlier run, but not those of the user.
+
+    Warnings that differ only in numbers are printed three times, and then when their number reaches a power of two.
+    """
     global _console_handler  # noqa: PLW0603
+
+    repeated: Counter[str] = Counter()
 
     def write(message: Message) -> None:
         record = message.record
+        times = ""
+        if record["level"].name == "WARNING":
+            key = _NUMBER.sub("#", record["message"])
+            repeated[key] += 1
+            number = repeated[key]
+            if number > _PRINTED_WARNINGS:
+                if number & (number - 1):
+                    return
+                times = f" ({number} such warnings so far; run.log has all)"
         style = _STYLES.get(record["level"].name, "")
-        text = redact(f"{record['time']:HH:mm:ss} {record['message']}")
+        text = redact(f"{record['time']:HH:mm:ss} {record['message']}{times}")
         console.print(escape(text), style=style, soft_wrap=True)
 
     with contextlib.suppress(ValueError):  # the user has removed it

@@ -13,8 +13,6 @@ from astuner.launcher.console import escape_control_characters
 from astuner.schema import Episode
 from astuner.task_rollout.statistics import scored, tokens_of
 
-_MAX_FAILURES = 3
-
 
 def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
     """Return a table with one row per episode. A narrow terminal truncates the task's text, never a number."""
@@ -64,12 +62,6 @@ def explain_no_training(episodes: Sequence[Episode]) -> str | None:
     if dropped is None:
         return None
     return f"none of the {len(episodes)} episodes can be trained on. The first: [{dropped.error_kind}] {dropped.error}"
-
-
-def failure_lines(episodes: Sequence[Episode]) -> list[str]:
-    """Return the errors of the first few failed episodes."""
-    failed = [episode for episode in episodes if episode.status != "ok"][:_MAX_FAILURES]
-    return [f"{episode.episode_id} {episode.status}: [{episode.error_kind}] {episode.error}" for episode in failed]
 
 
 def check_rewards(episodes: Sequence[Episode]) -> None:

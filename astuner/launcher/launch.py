@@ -52,7 +52,6 @@ from astuner.launcher.episode_table import (
     describe_training_use,
     episode_table,
     explain_no_training,
-    failure_lines,
 )
 from astuner.launcher.resume import can_resume
 from astuner.launcher.run_result import print_result
@@ -65,7 +64,7 @@ from astuner.redaction import redact
 from astuner.run_record import FILE_ONLY, FolderLock, LoggerName, RunRecord, RunSummary, check_loggers
 from astuner.schema import Episode
 from astuner.task_reader import describe_left_out
-from astuner.task_rollout import ActiveEpisodes, Split
+from astuner.task_rollout import ActiveEpisodes, Split, describe_failures
 
 Result = TypeVar("Result")
 AnyBackbone = TypeVar("AnyBackbone", Backbone, TrainingBackbone)
@@ -347,8 +346,8 @@ def _print_episodes(
     console = context.progress.console
     print_transcripts(console, episodes, DEFAULT_SHOWN if shown is None else shown)
     console.print(episode_table(title, episodes))
-    for line in failure_lines(episodes):
-        console.print(escape(redact(line)), style="yellow", soft_wrap=True)
+    for line in describe_failures(episodes):
+        console.print(escape(redact(f"failed: {line}")), style="yellow", soft_wrap=True)
     if split == "train":
         for line in describe_training_use(episodes):
             console.print(line, soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from astuner.schema import Split
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport, current_episode
+from astuner.task_rollout.failure_groups import describe_failures
 from astuner.task_rollout.rollout import (
     BatchRequest,
     OnEpisode,
@@ -22,6 +23,7 @@ __all__ = [
     "TaskRollout",
     "WorkerProcesses",
     "current_episode",
+    "describe_failures",
     "episode_seed",
     "failed_episode",
     "failed_episodes",

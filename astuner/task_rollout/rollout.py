@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -19,6 +18,7 @@ from astuner.processes.process_hooks import install_hooks
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
 from astuner.task_rollout.episode_loop import Job, JobResult
+from astuner.task_rollout.failure_groups import describe_failures
 from astuner.task_rollout.group_judging import GroupJudging
 from astuner.task_rollout.pool import EpisodePool, InlinePool, StuckJob
 from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame, is_unjudged
@@ -314,13 +314,11 @@ def report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
     unusable = [episode for episode in episodes if episode.status != "ok"]
     if not unusable:
         return
-    kinds = Counter(episode.error_kind for episode in unusable)
     logger.warning(
-        "{} step {}: {} of {} episodes are left out ({}); the first: {}",
+        "{} step {}: {} of {} episodes are left out: {}",
         request.split,
         request.step,
         len(unusable),
         len(episodes),
-        ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()),
-        unusable[0].error,
+        "; ".join(describe_failures(unusable)),
     )

@@ -124,7 +124,7 @@ def test_failures_are_logged_with_the_first_reason(tokenizer: Any, log: list[str
     rolling = rollout(tokenizer, FailsOnce, workers=4)
     episodes = rolling.run(request())
     assert [e.status for e in episodes].count("failed") == 2
-    assert any("2 of 10 episodes are left out (2 workflow); the first: ConnectionError: flaky" in line for line in log)
+    assert any("2 of 10 episodes are left out: [workflow] ConnectionError: flaky" in line for line in log)
     rolling.close()
 
 
