@@ -27,21 +27,35 @@ FILTERS = (
     "&order=reward&offset=90000",
     "&error=any",
 )
-REPEATS = 7
+SEARCHES = (
+    "text=answer",
+    "text=the+answer+is+77",
+    "text=%22answer+is+4321%22",
+    "text=bab*&where=answers",
+    "text=answer&agent=agent-1&order=reward",
+    "text=ababa",
+)
+OTHERS = ("runs", "run?run=episodes", "metrics?run=episodes", "groups?run=episodes&step=7", "config?run=episodes",
+          "logs?run=episodes", "log?run=episodes&file=run.log", "log_search?run=episodes&file=run.log&text=zzz",
+          "tracebacks?run=episodes", "answer?run=episodes&episode=e-000077",
+          "results?run=episodes", "solve_rates?run=episodes&split=train")  # fmt: skip
+SEARCH = "/api/episodes?run=episodes&"
+REPEATS = 20
 
 
 def milliseconds(function: Callable[[], object], repeats: int = REPEATS) -> float:
-    """Return the median duration of calls of `function`."""
+    """Return the 95th percentile of the durations of calls of `function`; the median of fewer than 20 calls."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
         function()
         times.append(1000 * (time.perf_counter() - start))
-    return round(statistics.median(times), 1)
+    return round(sorted(times)[int(0.95 * repeats)] if repeats >= 20 else statistics.median(times), 1)
 
 
 def measure(folder: Path, browser: bool) -> dict[str, object]:
-    many_episodes(folder / "episodes", 100_000)
+    many_episodes(folder / "episodes", 100_000, texts=True)
+    (folder / "episodes/run.log").write_text("".join(f"line {number} of the log\n" for number in range(1_000_000)))
     key = key_of(many_tokens(folder / "tokens", 100_000, 500))
     (folder / "cache").mkdir()
     with client(folder, folder / "cache") as http:
@@ -53,6 +67,18 @@ def measure(folder: Path, browser: bool) -> dict[str, object]:
             "run_ms": milliseconds(lambda: http.get("/api/run?run=episodes")),
             "episode_ms": milliseconds(lambda: http.get(f"/api/episode?run=tokens&episode={key}")),
         }
+        result["api_ms"] = {
+            path: milliseconds(lambda p=path: http.get(f"/api/{p}").raise_for_status()) for path in OTHERS
+        }
+        start, during = time.perf_counter(), []
+        page = {"done": False}
+        while not page["done"]:
+            during.append(milliseconds(lambda: page.update(http.get(SEARCH + SEARCHES[0]).json()["search"]), 1))
+            time.sleep(0.2)
+        result["text_index_s"] = round(time.perf_counter() - start, 1)
+        result["text_index_mb"] = round(sum(file.stat().st_size for file in (folder / "cache").glob("*.text*")) / 1e6)
+        result["search_while_indexing_ms"] = round(sorted(during)[int(0.95 * len(during))], 1)
+        result["search_ms"] = {text: milliseconds(lambda t=text: http.get(SEARCH + t)) for text in SEARCHES}
         with (folder / "episodes/episodes/index.jsonl").open("a") as index:
             index.write(json.dumps(index_row(100_000)) + "\n")
         result["one_new_line_ms"] = milliseconds(lambda: http.get("/api/episodes?run=episodes"), 1)
@@ -79,6 +105,9 @@ def in_browser(folder: Path, key: str) -> dict[str, object]:
             requestAnimationFrame(frame);
         """
         return {
+            "page_of_runs_ms": milliseconds(draw("runs", ".list td"), 3),
+            "page_of_run_ms": milliseconds(draw("run?run=episodes", ".tile b"), 3),
+            "page_of_search_ms": milliseconds(draw("episodes?run=episodes&text=answer", ".excerpt mark"), 3),
             "page_of_list_ms": milliseconds(draw("episodes?run=episodes", ".list td"), 3),
             "page_of_episode_ms": milliseconds(draw(f"episode?run=tokens&episode={key}", ".tokens .t"), 3),
             "scroll_frame_p95_ms": round(driver.execute_async_script(frames), 1),

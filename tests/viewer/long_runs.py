@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 
 from astuner.context_tracker import build_samples
@@ -25,12 +28,42 @@ def index_row(number: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def many_episodes(folder: Path, episodes: int) -> Path:
-    """Write the record of a run with many episodes, with an index but without the episodes' files."""
+def many_episodes(folder: Path, episodes: int, *, texts: bool = False) -> Path:
+    """Write the record of a run with many episodes.
+
+    Args:
+        folder: The run's folder.
+        episodes: Number of episodes.
+        texts: Whether to write the files of the episodes; without them, the run has an index only.
+    """
     with open_record(folder) as record:
         rows = (json.dumps(index_row(number)) + "\n" for number in range(episodes))
         (record.folder / "episodes/index.jsonl").write_text("".join(rows))
+        if texts:
+            (record.folder / "episodes/train").mkdir()
+            words = random.Random(0).choices(_WORDS, k=200_000)
+            for number in range(episodes):
+                content = json.dumps(_episode_document(number, words))
+                (record.folder / f"episodes/train/{number}.json").write_text(content)
     return folder
+
+
+_WORDS = ["".join(letters) for letters in itertools.product("bdfgklmnprst", "aeiou", "bdfgklmnprst", "aeiou")]
+
+
+def _episode_document(number: int, words: Sequence[str]) -> dict[str, object]:
+    """Return the file of an episode with a shared system prompt, a task of 8 episodes, and an answer of 100 words."""
+    task = number // 8 % 1000
+    messages = [
+        {"role": "system", "content": " ".join(words[:80])},
+        {"role": "user", "content": f"Task {task}: " + " ".join(words[task : task + 40])},
+        {"role": "assistant", "content": " ".join(words[number : number + 100]) + f" The answer is {number}."},
+    ]
+    call = {
+        "messages": messages, "prompt_ids": list(range(1000, 1400)), "completion_ids": list(range(200)),
+        "logprobs": [-0.123456] * 200,
+    }  # fmt: skip
+    return {"format": 1, "episode": {"task": {"main_query": "?"}, "calls": [call], "metadata": {}}}
 
 
 def many_tokens(folder: Path, tokens: int, vocabulary: int, model: str = "some/model") -> str:
