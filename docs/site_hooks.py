@@ -34,7 +34,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path in sorted((ROOT / "tutorial").rglob("*")):
         language = LANGUAGES.get(path.suffix)
         if language is not None and "data" not in path.parts:
-            content = f"# {path.name}\n\n````{language}\n{path.read_text(encoding='utf-8')}````\n"
+            # Their code would hide the guide in the results of a search.
+            content = "---\nsearch: {exclude: true}\n---\n"
+            content += f"# {path.name}\n\n````{language}\n{path.read_text(encoding='utf-8')}````\n"
             mirrored.append(File.generated(config, f"{path.relative_to(ROOT).as_posix()}.md", content=content))
     return Files(mirrored)
 

@@ -15,6 +15,7 @@ from tutorial.starting_model import Recipe, starting_model
 
 RECIPE = Recipe(
     "learning_to_ask_tiny",
+    renderer="auto",
     hidden_size=64,
     intermediate_size=192,
     layers=2,

@@ -16,6 +16,7 @@ from tutorial.starting_model import Recipe, starting_model
 
 RECIPE = Recipe(
     "werewolves_tiny",
+    renderer="auto",
     hidden_size=64,
     intermediate_size=192,
     layers=2,
@@ -25,7 +26,7 @@ RECIPE = Recipe(
     vocabulary=768,
     batch=32,
 )
-GAMES = 1_500
+GAMES = 1_200
 BELIEF = 0.8
 """How often a player votes for one of those whom a seer has accused."""
 
