@@ -26,12 +26,8 @@ from astuner.algorithms.aggregate import sample_scales, token_weights
 from astuner.algorithms.entropy import entropy_from_logprobs
 from astuner.algorithms.kl import token_kl
 from astuner.algorithms.loss_metrics import LossMetrics
+from astuner.algorithms.policy_batch import NO_CLIP, CallTable, ClipRange, PolicyBatch, PolicyLoss
 from astuner.algorithms.policy_loss import (
-    NO_CLIP,
-    CallTable,
-    ClipRange,
-    PolicyBatch,
-    PolicyLoss,
     clipped_surrogate_loss,
     clipped_weight_loss,
     reinforce_loss,

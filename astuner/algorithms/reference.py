@@ -1,4 +1,4 @@
-"""Write the table of docs/en/algorithms.md: `python -m astuner.algorithms.reference docs/en/algorithms.md`."""
+"""Write the tables of docs/en/algorithms.md: `python -m astuner.algorithms.reference docs/en/algorithms.md`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from astuner.config.algorithms import ALGORITHMS
+from astuner.config.corrections import CORRECTIONS
 from astuner.config.reference import table, update_page
 
 _HEADER = (
@@ -37,7 +38,15 @@ def _rows() -> Iterator[tuple[str, ...]]:
         )
 
 
-PARTS = {"algorithms": lambda: table(_HEADER, _rows())}
+def _corrections() -> Iterator[tuple[str, ...]]:
+    for name, spec in CORRECTIONS.items():
+        yield f"`{name}`", spec.formula, spec.source or "–"
+
+
+PARTS = {
+    "algorithms": lambda: table(_HEADER, _rows()),
+    "corrections": lambda: table(("`mode`", "factor of a token's loss", "source"), _corrections()),
+}
 
 if __name__ == "__main__":
     update_page(Path(sys.argv[1]), PARTS)

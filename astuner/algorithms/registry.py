@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from astuner.algorithms import advantages, policy_loss
-from astuner.algorithms.policy_loss import NO_CLIP, ClipRange, PolicyBatch, PolicyLoss
+from astuner.algorithms.policy_batch import NO_CLIP, ClipRange, PolicyBatch, PolicyLoss
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode, ReinforcementSpec
 from astuner.config.trainer import AlgorithmConfig
 

@@ -39,6 +39,7 @@ ALIASES = (
     Alias("key", "astuner.trainer_common.trinity_only__n_vllm_engine", "astuner.rollout.n_vllm_engine"),
     Alias("key", "astuner.task_reader.env_service.env", "astuner.task_reader.env_service.env_type"),
     Alias("bare", "astuner.trainer_common.algorithm", "astuner.trainer_common.algorithm.adv_estimator"),
+    Alias("bare", "astuner.trainer_common.correction", "astuner.trainer_common.correction.mode"),
     Alias("value", "customized_protocal", "customized_protocol", key="astuner.task_judge.judge_type"),
     Alias("value", "hf", "huggingface_dat_repo", key="astuner.task_reader.type"),
     Alias("value", "tracing", "feedback_tracing", key="astuner.task_reader.type"),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.conditions import is_cut
+from astuner.config.correction_checks import correction_problems
 from astuner.config.data import part_names
 from astuner.config.keys import KeyPath, dotted, is_changed, parts, schema, value_at
 from astuner.config.problems import Problem
@@ -94,6 +95,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
         yield from _agent_loop(run)
         yield from _staleness(run)
         yield from _rubric_scores(run)
+        yield from correction_problems(run)
 
 
 def _problem(text: str, *keys: str) -> Problem:

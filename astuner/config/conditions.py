@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from astuner.config.corrections import CORRECTIONS, CorrectionSpec
 from astuner.config.gpus import MIN_GPUS_OF_TRINITY, visible_gpus
 from astuner.config.section import Condition
 
@@ -43,6 +45,12 @@ def _may_ask_a_model(judge: TaskJudgeConfig) -> bool:
 def is_cut(rollout: RolloutConfig) -> bool:
     """Return whether top-p or top-k restricts sampling in training; they have no effect on greedy sampling."""
     return rollout.temperature > 0 and (rollout.top_p < 1 or rollout.top_k > 0)
+
+
+def _has_mode(run: AstunerConfig, holds: Callable[[CorrectionSpec], bool]) -> bool:
+    """Return whether the correction's mode is not auto, and its specification meets a condition."""
+    mode = run.trainer_common.correction.mode
+    return mode != "auto" and holds(CORRECTIONS[mode])
 
 
 FOR_SFT = Condition("for sft", lambda run: run.trainer_common.algorithm.adv_estimator == "sft")
@@ -85,6 +93,24 @@ WITHOUT_OVER_ROLLOUT = Condition(
 )
 CONSTANT_LR = Condition(
     "while optim.lr_scheduler is constant", lambda run: run.trainer_common.optim.lr_scheduler == "constant"
+)
+AUTO_CORRECTION = Condition(
+    "while trainer_common.correction.mode is auto", lambda run: run.trainer_common.correction.mode == "auto"
+)
+NO_WEIGHTS = Condition(
+    "while trainer_common.correction.mode has no weights",
+    lambda run: _has_mode(run, lambda spec: spec.weights is None),
+)
+TRUNCATED_WEIGHTS = Condition(
+    "unless trainer_common.correction.mode masks weights", lambda run: _has_mode(run, lambda spec: not spec.masks)
+)
+NO_REJECTION = Condition(
+    "while trainer_common.correction.mode leaves out no call",
+    lambda run: _has_mode(run, lambda spec: spec.rejects is None),
+)
+NO_REJECTION_FROM_BELOW = Condition(
+    "unless trainer_common.correction.mode is a geo_rs mode",
+    lambda run: _has_mode(run, lambda spec: spec.rejects != "geometric"),
 )
 NOT_GDPO = Condition(
     "unless trainer_common.algorithm.adv_estimator is gdpo",

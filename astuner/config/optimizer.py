@@ -1,4 +1,7 @@
-"""The configuration sections of the update: `trainer_common.optim`, `trainer_common.fsdp_config` and `update`."""
+"""The configuration sections of the update.
+
+They are `trainer_common.optim`, `trainer_common.correction`, `trainer_common.fsdp_config` and `update`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astuner.config.conditions import CONSTANT_LR
+from astuner.config.conditions import (
+    AUTO_CORRECTION,
+    CONSTANT_LR,
+    NO_REJECTION,
+    NO_REJECTION_FROM_BELOW,
+    NO_WEIGHTS,
+    TRUNCATED_WEIGHTS,
+)
+from astuner.config.corrections import CORRECTIONS, CorrectionName
 from astuner.config.section import RAY, NonNegativeInt, Section, key, mirrors, sets, unsupported
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
+_Bound = Annotated[float, Field(gt=0, le=1e9)]
+_LOSS_ARGS = mirrors("algorithm.policy_loss_fn_args", rule="loss_args")
+_ROLLOUT_CORRECTION = "algorithm.rollout_correction"
 _LR_SCHEDULE = "astuner sets the learning rate of every step; verl's own schedule stays constant"
 
 
@@ -55,6 +69,74 @@ class OptimConfig(Section):
         0.0, no_effect=(CONSTANT_LR,), verl=_LR_SCHEDULE, trinity=sets("algorithm.optimizer.min_lr_ratio")
     )
     """Final learning rate of cosine and linear, as a fraction of lr."""
+
+
+class CorrectionConfig(Section):
+    """`trainer_common.correction`. A bound of null stands for the value of the mode's paper."""
+
+    mode: CorrectionName = key(
+        "auto",
+        verl=mirrors(f"{_ROLLOUT_CORRECTION}.rollout_is", rule="correction_weights")
+        + mirrors(f"{_ROLLOUT_CORRECTION}.rollout_is_threshold", rule="correction_weight_bounds")
+        + mirrors(f"{_ROLLOUT_CORRECTION}.rollout_rs", rule="correction_rejection")
+        + mirrors(f"{_ROLLOUT_CORRECTION}.rollout_rs_threshold", rule="correction_rejection_bounds")
+        + mirrors(f"{_ROLLOUT_CORRECTION}.bypass_mode", rule="correction_bypass"),
+        trinity=_LOSS_ARGS,
+    )
+    """The correction (see docs/en/algorithms.md); auto is token_tis where sampler and trainer can differ, else none."""
+    old_logprobs: Literal["auto", "trainer", "sampler"] = key(
+        "auto",
+        verl=mirrors(f"{_ROLLOUT_CORRECTION}.bypass_mode", rule="correction_bypass"),
+        trinity=_LOSS_ARGS,
+    )
+    """The denominator of the ratios: the trainer's logprobs before the update, or the sampler's."""
+    max_weight: _Bound | None = key(
+        None,
+        no_effect=(AUTO_CORRECTION, NO_WEIGHTS),
+        verl=mirrors(f"{_ROLLOUT_CORRECTION}.rollout_is_threshold", rule="correction_weight_bounds"),
+        trinity=_LOSS_ARGS,
+    )
+    """Truncate, or mask, importance weights above this value."""
+    min_weight: _Bound | None = key(
+        None,
+        no_effect=(AUTO_CORRECTION, NO_WEIGHTS, TRUNCATED_WEIGHTS),
+        verl=mirrors(f"{_ROLLOUT_CORRECTION}.rollout_is_threshold", rule="correction_weight_bounds"),
+        trinity=_LOSS_ARGS,
+    )
+    """Mask importance weights below this value (token_mis, seq_mis, icepop)."""
+    max_rejection: _Bound | None = key(
+        None,
+        no_effect=(AUTO_CORRECTION, NO_REJECTION),
+        verl=mirrors(f"{_ROLLOUT_CORRECTION}.rollout_rs_threshold", rule="correction_rejection_bounds"),
+        trinity=_LOSS_ARGS,
+    )
+    """Leave out calls whose statistic is above this value (geo_rs*, k3_rs*, off_policy_mask)."""
+    min_rejection: _Bound | None = key(
+        None,
+        no_effect=(AUTO_CORRECTION, NO_REJECTION, NO_REJECTION_FROM_BELOW),
+        verl=mirrors(f"{_ROLLOUT_CORRECTION}.rollout_rs_threshold", rule="correction_rejection_bounds"),
+        trinity=_LOSS_ARGS,
+    )
+    """Leave out calls whose statistic is below this value (geo_rs*)."""
+
+    @property
+    def weight_range(self) -> tuple[float, float]:
+        """The smallest and the largest importance weight of the mode."""
+        low, high = CORRECTIONS[self.mode].weight_range
+        return (
+            low if self.min_weight is None or not CORRECTIONS[self.mode].masks else self.min_weight,
+            high if self.max_weight is None else self.max_weight,
+        )
+
+    @property
+    def rejection_range(self) -> tuple[float, float]:
+        """The smallest and the largest statistic of a call that the mode trains."""
+        spec = CORRECTIONS[self.mode]
+        low, high = spec.rejection_range
+        return (
+            low if self.min_rejection is None or spec.rejects != "geometric" else self.min_rejection,
+            high if self.max_rejection is None else self.max_rejection,
+        )
 
 
 class FsdpConfig(Section):

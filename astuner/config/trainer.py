@@ -18,7 +18,7 @@ from astuner.config.conditions import (
     WITHOUT_KL_IN_REWARD,
     WITHOUT_KL_LOSS,
 )
-from astuner.config.optimizer import FsdpConfig, OptimConfig
+from astuner.config.optimizer import CorrectionConfig, FsdpConfig, OptimConfig
 from astuner.config.section import (
     ALL,
     RAY,
@@ -281,6 +281,8 @@ class TrainerCommonConfig(Section):
     """Loggers of the metrics, in addition to metrics.jsonl."""
     algorithm: AlgorithmConfig = key(AlgorithmConfig(), resume="same")
     """The algorithm. A bare name (`algorithm: sft`) stands for its adv_estimator."""
+    correction: CorrectionConfig = key(CorrectionConfig(), no_effect=(FOR_SFT,), resume="same")
+    """Correction of the difference between sampler and trainer. A bare name (`correction: none`) is its mode."""
     mini_batch_num: PositiveInt = key(
         1,
         no_effect=(FOR_SFT,),

@@ -43,6 +43,7 @@ _WARNINGS = {
     "retokenised_by_client",
     "system_prompt_changed",
     "judge_is_inconsistent",
+    "sampler_mismatch",
 }
 
 CHECKS: tuple[Check, ...] = (
@@ -93,5 +94,6 @@ CHECKS: tuple[Check, ...] = (
         advantages_contradict_rewards=update_checks.advantages_contradict_rewards,
         mask_off_by_one=update_checks.mask_off_by_one,
         logprob_gap=update_checks.logprob_gap,
+        sampler_mismatch=update_checks.sampler_mismatch,
     ),
 )

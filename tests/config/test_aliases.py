@@ -42,6 +42,11 @@ USES = {
         "astuner.trainer_common.algorithm.adv_estimator",
         "rloo",
     ),
+    "astuner.trainer_common.correction": (
+        f"{START}  trainer_common: {{correction: icepop}}\n",
+        "astuner.trainer_common.correction.mode",
+        "icepop",
+    ),
     "customized_protocal": (
         f"{START}  task_judge: {{judge_type: customized_protocal}}\n",
         "astuner.task_judge.judge_type",
@@ -82,7 +87,7 @@ def test_alias_is_read_as_its_canonical_name(write: Write, alias: Alias) -> None
         assert alias.old in notice
         assert alias.new in notice
         assert "run.yaml:" in notice
-    else:  # a bare algorithm and the older names of defaults are today's spelling as much as any
+    else:  # a bare algorithm or correction and the older names of defaults are today's spelling as much as any
         assert loaded.notices == ()
 
 

@@ -54,6 +54,34 @@ def test_an_update_without_effect(evidence: Evidence, check: str, metrics: dict[
     assert found(check, evidence.update(evidence.ordinary(), metrics={})) == []
 
 
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ({"effective_sample_size": 0.6}, "effective sample size of the importance ratios is 60%"),
+        ({"masked": 0.9}, "leaves out 90% of the tokens"),
+        ({"truncated": 0.2}, "20% of the importance weights are truncated"),
+    ],
+)
+def test_a_correction_that_discards_much_of_the_step(evidence: Evidence, metrics: dict[str, float], words: str):
+    ordinary = {"effective_sample_size": 0.99, "masked": 0.02, "truncated": 0.01, "gap_mean": 0.04}
+
+    def finding(values: dict[str, float], **common: Any) -> list[tuple[str, str]]:
+        named = {f"correction/{name}": value for name, value in values.items()}
+        update = evidence.update(evidence.ordinary(), metrics=named)
+        start = evidence.start(config={"model": {"path": evidence.model}, "trainer_common": common})
+        return found(
+            "sampler_mismatch", replace(update, rollout=replace(update.rollout, start=start), dtype="bfloat16")
+        )
+
+    assert finding(ordinary) == []
+    ((text, fix),) = finding(ordinary | metrics)
+    assert words in text
+    assert "differ by 0.04 nats" in text
+    assert fix == "set model.dtype: float32"
+    ((_, fix),) = finding(ordinary | metrics, correction={"mode": "geo_rs"})
+    assert "correction.mode is geo_rs: raise its bounds" in fix
+
+
 def test_advantages_of_other_episodes(evidence: Evidence):
     episodes = evidence.ordinary()
     update = evidence.update(episodes)

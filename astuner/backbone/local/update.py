@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +18,14 @@ from astuner.algorithms import (
     episode_sums,
     token_kl,
     token_weights,
+)
+from astuner.algorithms.correction import (
+    CORRECTION_SUMS,
+    Correction,
+    CorrectionMetrics,
+    corrected_loss,
+    correction_summary,
+    resolve_correction,
 )
 from astuner.algorithms.credit_assignment import (
     StepAdvantages,
@@ -79,13 +88,15 @@ class _Sums:
     values: dict[str, Tensor] = field(default_factory=dict)
     loss: LossMetrics | None = None
     token_values: _UpdateValues = field(default_factory=_UpdateValues)
+    correction: CorrectionMetrics | None = None
 
     def add(self, name: str, value: Tensor) -> None:
         value = value.detach().double()
         self.values[name] = self.values[name] + value if name in self.values else value
 
-    def add_loss(self, metrics: LossMetrics) -> None:
+    def add_loss(self, metrics: LossMetrics, correction: CorrectionMetrics) -> None:
         self.loss = metrics if self.loss is None else self.loss + metrics
+        self.correction = correction if self.correction is None else self.correction + correction
 
 
 @dataclass
@@ -124,7 +135,8 @@ class PolicyUpdate:
             for number, sample in enumerate(episode.samples)
         ]
         has_mini_batches = min(self.config.trainer_common.mini_batch_num, len(episodes)) > 1
-        if self._is_low_precision and (has_mini_batches or self._uses_kl_in_reward):
+        needs_old = self._correction.old_from_trainer and has_mini_batches
+        if needs_old or (self._is_low_precision and self._uses_kl_in_reward):
             rows = self._with_trainer_logprobs(rows)
         kl_sums = self._kl_of_episodes(rows, len(episodes)) if self._uses_kl_in_reward else None
         advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
@@ -141,6 +153,10 @@ class PolicyUpdate:
     @property
     def _is_low_precision(self) -> bool:
         return self.policy.dtype != torch.float32
+
+    @cached_property
+    def _correction(self) -> Correction:
+        return resolve_correction(self.config, low_precision=self._is_low_precision, can_differ=False)
 
     @property
     def _uses_kl_in_reward(self) -> bool:
@@ -238,18 +254,22 @@ class PolicyUpdate:
                 batch.packing,
             )
         weights = token_weights(batch.train_counts, scales)
+        old_logprobs = batch.logprobs
+        if self._correction.old_from_trainer:
+            # Before the first update of a step, π_old is π.
+            old_logprobs = logprobs.detach() if only else batch.old_logprobs
         policy_batch = PolicyBatch(
             logprobs=logprobs,
-            # Before the first update of a step, the weights are those that sampled: only rounding differs.
-            old_logprobs=logprobs.detach() if only and self._is_low_precision else batch.old_logprobs,
+            old_logprobs=old_logprobs,
             advantages=batch.advantages,
             train_counts=batch.train_counts,
             calls=batch.calls,
+            sampler_logprobs=batch.logprobs,
         )
-        result = self._rule.policy_loss(policy_batch)
+        result, correction = corrected_loss(self._rule, self._correction, policy_batch)
         loss = (result.token_losses * weights).sum()
         sums.add("loss/policy", loss)
-        sums.add_loss(result.metrics)
+        sums.add_loss(result.metrics, correction)
         sums.add("entropy", (entropy * batch.train_counts).sum())
         if first:
             _add_logprob_differences(sums, batch, logprobs.detach())
@@ -280,12 +300,14 @@ class PolicyUpdate:
         steps = len(norms)
         values = {name: float(value) for name, value in sums.values.items()}
         assert sums.loss is not None
+        assert sums.correction is not None
         loss = sums.loss.summary()
         trained_tokens = float(sums.loss.trained_tokens)
         compared = max(values["compared_tokens"], 1.0)
         metrics: dict[str, float] = {
             name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
         }
+        metrics |= correction_summary({name: float(getattr(sums.correction, name)) for name in CORRECTION_SUMS})
         return metrics | {
             "entropy": values["entropy"] / max(trained_tokens, 1.0),
             "clip_fraction": loss["clip_fraction_low"] + loss["clip_fraction_high"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
+
 # Trinity's Tinker trainer and its verl trainer use different names for some metrics.
 _MEANS = {
     "loss/policy": ("actor/loss/policy",),
@@ -20,6 +22,7 @@ _PER_TOKEN = {
     "clip_fraction": ("actor/ratio/clipped_low", "actor/ratio/clipped_high"),
     "logprob_difference": ("actor/logprob_difference",),
 }
+_CORRECTION_SUMS = [name for name in CORRECTION_SUMS if name != "gap_max"]
 
 
 def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -39,6 +42,12 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name, sums in _PER_TOKEN.items():
         if trained:
             metrics[name] = sum(part.get(key, 0.0) for part in updates for key in sums) / trained
+    if trained:
+        # Trinity averages metrics over experiences, which maxima do not survive.
+        correction = {
+            name: sum(part.get(f"actor/correction/{name}", 0.0) for part in updates) for name in _CORRECTION_SUMS
+        }
+        metrics |= correction_summary(correction)
     stalest = [part["staleness/max"] for part in parts if "staleness/max" in part]
     means = [part["staleness/mean"] for part in parts if "staleness/mean" in part]
     if stalest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from astuner.algorithms.correction import resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.root import AstunerConfig
@@ -119,12 +120,19 @@ def algorithm_type(config: AstunerConfig, facts: TrinityRunFacts) -> str:
 
 
 def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
-    """Arguments of astuner's loss: algorithm, clip range, KL estimator and KL coefficient (0 for none)."""
+    """Arguments of astuner's loss: algorithm, clip range, KL estimator, KL coefficient (0 for none) and correction."""
     common = config.trainer_common
+    correction = resolve_correction(
+        config,
+        low_precision=sampler_dtype(config, facts) != "float32",
+        can_differ=not facts.uses_tinker or not facts.takes_policy or config.asynchrony.max_staleness > 0,
+    )
     return {
         "algorithm": common.algorithm.model_dump(mode="json", include=_LOSS_KEYS),
         "kl_coef": common.kl_loss_coef if uses_kl_loss(config) else 0.0,
         "kl_type": common.kl_loss_type,
+        "correction": correction.config.model_dump(mode="json"),
+        "old_from_trainer": correction.old_from_trainer,
     }
 
 

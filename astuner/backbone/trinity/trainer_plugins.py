@@ -14,10 +14,12 @@ from trinity.utils.monitor import Monitor
 from trinity.utils.timer import Timer
 
 from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
+from astuner.algorithms.correction import CORRECTION_SUMS, Correction, corrected_loss
 from astuner.backbone.trinity.advantage_fn import EPISODE, MINI_BATCH_SIZE, SAMPLE
 from astuner.backbone.trinity.coordinator import coordinator
 from astuner.backbone.trinity.events import BatchConsumed, MetricsLogged
 from astuner.backbone.trinity.sample_digest import content_digest
+from astuner.config.optimizer import CorrectionConfig
 from astuner.config.trainer import AlgorithmConfig, KlType
 
 
@@ -101,7 +103,16 @@ class EpisodeLoss(PolicyLossFn):
     mini-batch's loss: one experience with Tinker's trainer, a micro-batch with verl's.
     """
 
-    def __init__(self, backend: str, algorithm: dict[str, Any], kl_coef: float, kl_type: KlType) -> None:
+    def __init__(
+        self,
+        backend: str,
+        algorithm: dict[str, Any],
+        kl_coef: float,
+        kl_type: KlType,
+        correction: dict[str, Any],
+        *,
+        old_from_trainer: bool,
+    ) -> None:
         """Resolve the algorithm.
 
         Args:
@@ -109,11 +120,15 @@ class EpisodeLoss(PolicyLossFn):
             algorithm: the run's `trainer_common.algorithm`.
             kl_coef: coefficient of the KL to the reference model; 0 for no KL term.
             kl_type: estimator of the KL.
+            correction: the run's `trainer_common.correction`, resolved.
+            old_from_trainer: whether the ratios are to the policy before the update. A training step then has one
+                optimizer step, so it is the current policy.
         """
         super().__init__(backend=backend)
         rule = resolve(AlgorithmConfig(**algorithm)).rule
         assert rule is not None
         self._rule, self._kl_coef, self._kl_type = rule, kl_coef, kl_type
+        self._correction = Correction(CorrectionConfig(**correction), old_from_trainer)
 
     def __call__(
         self,
@@ -129,17 +144,19 @@ class EpisodeLoss(PolicyLossFn):
 
         Args:
             logprob, old_logprob, advantages, ref_logprob: [B, R] floats for the response tokens, padded with 0; or [R]
-                for one row.
+                for one row. The old logprobs are the sampler's.
             token_counts: [B, R] int64, how often each token is trained; or [R].
             row_scale: [B, 1] float32; or [1].
             call_spans: [B, C, 2] int64, start and end of each call's completion, padded with (0, 0); or [C, 2].
         """
         counts = _as_batch(token_counts)
-        current, old, credit = (_as_batch(tensor).float() for tensor in (logprob, old_logprob, advantages))
+        current, sampler, credit = (_as_batch(tensor).float() for tensor in (logprob, old_logprob, advantages))
         spans = call_spans.view(len(counts), -1, 2)
         rows, calls = (spans[..., 1] > spans[..., 0]).nonzero(as_tuple=True)
-        batch = PolicyBatch(current, old, credit, counts, CallTable(rows, *spans[rows, calls].unbind(-1)))
-        result = self._rule.policy_loss(batch)
+        table = CallTable(rows, *spans[rows, calls].unbind(-1))
+        old = current.detach() if self._correction.old_from_trainer else sampler
+        batch = PolicyBatch(current, old, credit, counts, table, sampler)
+        result, correction = corrected_loss(self._rule, self._correction, batch)
         weights = token_weights(counts, row_scale.flatten())
         loss = (result.token_losses * weights).sum()
         sums = {"loss/policy": loss}
@@ -149,7 +166,8 @@ class EpisodeLoss(PolicyLossFn):
             loss = loss + self._kl_coef * sums["loss/kl"]
         sums["loss/total"] = loss
         sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
-        sums["logprob_difference"] = ((current.detach() - old).abs() * counts).sum()
+        sums["logprob_difference"] = ((current.detach() - sampler).abs() * counts).sum()
+        sums |= {f"correction/{name}": getattr(correction, name) for name in CORRECTION_SUMS if name != "gap_max"}
         return loss, {name: self._metric(float(value.detach())) for name, value in sums.items()}
 
     def _metric(self, value: float) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
+from astuner.algorithms.correction import CORRECTION_SUMS, Correction, corrected_loss, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.algorithms.update_records import TokenValues
 from astuner.config.root import AstunerConfig
@@ -30,13 +31,15 @@ class RowLoss:
         algorithm: the run's algorithm.
         kl_coef: coefficient of the KL to the reference model; 0 disables it.
         kl_type: the KL estimator.
+        correction: the correction of the difference between sampler and trainer.
         own_ratio: compute ratios to the current logprobs instead of `old_log_probs`. Before the first update of a step
-            the weights are those that were sampled with, so that in bfloat16 the difference is only rounding.
+            they are the trainer's old logprobs.
     """
 
     algorithm: AlgorithmConfig
     kl_coef: float
     kl_type: KlType
+    correction: Correction
     own_ratio: bool
 
     def __call__(
@@ -46,16 +49,19 @@ class RowLoss:
         logprobs = no_padding_2_padding(model_output["log_probs"], data).float()
         entropy = no_padding_2_padding(model_output["entropy"], data)
         mask = _to_padded(data["loss_mask"])
+        sampler = _to_padded(data["rollout_log_probs"])
+        old = _to_padded(data["old_log_probs"]) if self.correction.old_from_trainer else sampler
         batch = PolicyBatch(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach() if self.own_ratio else _to_padded(data["old_log_probs"]),
+            old_logprobs=logprobs.detach() if self.own_ratio else old,
             advantages=_to_padded(data["advantages"]),
             train_counts=mask,
             calls=_call_table(data),
+            sampler_logprobs=sampler,
         )
         rule = resolve(self.algorithm).rule
         assert rule is not None
-        result = rule.policy_loss(batch)
+        result, correction = corrected_loss(rule, self.correction, batch)
         weights = token_weights(mask, data["row_scale"])
         loss = (result.token_losses * weights).sum()
         sums = {"loss/policy": loss, "entropy": (entropy * mask).sum()}
@@ -65,20 +71,29 @@ class RowLoss:
             loss = loss + self.kl_coef * sums["loss/kl"]
         sums["loss/total"] = loss
         sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
+        sums |= {f"correction/{name}": getattr(correction, name) for name in CORRECTION_SUMS}
         sums |= _rollout_difference(logprobs.detach(), mask, data)
         metrics = {name: float(value.detach()) for name, value in sums.items()}
         # FSDP averages gradients over the workers, and this loss is to be summed over them.
         return loss * data["dp_size"], metrics | token_metrics(logprobs.detach(), entropy.detach(), mask, data["row"])
 
 
-def row_loss(run: AstunerConfig, dtype: torch.dtype) -> RowLoss:
-    """Return the loss of a run whose model computes in `dtype`."""
+def row_loss(run: AstunerConfig, dtype: torch.dtype, *, other_engine: bool) -> RowLoss:
+    """Return the loss of a run.
+
+    Args:
+        run: the run's configuration.
+        dtype: the dtype that the model computes in.
+        other_engine: whether another program than astuner's engine samples.
+    """
     common = run.trainer_common
+    correction = resolve_correction(run, low_precision=dtype != torch.float32, can_differ=other_engine)
     return RowLoss(
         algorithm=common.algorithm,
         kl_coef=common.kl_loss_coef if uses_kl_loss(run) else 0.0,
         kl_type=common.kl_loss_type,
-        own_ratio=dtype != torch.float32 and common.mini_batch_num == 1,
+        correction=correction,
+        own_ratio=correction.old_from_trainer and common.mini_batch_num == 1,
     )
 
 

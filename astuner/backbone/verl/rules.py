@@ -11,11 +11,13 @@ from astuner.algorithms import (
     ReinforcementRule,
     resolve,
 )
+from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.training.run_inputs import validation_repeats
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.algorithms import ALGORITHMS, ReinforcementSpec
 from astuner.config.conditions import is_cut
+from astuner.config.corrections import CORRECTIONS, CorrectionSpec
 from astuner.config.root import AstunerConfig
 
 # GPUs of each machine in a Ray cluster that the run joins; this machine may have another number.
@@ -172,6 +174,45 @@ def clip_high(config: AstunerConfig, facts: VerlRunFacts) -> float:
 def loss_aggregation(config: AstunerConfig, facts: VerlRunFacts) -> str:
     """The value; the algorithm's for null."""
     return resolve(config.trainer_common.algorithm).loss_agg_mode
+
+
+def correction_weights(config: AstunerConfig, facts: VerlRunFacts) -> str | None:
+    """token or sequence; null without importance weights."""
+    return _correction_spec(config, facts).weights
+
+
+def correction_weight_bounds(config: AstunerConfig, facts: VerlRunFacts) -> float | str:
+    """The largest weight, or `smallest_largest` if weights out of the range become 0."""
+    low, high = _correction(config, facts).config.weight_range
+    # verl has no weights without bounds. Ratios are limited to e^±20 before.
+    low, high = max(low, 1e-9), min(high, 1e9)
+    return f"{low:g}_{high:g}" if _correction_spec(config, facts).masks else high
+
+
+def correction_rejection(config: AstunerConfig, facts: VerlRunFacts) -> str | None:
+    """seq_mean_k1 for geo_rs, seq_mean_k3 for k3_rs; else null."""
+    return {"geometric": "seq_mean_k1", "k3": "seq_mean_k3"}.get(_correction_spec(config, facts).rejects or "")
+
+
+def correction_rejection_bounds(config: AstunerConfig, facts: VerlRunFacts) -> float | str | None:
+    """`smallest_largest` for geo_rs, the largest value for k3_rs; else null."""
+    low, high = _correction(config, facts).config.rejection_range
+    kind = _correction_spec(config, facts).rejects
+    return f"{low:g}_{high:g}" if kind == "geometric" else high if kind == "k3" else None
+
+
+def correction_bypass(config: AstunerConfig, facts: VerlRunFacts) -> bool:
+    """Whether the ratios use the sampler's logprobs."""
+    return not _correction(config, facts).old_from_trainer
+
+
+def _correction(config: AstunerConfig, facts: VerlRunFacts) -> Correction:
+    other_engine = facts.rollout_engine != "embedded"
+    return resolve_correction(config, low_precision=not _is_float32(config, facts), can_differ=other_engine)
+
+
+def _correction_spec(config: AstunerConfig, facts: VerlRunFacts) -> CorrectionSpec:
+    return CORRECTIONS[_correction(config, facts).config.mode]
 
 
 def _spec(config: AstunerConfig) -> ReinforcementSpec:

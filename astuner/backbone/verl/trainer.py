@@ -25,6 +25,7 @@ from astuner.backbone.verl.batch_layout import RowFields, sample_fields
 from astuner.backbone.verl.cluster import check_ray_resources
 from astuner.backbone.verl.loss import RowLoss, row_loss
 from astuner.backbone.verl.rollout_engine import VerlEngine
+from astuner.backbone.verl.rules import EMBEDDED
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.schema import CallSpan, Completion, Sample, SamplingParams
@@ -57,7 +58,7 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         BackboneError: Ray lacks resources, or another run uses it.
     """
     OmegaConf.resolve(config)
-    loss = row_loss(run, dtype)
+    loss = row_loss(run, dtype, other_engine=config.actor_rollout_ref.rollout.name != EMBEDDED)
     _check_single_run()
     check_ray_resources(config)
     tq.init(config.transfer_queue)
@@ -140,6 +141,11 @@ class VerlTrainer(PPOTrainerSync):
     def processes(self) -> int:
         """Number of training processes, including those that share the rows of a data-parallel worker."""
         return int(self.actor_rollout_wg.world_size)
+
+    @property
+    def recomputes_old_logprobs(self) -> bool:
+        """Whether the ratios of several mini-batches need the policy's logprobs before the update."""
+        return self._loss.correction.old_from_trainer and not self._loss.own_ratio
 
     @property
     def servers(self) -> list[Any]:

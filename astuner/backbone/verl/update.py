@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from astuner.algorithms import Algorithm, token_kl
+from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
 from astuner.algorithms.credit_assignment import (
     StepAdvantages,
     UpdateResult,
@@ -105,9 +106,8 @@ class VerlUpdate:
         stored = self._store(episodes, step)
         try:
             common = self.config.trainer_common
-            # Ratios in bfloat16 need the trainer's own logprobs, as in the local backbone: the engine's differ by some
-            # hundredths, and clip ranges can be narrower.
-            if self.dtype != torch.float32 and (common.mini_batch_num > 1 or common.algorithm.use_kl_in_reward):
+            in_reward = self.dtype != torch.float32 and common.algorithm.use_kl_in_reward
+            if self.trainer.recomputes_old_logprobs or in_reward:
                 stored.old_logprobs = self.trainer.policy_logprobs(stored.keys, stored.lengths)[: len(stored.rows)]
             kl_sums = self._compare_with_reference(stored, len(episodes))
             advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
@@ -267,15 +267,21 @@ class VerlUpdate:
         means = {
             name: total[name] / n_mini_batches for name in ("loss/policy", "loss/kl", "loss/total") if name in total
         }
-        return means | {
-            "entropy": total["entropy"] / trained,
-            "clip_fraction": (total["ratio/clipped_low"] + total["ratio/clipped_high"]) / trained,
-            "kl/rollout": total["rollout_kl"] / compared,
-            "kl/update": total["ratio/kl_sum"] / trained,
-            "ratio/mean": total["ratio/ratio_sum"] / trained,
-            "ratio/max": max(flatten(metrics["ratio/ratio_max"])),
-            "logprob_difference": difference,
-            "grad_norm": sum(norms) / len(norms),
-            "lr": rate,
-            "update/optimiser_steps": len(norms),
-        }
+        correction = {name: total[f"correction/{name}"] for name in CORRECTION_SUMS}
+        correction["gap_max"] = max(flatten(metrics["correction/gap_max"]))
+        return (
+            means
+            | correction_summary(correction)
+            | {
+                "entropy": total["entropy"] / trained,
+                "clip_fraction": (total["ratio/clipped_low"] + total["ratio/clipped_high"]) / trained,
+                "kl/rollout": total["rollout_kl"] / compared,
+                "kl/update": total["ratio/kl_sum"] / trained,
+                "ratio/mean": total["ratio/ratio_sum"] / trained,
+                "ratio/max": max(flatten(metrics["ratio/ratio_max"])),
+                "logprob_difference": difference,
+                "grad_norm": sum(norms) / len(norms),
+                "lr": rate,
+                "update/optimiser_steps": len(norms),
+            }
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ def episodes_of(policy: Policy, *, by_call: bool) -> list[Episode]:
     return made
 
 
-def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tuple[list[Tensor], UpdateResult]:
+def step(
+    folder: Path, algorithm: str, mode: PackMode, *, by_call: bool, correction: Mapping[str, object] | None = None
+) -> tuple[list[Tensor], UpdateResult]:
     """The gradients of one training step of two mini-batches, and its result."""
     kl_in_reward = algorithm == "rloo"
     config = AstunerConfig.model_validate(
@@ -85,6 +88,7 @@ def step(folder: Path, algorithm: str, mode: PackMode, *, by_call: bool) -> tupl
                 },
                 "use_kl_loss": algorithm in ("grpo", "gspo"),
                 "mini_batch_num": 2,
+                "correction": correction or {},
                 "max_tokens_per_micro_batch": 150,
                 "optim": {"lr": 1e-12},
             },
@@ -118,6 +122,30 @@ def test_packing_changes_no_reward_advantage_loss_or_gradient(model_folder: Path
         for actual, other in zip(got, expected, strict=True):
             assert other.norm() > 1e-3
             assert (actual - other).norm() <= 1e-5 * other.norm()
+
+
+# The noise of `sampled` is within ±0.005, and so narrow bounds correct a part of the tokens.
+@pytest.mark.parametrize(
+    ("bounds", "is_masked"),
+    [
+        ({"mode": "token_tis", "max_weight": 1.001}, False),
+        ({"mode": "seq_mis", "min_weight": 0.995, "max_weight": 1.005}, True),
+        ({"mode": "geo_rs"}, True),
+        ({"mode": "k3_rs_seq_tis", "max_rejection": 5e-6, "max_weight": 1.001}, True),
+        ({"mode": "geo_rs", "old_logprobs": "sampler"}, True),
+    ],
+    ids=lambda bounds: bounds["mode"] if isinstance(bounds, dict) else "",
+)
+def test_packing_changes_no_correction(model_folder: Path, bounds: dict[str, object], is_masked: bool):
+    expected, result = step(model_folder, "grpo", "none", by_call=False, correction=bounds)
+    uncorrected, _ = step(model_folder, "grpo", "none", by_call=False, correction={"mode": "none"})
+    assert 0.01 < result.metrics["correction/masked" if is_masked else "correction/truncated"] < 0.99
+    got, same = step(model_folder, "grpo", "tree", by_call=False, correction=bounds)
+    for actual, other, without in zip(got, expected, uncorrected, strict=True):
+        assert (actual - other).norm() <= 1e-5 * other.norm()
+        assert (without - other).norm() > 1e-4 * other.norm()
+    for name in ("correction/masked", "correction/truncated", "correction/effective_sample_size"):
+        assert same.metrics[name] == pytest.approx(result.metrics[name], abs=1e-5)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["by episode", "by agent"])

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from astuner.algorithms import resolve
+from astuner.algorithms.correction import resolve_correction
+from astuner.config.overrides import with_values
 from astuner.config.root import RunConfig
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS, make_episodes, small_run
@@ -32,7 +34,7 @@ def experiences_of(episodes: list[Episode]) -> list[Any]:
     return Experience.deserialize_many(Experience.serialize_many(exps))
 
 
-def mini_batches_of(config: RunConfig, episodes: list[Episode]) -> list[list[Any]]:
+def mini_batches_of(config: RunConfig, episodes: list[Episode], updates: int = UPDATES) -> list[list[Any]]:
     """Return the mini-batches that Trinity's trainer reads from its buffer."""
     from trinity.common.experience import Experience
 
@@ -49,7 +51,7 @@ def mini_batches_of(config: RunConfig, episodes: list[Episode]) -> list[list[Any
     algorithm = resolve(run.trainer_common.algorithm)
     exps = experiences_of(episodes)
     by_key = {(exp.info[EPISODE], exp.info[SAMPLE]): exp for exp in exps}
-    _, row_batches = assign_mini_batches(run, UPDATES, 1, episodes)
+    _, row_batches = assign_mini_batches(run, updates, 1, episodes)
     batches = [
         mini_batch(run, algorithm, rows, episodes, by_key) or [padding_experience(1, exps[0], use_reference=True)]
         for rows in row_batches
@@ -72,7 +74,15 @@ def tinker_trainer_step(config: RunConfig, model: Path, batches: list[list[Any]]
     common = run.trainer_common
     optimizer = Optimizer(policy.trainable(), common.optim, TOTAL_STEPS)
     algorithm = common.algorithm.model_dump(mode="json")
-    loss = EpisodeLoss("tinker", algorithm, common.kl_loss_coef, common.kl_loss_type)
+    correction = resolve_correction(run, low_precision=False, can_differ=False)
+    loss = EpisodeLoss(
+        "tinker",
+        algorithm,
+        common.kl_loss_coef,
+        common.kl_loss_type,
+        correction.config.model_dump(mode="json"),
+        old_from_trainer=correction.old_from_trainer,
+    )
     reference = local_reference(model)
     for batch in batches:
         _, _, inputs = to_tinker_input(batch, None)
@@ -105,6 +115,19 @@ def test_weights_after_a_step_equal_those_of_the_local_backbone(model_folder: Pa
     _, expected = local_reference(model_folder).step(config, episodes)
     updated = tinker_trainer_step(config, model_folder, mini_batches_of(config, episodes))
     assert any(not torch.equal(before[name], value) for name, value in expected.items())
+    for name, value in expected.items():
+        assert torch.allclose(updated[name], value, atol=1e-6, rtol=1e-4), name
+
+
+@pytest.mark.parametrize("mode", ["token_tis", "seq_mis", "k3_rs", "decoupled"])
+def test_a_corrected_step_equals_that_of_the_local_backbone(model_folder: Path, mode: str):
+    config = with_values(
+        small_run("grpo"),
+        {"astuner.trainer_common.mini_batch_num": 1, "astuner.trainer_common.correction.mode": mode},
+    )
+    episodes = make_episodes(local_reference(model_folder).logprobs)
+    _, expected = local_reference(model_folder).step(config, episodes)
+    updated = tinker_trainer_step(config, model_folder, mini_batches_of(config, episodes, 1))
     for name, value in expected.items():
         assert torch.allclose(updated[name], value, atol=1e-6, rtol=1e-4), name
 

@@ -146,7 +146,7 @@ def test_every_algorithm_has_the_loss_and_gradient_of_the_local_backbone(
     reference.policy.load_training_state({name: now[name] for name in reference.policy.training_state()})
     episodes = make_episodes(reference.logprobs, seed=7)
     expected, _ = reference.step(config, episodes)
-    cluster.trainer.actor_rollout_wg.set_loss_fn(row_loss(config.astuner, torch.float32))
+    cluster.trainer.actor_rollout_wg.set_loss_fn(row_loss(config.astuner, torch.float32, other_engine=False))
     result = replace(cluster, config=config).update().step(episodes, 1).metrics
     assert result["grad_norm"] > 1e-4
     assert result == pytest.approx(expected.metrics, rel=2e-4, abs=1e-5)

@@ -1,0 +1,238 @@
+"""Corrections of the difference between the policy that samples and the policy that is trained.
+
+Three policies take part: μ, which sampled (with the engine's kernels and dtype, possibly with older weights); π_old,
+the trainer's policy before the update; and π, the policy in training. The ratio of a loss is π / π_old. A correction
+multiplies the loss of each token by a factor that depends on r = π_old / μ, without a gradient
+(`astuner.config.corrections` lists the corrections with their sources). With old logprobs of the sampler, π_old is μ in
+the ratio, and r is π / μ.
+
+A sequence is the completion of one LLM call, as in GSPO's loss, so a factor does not depend on how an episode is split
+into rows. Tokens that are left out keep their place in the normalisation of the loss: they count as a loss of 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from astuner.algorithms.kl import LOG_RATIO_LIMIT
+from astuner.algorithms.policy_batch import CallTokens, PolicyBatch, PolicyLoss
+from astuner.algorithms.registry import ReinforcementRule
+from astuner.config.corrections import CORRECTIONS, CorrectionSpec
+from astuner.config.optimizer import CorrectionConfig
+from astuner.config.root import AstunerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """The correction of a run.
+
+    Attributes:
+        config: the correction, whose mode is not auto.
+        old_from_trainer: whether the trainer computes π_old; otherwise, the ratios use the sampler's logprobs.
+    """
+
+    config: CorrectionConfig
+    old_from_trainer: bool
+
+    @property
+    def _spec(self) -> CorrectionSpec:
+        return CORRECTIONS[self.config.mode]
+
+    def factors(self, batch: PolicyBatch) -> tuple[Tensor, CorrectionMetrics]:
+        """Return the factors of the token losses of a micro-batch.
+
+        Args:
+            batch: B rows of T tokens, with `sampler_logprobs`, and with `calls` if the unit is a call.
+
+        Returns:
+            [B, T] without gradient, in the dtype of the logprobs; 1 where nothing is corrected.
+
+        Raises:
+            BackboneError: `batch.calls` does not match `batch.train_counts`.
+        """
+        assert batch.sampler_logprobs is not None
+        numerator = batch.old_logprobs if self.old_from_trainer else batch.logprobs
+        log_ratio = batch.only_trained(numerator.detach() - batch.sampler_logprobs)
+        spec = self._spec
+        calls = batch.call_tokens() if spec.weights == "sequence" or spec.rejects is not None else None
+        # Weights and what is kept have an entry for each call, or for each token.
+        if spec.weights == "sequence":
+            assert calls is not None
+            ratios, counts = _exp(calls.sums(log_ratio)), calls.lengths
+        else:
+            ratios, counts = _exp(log_ratio), batch.train_counts
+        weights = self._weights(ratios)
+        kept = torch.ones_like(ratios)
+        if spec.rejects is not None:
+            assert calls is not None
+            kept = self._kept_calls(batch, calls, log_ratio)
+            kept = kept if spec.weights == "sequence" else calls.to_tokens(kept, batch.train_counts)
+        is_truncated = ratios > self.config.weight_range[1]
+        metrics = CorrectionMetrics.of(
+            ratios=ratios,
+            counts=counts,
+            truncated=is_truncated if spec.weights and not spec.masks else torch.zeros_like(is_truncated),
+            masked=1 - kept * weights.ne(0),
+            log_ratio=log_ratio,
+            train_counts=batch.train_counts,
+        )
+        if spec.weights != "sequence":
+            return weights * kept, metrics
+        assert calls is not None
+        return calls.to_tokens(weights * kept, batch.train_counts), metrics
+
+    def _weights(self, ratios: Tensor) -> Tensor:
+        """Return the importance weights after truncation or masking."""
+        low, high = self.config.weight_range
+        if self._spec.weights is None:
+            return torch.ones_like(ratios)
+        if self._spec.masks:
+            return torch.where((ratios >= low) & (ratios <= high), ratios, 0.0)
+        return ratios.clamp(max=high)
+
+    def _kept_calls(self, batch: PolicyBatch, calls: CallTokens, log_ratio: Tensor) -> Tensor:
+        """Return 1 for each call that is trained and 0 for each that is left out, [C]."""
+        low, high = self.config.rejection_range
+        limited = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        if self._spec.rejects == "geometric":
+            # As in verl, the bounds are those of μ / π_old.
+            statistic = calls.means(-limited)
+            kept = (statistic >= math.log(low)) & (statistic <= math.log(high))
+        elif self._spec.rejects == "k3":
+            kept = calls.means(limited.expm1() - limited) <= high
+        else:
+            assert batch.calls is not None
+            assert batch.sampler_logprobs is not None
+            drift = calls.means(batch.only_trained(batch.sampler_logprobs - batch.logprobs.detach()))
+            advantages = batch.token_advantages()[batch.calls.rows, batch.calls.starts]
+            kept = (advantages >= 0) | (drift <= high)
+        return kept.to(log_ratio.dtype)
+
+
+def _exp(log_ratio: Tensor) -> Tensor:
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectionMetrics:
+    """Sums over trained tokens, weighted by their train counts: scalar float64 tensors without gradient.
+
+    The importance ratios are those of the tokens, or of the calls if the weights are those of calls. They are taken
+    before they are truncated or masked, so they measure the gap whatever the correction is.
+
+    Attributes:
+        tokens: the number of trained tokens.
+        gap_sum, gap_max: sum and maximum of |log r|.
+        ratio_sum, ratio_squares: sums of the importance ratio and of its square.
+        truncated: the number of tokens whose weight is truncated.
+        masked: the number of tokens whose factor is 0.
+    """
+
+    tokens: Tensor
+    gap_sum: Tensor
+    gap_max: Tensor
+    ratio_sum: Tensor
+    ratio_squares: Tensor
+    truncated: Tensor
+    masked: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        *,
+        ratios: Tensor,
+        counts: Tensor,
+        truncated: Tensor,
+        masked: Tensor,
+        log_ratio: Tensor,
+        train_counts: Tensor,
+    ) -> CorrectionMetrics:
+        """Return the metrics of one micro-batch.
+
+        Args:
+            ratios, counts, truncated, masked: of one shape, with an entry per token or per call; the count is the
+                number of trained tokens of the entry.
+            log_ratio, train_counts: [B, T].
+        """
+        number = counts.double()
+        gap = log_ratio.abs().double()
+        return cls(
+            tokens=number.sum(),
+            gap_sum=(gap * train_counts).sum(),
+            gap_max=gap.amax() if gap.numel() else gap.sum(),
+            ratio_sum=(ratios.double() * number).sum(),
+            ratio_squares=(ratios.double().square() * number).sum(),
+            truncated=(truncated * number).sum(),
+            masked=(masked * number).sum(),
+        )
+
+    def __add__(self, other: CorrectionMetrics) -> CorrectionMetrics:
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return CorrectionMetrics(**sums | {"gap_max": torch.maximum(self.gap_max, other.gap_max)})
+
+
+CORRECTION_SUMS = tuple(field.name for field in fields(CorrectionMetrics))
+"""The names of the sums of `CorrectionMetrics`."""
+
+
+def correction_summary(sums: Mapping[str, float], suffix: str = "") -> dict[str, float]:
+    """Return the metrics of a step, by name.
+
+    Args:
+        sums: the sums of `CorrectionMetrics`, by name; without `gap_max`, the largest gap is left out.
+        suffix: the end of each name.
+
+    Returns:
+        The mean and the largest gap in nats, the effective sample size as a fraction of the tokens, and the shares of
+        truncated and of masked tokens.
+    """
+    tokens = max(sums["tokens"], 1.0)
+    squares = sums["ratio_squares"]
+    summary = {
+        "gap_mean": sums["gap_sum"] / tokens,
+        "effective_sample_size": sums["ratio_sum"] ** 2 / (tokens * squares) if squares else 1.0,
+        "truncated": sums["truncated"] / tokens,
+        "masked": sums["masked"] / tokens,
+    }
+    if "gap_max" in sums:
+        summary["gap_max"] = sums["gap_max"]
+    return {f"correction/{name}{suffix}": value for name, value in summary.items()}
+
+
+def corrected_loss(
+    rule: ReinforcementRule, correction: Correction, batch: PolicyBatch
+) -> tuple[PolicyLoss, CorrectionMetrics]:
+    """Return the token losses of a micro-batch times their factors, and the metrics of the correction."""
+    loss = rule.policy_loss(batch)
+    factors, metrics = correction.factors(batch)
+    return replace(loss, token_losses=loss.token_losses * factors), metrics
+
+
+def resolve_correction(config: AstunerConfig, *, low_precision: bool, can_differ: bool) -> Correction:
+    """Return the correction of a run.
+
+    Args:
+        config: the run's configuration.
+        low_precision: whether the model computes in another dtype than float32.
+        can_differ: whether the sampler can differ from the trainer for another reason: another engine or older weights.
+
+    Returns:
+        `auto` is `token_tis` where the two can differ. Its weight of a token has less variance than the product over
+        an answer, which in long answers is soon 0 or truncated. On trinity, a step with several mini-batches cannot
+        have old logprobs of the trainer, so the ratio to the sampler is the correction, and `auto` is `none`.
+    """
+    section = config.trainer_common.correction
+    has_no_recomputation = config.backbone == "trinity" and config.trainer_common.mini_batch_num > 1
+    if section.mode == "auto":
+        corrects = (low_precision or can_differ) and not has_no_recomputation and section.old_logprobs != "sampler"
+        section = CorrectionConfig(mode="token_tis" if corrects else "none", old_logprobs=section.old_logprobs)
+    if section.old_logprobs != "auto":
+        return Correction(section, section.old_logprobs == "trainer")
+    rounds = low_precision and config.backbone != "trinity"
+    return Correction(section, not has_no_recomputation and (section.mode != "none" or rounds))

@@ -1,0 +1,152 @@
+"""The inputs and the result of a policy-gradient loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from astuner.algorithms.kl import LOG_RATIO_LIMIT
+from astuner.algorithms.loss_metrics import LossMetrics
+from astuner.errors import BackboneError
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRange:
+    """The range [1 - low, 1 + high] of clipped ratios; with `low` of 1 or more there is no lower bound."""
+
+    low: float
+    high: float
+
+    def __call__(self, ratio: Tensor) -> Tensor:
+        """Return `ratio` clipped to the range; its gradient outside the range is zero."""
+        return ratio.clamp(1 - self.low, 1 + self.high)
+
+
+NO_CLIP = ClipRange(low=math.inf, high=math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTable:
+    """The LLM calls trained in a micro-batch, for losses whose unit is a call.
+
+    The completion of call c is `[rows[c], starts[c]:ends[c]]` of the [B, T] tensors (see
+    `astuner.schema.Sample.spans`). A completion lies within one row. Calls of a row may overlap, so a token can belong
+    to several calls.
+
+    Attributes:
+        rows, starts, ends: [C] int64, with starts < ends.
+    """
+
+    rows: Tensor
+    starts: Tensor
+    ends: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """The N tokens of the C calls of a micro-batch; a token that several calls share is listed for each.
+
+    Attributes:
+        places: [N] int64, index in the flattened [B × T].
+        call_of: [N] int64, index of the call.
+        lengths: [C] int64.
+    """
+
+    places: Tensor
+    call_of: Tensor
+    lengths: Tensor
+
+    @staticmethod
+    def of(calls: CallTable, width: int) -> CallTokens:
+        """Return the tokens of calls in rows of `width` tokens."""
+        lengths = calls.ends - calls.starts
+        call_of = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+        first_of_call = lengths.cumsum(0) - lengths
+        offset = torch.arange(call_of.numel(), device=lengths.device) - first_of_call[call_of]
+        return CallTokens(calls.rows[call_of] * width + calls.starts[call_of] + offset, call_of, lengths)
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Return the sum over each call's tokens, [C], of values [B, T]."""
+        return values.new_zeros(self.lengths.numel()).index_add(0, self.call_of, values.flatten()[self.places])
+
+    def means(self, values: Tensor) -> Tensor:
+        """Return the mean over each call's tokens, [C], of values [B, T]."""
+        return self.sums(values) / self.lengths
+
+    def to_tokens(self, call_values: Tensor, train_counts: Tensor) -> Tensor:
+        """Return, for each token, the mean of the values [C] of its calls; 0 for tokens outside of the calls.
+
+        The mean times `train_counts` [B, T] is the sum over the calls of the token.
+        """
+        sums = call_values.new_zeros(train_counts.numel()).index_add(0, self.places, call_values[self.call_of])
+        return sums.view(train_counts.shape) / train_counts.clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBatch:
+    """One micro-batch, padded.
+
+    Attributes:
+        logprobs: [B, T] float, finite; `logprobs[b, t]` is log π of token t given the tokens before it.
+        old_logprobs: [B, T] float, the same under the policy before the update, the denominator of the ratios; ignored
+            where `train_counts` is 0.
+        advantages: [B, T] float, the advantage of each token's call; ignored where `train_counts` is 0.
+        train_counts: [B, T] int64, how often each token was sampled and is trained; 0 for context and padding.
+        calls: the calls; needed only by losses and corrections whose unit is a call.
+        sampler_logprobs: [B, T] float, the log-probabilities that the engine returned; needed only by a correction.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    train_counts: Tensor
+    calls: CallTable | None = None
+    sampler_logprobs: Tensor | None = None
+
+    def log_ratio(self) -> Tensor:
+        """Return log r, [B, T], clipped to ± `LOG_RATIO_LIMIT`, and 0 for tokens that are not trained."""
+        difference = (self.logprobs - self.old_logprobs.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return self.only_trained(difference)
+
+    def only_trained(self, values: Tensor) -> Tensor:
+        """Return `values`, [B, T], with 0 for tokens that are not trained."""
+        return torch.where(self.train_counts > 0, values, torch.zeros_like(values))
+
+    def token_advantages(self) -> Tensor:
+        """Return the advantages, [B, T], detached, in the dtype of the logprobs."""
+        return self.advantages.detach().to(self.logprobs.dtype)
+
+    def call_tokens(self) -> CallTokens:
+        """Return the tokens of the calls.
+
+        Raises:
+            BackboneError: `calls` is missing, or does not cover the trained tokens as often as `train_counts` states.
+        """
+        if self.calls is None:
+            raise BackboneError("this loss or correction needs the calls of the micro-batch: set PolicyBatch.calls")
+        tokens = CallTokens.of(self.calls, self.train_counts.shape[1])
+        flat = self.train_counts.flatten()
+        covered = torch.zeros_like(flat).index_add(0, tokens.places, torch.ones_like(tokens.places, dtype=flat.dtype))
+        wrong = int((covered != flat).sum())
+        if wrong:
+            raise BackboneError(
+                f"PolicyBatch.calls do not match train_counts at {wrong} tokens: each token must lie in as many calls "
+                "as its train count; pass exactly the trained spans of the samples"
+            )
+        return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """The losses of the tokens of a micro-batch.
+
+    Attributes:
+        token_losses: [B, T] in the dtype of the logprobs, 0 where `train_counts` is 0.
+        metrics: the metrics of this micro-batch, which add up over micro-batches.
+    """
+
+    token_losses: Tensor
+    metrics: LossMetrics
