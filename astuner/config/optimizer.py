@@ -86,7 +86,8 @@ class CorrectionConfig(Section):
     """The correction (see docs/en/algorithms.md); auto is token_tis where sampler and trainer can differ, else none."""
     old_logprobs: Literal["auto", "trainer", "sampler"] = key(
         "auto",
-        verl=mirrors(f"{_ROLLOUT_CORRECTION}.bypass_mode", rule="correction_bypass"),
+        verl=mirrors(f"{_ROLLOUT_CORRECTION}.bypass_mode", rule="correction_bypass")
+        + mirrors(f"{_ROLLOUT_CORRECTION}.rollout_is", rule="correction_weights"),
         trinity=_LOSS_ARGS,
     )
     """The denominator of the ratios: the trainer's logprobs before the update, or the sampler's."""

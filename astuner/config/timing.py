@@ -41,7 +41,9 @@ class AsynchronyConfig(Section):
     )
     """Training steps between two syncs of the weights."""
     max_staleness: Annotated[int, Field(ge=0, le=100_000)] = key(
-        1, trinity=sets("explorer.max_inflight_batches", rule="batches_in_flight")
+        1,
+        trinity=sets("explorer.max_inflight_batches", rule="batches_in_flight")
+        + from_run("algorithm.policy_loss_fn_args", rule="loss_args"),
     )
     """Maximum staleness; sampling waits before it would be larger. 0 is synchronous training."""
     over_rollout: Annotated[float, Field(ge=0, lt=1)] = key(

@@ -291,7 +291,8 @@ class TrainerCommonConfig(Section):
         + sets("trainer.total_steps", rule="updates")
         + sets("trainer.save_interval", rule="updates_between_checkpoints")
         + sets("synchronizer.trainer_sync_interval", rule="updates_between_syncs")
-        + sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates"),
+        + sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates")
+        + _TRINITY_LOSS,
         resume="same",
     )
     """Optimizer steps per training step."""

@@ -182,8 +182,10 @@ def correction_weights(config: AstunerConfig, facts: VerlRunFacts) -> str | None
 
 
 def correction_weight_bounds(config: AstunerConfig, facts: VerlRunFacts) -> float | str:
-    """The largest weight, or `smallest_largest` if weights out of the range become 0."""
+    """The largest weight, or `smallest_largest` if weights out of the range become 0; 2 without weights."""
     low, high = _correction(config, facts).config.weight_range
+    if _correction_spec(config, facts).weights is None:
+        return 2.0
     # verl has no weights without bounds. Ratios are limited to e^±20 before.
     low, high = max(low, 1e-9), min(high, 1e9)
     return f"{low:g}_{high:g}" if _correction_spec(config, facts).masks else high

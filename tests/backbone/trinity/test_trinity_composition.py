@@ -38,6 +38,7 @@ BASE: dict[str, object] = {
     "rollout__n_vllm_engine": 4,
     "rollout__tensor_model_parallel_size": 2,
     "trainer_common__nnodes": 2,
+    "trainer_common__correction__mode": "icepop",  # auto has no bounds
     "trainer_common__ray_address": "auto",  # so that the GPUs of this machine are no bound
 }
 OTHERS: dict[str, tuple[object, ...]] = {
@@ -49,6 +50,11 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.trainer_common.algorithm.clip_ratio_high": (0.33,),
     "astuner.trainer_common.algorithm.loss_agg_mode": ("token-mean",),
     "astuner.trainer_common.algorithm.norm_adv_by_std": (False,),
+    "astuner.trainer_common.correction.mode": ("auto", "geo_rs"),
+    "astuner.trainer_common.correction.max_weight": (9.0,),
+    "astuner.trainer_common.correction.min_weight": (0.25,),
+    "astuner.trainer_common.correction.max_rejection": (1.5,),
+    "astuner.trainer_common.correction.min_rejection": (0.25,),
     "astuner.trainer_common.kl_loss_coef": (0.5, 0.0),
     "astuner.trainer_common.max_tokens_per_micro_batch": (24000,),
     "astuner.rollout.n_vllm_engine": (5,),

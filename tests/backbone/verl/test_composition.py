@@ -79,7 +79,7 @@ def other_values(path: KeyPath) -> tuple[object, ...]:
     if isinstance(key.default, bool):
         return (not key.default,)
     if isinstance(key.default, str) and choices:
-        return tuple(choice for choice in choices if choice != key.default)
+        return ("auto", "seq_mis", "k3_rs") if path[-1] == "mode" else tuple(c for c in choices if c != key.default)
     if isinstance(key.default, int):
         return (key.default + 1,) if key.default >= 0 else (5,)
     if isinstance(key.default, float):
@@ -93,6 +93,18 @@ OTHERS_BY_NULL: dict[str, tuple[object, ...]] = {
     "clip_ratio_high": (0.33,),
     "loss_agg_mode": ("token-mean", "seq-mean-token-sum-norm"),
     "norm_adv_by_std": (False,),
+    "max_weight": (9.0,),
+    "min_weight": (0.25,),
+    "max_rejection": (1.5,),
+    "min_rejection": (0.25,),
+}
+# A bound of the correction acts in some modes only, and the mode selects the ratio in float32 only.
+OTHER_BASES: dict[str, dict[str, object]] = {
+    "mode": {"trainer_common__correction__mode": "none", "model__dtype": "float32"},
+    "max_weight": {"trainer_common__correction__mode": "icepop"},
+    "min_weight": {"trainer_common__correction__mode": "icepop"},
+    "max_rejection": {"trainer_common__correction__mode": "geo_rs"},
+    "min_rejection": {"trainer_common__correction__mode": "geo_rs"},
 }
 
 
@@ -107,6 +119,9 @@ def test_a_key_changes_exactly_the_trainer_keys_that_it_declares(
     path: KeyPath, base: tuple[RunConfig, DictConfig]
 ) -> None:
     config, composed = base
+    if path[-2] == "correction" and path[-1] in OTHER_BASES:
+        config = run_config(**BASE, **OTHER_BASES[path[-1]])
+        composed = compose_verl_config(config, GPU)
     named = {key.bare_name for key in MAPPING.trainer_keys[path] if key.kind != "from_run"}
     all_changes: set[str] = set()
     for value in other_values(path):
