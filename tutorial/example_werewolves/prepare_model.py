@@ -22,7 +22,6 @@ RECIPE = Recipe(
     layers=2,
     heads=4,
     head_dim=16,
-    context=768,
     vocabulary=768,
     batch=32,
 )
