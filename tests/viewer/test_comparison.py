@@ -100,7 +100,9 @@ def test_the_verdict_names_the_fields_of_the_judge():
         "astuner.task_judge.params.answer_field": "guess",
         "astuner.task_judge.params.reference_field": "truth",
     }
-    with_fields = replace(made, metadata={"guess": "5"}, task=replace(made.task, metadata={"truth": [4], "answer": "", "x": 1}))
+    with_fields = replace(
+        made, metadata={"guess": "5"}, task=replace(made.task, metadata={"truth": [4], "answer": "", "x": 1})
+    )
     view = verdict_view(with_fields, config)
     assert (view["expected"], view["answer"], view["answer_source"]) == ({"truth": [4]}, "5", "guess")
     assert (view["judge"], view["judge_params"]["answer_field"]) == ("my.judge->Judge", "guess")

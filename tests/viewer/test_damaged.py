@@ -15,6 +15,7 @@ from astuner.context_tracker import build_samples
 from astuner.errors import RecordError
 from astuner.run_record import SampleUpdate, count_trained_tokens, read_index
 from astuner.schema import Episode, Task
+from astuner.viewer.comparison import compare
 from astuner.viewer.episode_view import episode_view, read_episode_at, transcript
 from astuner.viewer.index import key_of
 from astuner.viewer.security import RequestGuard
@@ -115,10 +116,8 @@ def trained_episode(agents: Agents, merge: str) -> Episode:
 def test_a_damaged_episode_is_shown_or_reported(agents: Agents, tmp_path: Path, merge: str):
     texts = TokenTexts(agents.tokenizer.backend_tokenizer)
     episode = trained_episode(agents, merge)
-    updates = [
-        SampleUpdate(((count_trained_tokens(sample), 0.5),), tuple(-0.5 for _ in range(count_trained_tokens(sample))))
-        for sample in episode.samples
-    ]
+    counts = [count_trained_tokens(sample) for sample in episode.samples]
+    updates = [SampleUpdate(((count, 0.5),), (-0.5,) * count, (0.25,) * count) for count in counts]
     with open_record(tmp_path / "run") as record:
         file = record.write_episode(1, "train", episode, 0.5, updates=updates)
     document = json.loads(file.read_bytes())
@@ -134,7 +133,8 @@ def test_a_damaged_episode_is_shown_or_reported(agents: Agents, tmp_path: Path, 
                 rejected += 1
                 continue
             shown += 1
-            episode_view(recorded, texts)
+            episode_view(recorded, texts, {})
+            compare(recorded, recorded)
             transcript(recorded.episode)
     assert rejected > 300
     assert shown > 300
