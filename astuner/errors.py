@@ -28,6 +28,7 @@ x EpisodeError
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable
 from typing import Any
@@ -251,12 +252,18 @@ def message_of(error: BaseException) -> str:
     return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}… ({len(message):,} characters)"
 
 
+_COROUTINE = re.compile("""['"]coroutine['"]""")
+
+
 def describe_error(error: BaseException) -> str:
     """Return `Type: message` of an exception of the user's code. Never raises.
 
     For an exception group, the text includes the first exceptions of the group. The message is cut to 2,000 characters.
+    If the code used a coroutine as if it were its result, the text says how to fix it.
     """
     text = f"{type(error).__name__}: {message_of(error)}"
+    if type(error) in (AttributeError, TypeError) and _COROUTINE.search(text):
+        text += "; write `await` in front of the call that returned the coroutine"
     if _is_group(error):
         parts = [f"{type(part).__name__}: {message_of(part)}" for part in leaf_exceptions(error)]
         text += f": {'; '.join(parts)}"[:_MAX_MESSAGE]

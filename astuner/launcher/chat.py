@@ -21,8 +21,6 @@ from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
 from astuner.launcher.console import escape_control_characters, filtered_output, make_console
 from astuner.launcher.transcripts import EpisodeTranscript
-from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
-from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
 from astuner.redaction import redact
@@ -160,6 +158,10 @@ def _partner(options: TerminalChat, path: str, renderer: str, console: Console) 
 @contextlib.contextmanager
 def open_engine(path: str, codec: ChatCodec, config: AstunerConfig | None) -> Iterator[LlmEngine]:
     """Load a model for inference, with the settings of a configuration if there is one; close it after the block."""
+    # After the check of the model's name, because these import PyTorch.
+    from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
+    from astuner.llm_engine.embedded import EmbeddedEngine
+
     device = choose_device(config.trainer_common.device if config else "auto")
     dtype = compute_dtype(config.model.dtype if config else "auto", device)
     model = load_causal_lm(path, dtype).to(device)

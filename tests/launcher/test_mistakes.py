@@ -183,6 +183,13 @@ def test_places_without_a_model(train: Command, astuner: Command, folder: Path):
     train("model.path=train.jsonl").says("train.jsonl', which is a file")
     train("model.path=some/model").says("model.path 'some/model'", "Use a folder")
     astuner("eval", "--conf", "run.yaml", "--model", "./modle").says("--model is './modle', which does not exist")
+    near_runs = ("eval", "--conf", "run.yaml", "--model", "launcher_record/other")
+    astuner(*near_runs).says("--model is 'launcher_record/other', which does not exist: no run of this name")
+    (folder / "launcher_record/other/checkpoints/step_000002/model").mkdir(parents=True)
+    (folder / "launcher_record/other/environment.json").touch()
+    astuner(*near_runs).says("a run that has not finished: its tuned model is written at the end")
+    (folder / "launcher_record/other/checkpoints/step_000002/model/config.json").touch()
+    astuner(*near_runs).says("its last checkpoint has", "checkpoints/step_000002/model'")
     train("model.path='agents->nothing'").says("`agents->nothing`", "has no nothing")
     train("model.path='agents->broken_function'").says(
         "did not return a folder", "the disk was not found", "agents.py:"

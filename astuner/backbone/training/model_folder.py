@@ -11,6 +11,8 @@ from loguru import logger
 from astuner.errors import AstunerError, ModelError
 from astuner.plugin import load_function, raised_at
 
+_RECORDS = "launcher_record"
+
 
 def model_path(path: str, key: str, search: Sequence[Path]) -> str:
     """Return the folder or Hugging Face name of a model.
@@ -47,6 +49,11 @@ def local_model(path: str, key: str, search: Sequence[Path]) -> Path | None:
     # The name of a model on Hugging Face has at most one slash.
     if path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/"):
         raise ModelError(f"{key} is {path!r}, which does not exist; {_folder_hint(relative, search)}")
+    if relative.parts[0] == _RECORDS or any(_has_records(folder / relative.parts[0]) for folder in search):
+        raise ModelError(
+            f"{key} is {path!r}, which does not exist: no run of this name has started here; `astuner runs` lists the "
+            f"runs{_near_model(relative, search)}"
+        )
     return None
 
 
@@ -66,14 +73,24 @@ def _folder_hint(path: Path, search: Sequence[Path]) -> str:
     """Return the end of an error message: the expected folder, and a folder with a similar name."""
     parents = [parent for folder in search if (parent := (folder / path).parent).is_dir()]
     names = [entry.name for parent in parents for entry in parent.iterdir() if entry.is_dir()]
-    for folder in search:
-        # The model of a run, for a path near it: RUN, RUN/models, RUN/model/step_10.
-        for near in (folder / path, *(folder / path).parents[:3]):
-            if near != folder and (near / "model/config.json").exists():
-                return f"a folder in transformers' format is expected; did you mean {str(near / 'model')!r}?"
+    if near := _near_model(path, search):
+        return f"a folder in transformers' format is expected{near}"
     matches = get_close_matches(path.name, names, 1)
     hint = f"; did you mean {str(path.with_name(matches[0]))!r}?" if matches else ""
     return f"a folder in transformers' format is expected{hint}"
+
+
+def _near_model(path: Path, search: Sequence[Path]) -> str:
+    """Return a question with the model of a run, for a path near it: RUN, RUN/models, RUN/model/step_10; or ""."""
+    for folder in search:
+        for near in (folder / path, *(folder / path).parents[:3]):
+            if near != folder and (near / "model/config.json").exists():
+                return f"; did you mean {str(near / 'model')!r}?"
+    return ""
+
+
+def _has_records(folder: Path) -> bool:
+    return next(folder.glob("*/environment.json"), None) is not None
 
 
 def _checked_folder(folder: Path, subject: str) -> Path:
@@ -81,6 +98,12 @@ def _checked_folder(folder: Path, subject: str) -> Path:
         kind = "is a file" if folder.exists() else "does not exist"
         raise ModelError(f"{subject} {str(folder)!r}, which {kind}; a folder in transformers' format is expected")
     if not (folder / "config.json").exists():
+        if (folder / "environment.json").exists() and not (folder / "model/config.json").exists():
+            checkpoints = sorted(folder.glob("checkpoints/step_*/model/config.json"))
+            hint = f"; its last checkpoint has {str(checkpoints[-1].parent)!r}" if checkpoints else ""
+            raise ModelError(
+                f"{subject} {str(folder)!r}, a run that has not finished: its tuned model is written at the end{hint}"
+            )
         contents = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
         inside = next((name for name in ("model", "merged_model") if (folder / name / "config.json").exists()), None)
         hint = f"; did you mean {str(folder / inside)!r}?" if inside else ""
