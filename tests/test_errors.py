@@ -18,15 +18,14 @@ async def answer() -> str:
 
 @pytest.mark.parametrize(
     "use",
-    [lambda made: made.text, lambda made: made["text"], len, float, lambda made: "is " + made, lambda made: f"{made:x}"],
+    [lambda made: made.text, lambda made: made["text"], len, float, lambda made: "is " + made],
 )
 def test_a_coroutine_that_is_used_as_its_result(use: Callable[[Any], object]) -> None:
     made = answer()
     with pytest.raises((AttributeError, TypeError)) as caught:
         use(made)
     made.close()
-    shown = describe_error(caught.value)
-    assert shown.endswith(FIX) == ("coroutine.__format__" not in shown)
+    assert describe_error(caught.value).endswith(FIX)
 
 
 def test_other_errors_have_no_advice() -> None:
