@@ -12,6 +12,11 @@ def test_step_metrics_combine_those_of_its_optimizer_steps():
     idle = {"actor/loss/policy": 9.0, "time/read_experience": 3.0, "staleness/max": 2.0, "staleness/mean": 2.0}
     fresh = {"time/read_experience": 0.5, "staleness/max": 1.0, "staleness/mean": 1.0}
     other = {"actor/ratio/trained_tokens": 2.0, "actor/loss/policy": 3.0, "actor/ratio/kl_sum": 1.0}
+    # The correction's sums, over 4 and 2 tokens.
+    sums = {"tokens": 4.0, "gap_sum": 2.0, "ratio_sum": 4.0, "ratio_squares": 5.0, "truncated": 1.0, "masked": 0.0}
+    taught |= {f"actor/correction/{name}": value for name, value in sums.items()}
+    sums = {"tokens": 2.0, "gap_sum": 1.0, "ratio_sum": 2.0, "ratio_squares": 3.0, "truncated": 0.0, "masked": 0.0}
+    other |= {f"actor/correction/{name}": value for name, value in sums.items()}
     metrics = update_metrics([taught | fresh, idle, other])
     assert metrics == pytest.approx(
         {
@@ -20,6 +25,10 @@ def test_step_metrics_combine_those_of_its_optimizer_steps():
             "ratio/mean": 0.0,
             "clip_fraction": 0.0,
             "logprob_difference": 0.0,
+            "correction/gap_mean": 0.5,
+            "correction/effective_sample_size": 36 / (6 * 8),
+            "correction/truncated": 1 / 6,
+            "correction/masked": 0.0,
             "staleness/max": 2.0,
             "staleness/mean": 1.5,
             "time/trainer_wait": 3.5,
