@@ -30,11 +30,12 @@ def find_episodes(
         and the rows have an `excerpt`: the role of the author, and the text in parts, each with whether it matches.
     """
     with index.reading() as db:
-        index.texts.refresh(index.version(db))
+        version = index.version(db)
+        index.texts.refresh(version)
         generation, total = index.generation(db), queries.counts(db)["episodes"]
     column = kind if kind in KINDS else None
     query = parse_query(matching.text or "")
-    hits = index.texts.search(query, column, generation, total) if query.text else None
+    hits = index.texts.search(query, column, generation, total, version) if query.text else None
     if hits is not None:
         matching = replace(matching, ids=hits.ids, text=None if column else query.text)
     with index.reading() as db:

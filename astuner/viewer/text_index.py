@@ -109,7 +109,9 @@ class TextIndex:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        # The versions of the run that the thread reads or has read, and that it has read completely.
         self._seen: object = None
+        self._completed: object = None
         self._error: str | None = None
         self._scans: dict[tuple[str, str | None], _Scan] = {}
 
@@ -124,7 +126,7 @@ class TextIndex:
             # The user may delete the file at any time.
             is_outdated = version != self._seen or not self._file.exists()
             if is_idle and is_outdated and not self._stopped.is_set():
-                self._seen = version
+                self._seen, self._completed = version, None
                 for scan in self._scans.values():
                     scan.is_cancelled = True
                 self._scans.clear()
@@ -140,7 +142,7 @@ class TextIndex:
             if thread is not None:
                 thread.join()
 
-    def search(self, query: TextQuery, kind: str | None, generation: str, episodes: int) -> TextHits:
+    def search(self, query: TextQuery, kind: str | None, generation: str, episodes: int, version: object) -> TextHits:
         """Return the episodes whose texts match a query.
 
         If no text has the words, the texts are searched for the query as it is. This takes longer, so a response has
@@ -151,15 +153,16 @@ class TextIndex:
             kind: One of `KINDS`, or None for all.
             generation: The present one; see `EpisodeList`.
             episodes: The present number of episodes.
+            version: The present one; see `refresh`.
         """
         facts: dict[str, Any] = {"episodes": episodes, "indexed": 0, "cut": 0, "looked": 0, "done": False}
         facts["error"] = self._error
+        is_complete = self._completed == version or self._error is not None
         with self._reading(generation) as db:
             if db is None:
                 return TextHits((), "words", facts | {"done": self._error is not None})
-            facts["indexed"], cut = db.execute("select count(*), sum(is_cut) from texts").fetchone()
-            facts["cut"] = cut or 0
-            is_complete = facts["indexed"] >= episodes or self._error is not None
+            indexed, cut = db.execute("select count(*), sum(is_cut) from texts").fetchone()
+            facts["indexed"], facts["cut"] = min(indexed, episodes), cut or 0
             if query.terms:
                 sql = "select rowid from words where words match ?"
                 ids = tuple(row[0] for row in db.execute(sql, (query.match_expression(kind),)))
@@ -241,10 +244,12 @@ class TextIndex:
             scan.is_done = True
 
     def _read_all(self) -> None:
+        version = self._seen
         try:
             with closing(self._open_for_writing()) as db:
                 self._index_all(db)
             self._error = None
+            self._completed = version
         except (sqlite3.Error, OSError, RecordError, zlib.error) as error:
             if "no such module" in str(error):
                 self._error = "Messages are not searched: the SQLite of this Python has no FTS5."

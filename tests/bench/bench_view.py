@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -37,7 +38,7 @@ SEARCHES = (
 )
 OTHERS = ("runs", "run?run=episodes", "metrics?run=episodes", "groups?run=episodes&step=7", "config?run=episodes",
           "logs?run=episodes", "log?run=episodes&file=run.log", "log_search?run=episodes&file=run.log&text=zzz",
-          "tracebacks?run=episodes", "answer?run=episodes&episode=e-000077",
+          "tracebacks?run=episodes", "answer?run=tokens&episode=long",
           "results?run=episodes", "solve_rates?run=episodes&split=train")  # fmt: skip
 SEARCH = "/api/episodes?run=episodes&"
 REPEATS = 20
@@ -53,8 +54,8 @@ def milliseconds(function: Callable[[], object], repeats: int = REPEATS) -> floa
     return round(sorted(times)[int(0.95 * repeats)] if repeats >= 20 else statistics.median(times), 1)
 
 
-def measure(folder: Path, browser: bool) -> dict[str, object]:
-    many_episodes(folder / "episodes", 100_000, texts=True)
+def measure(folder: Path, browser: bool, episodes: int) -> dict[str, object]:
+    many_episodes(folder / "episodes", episodes, texts=True)
     (folder / "episodes/run.log").write_text("".join(f"line {number} of the log\n" for number in range(1_000_000)))
     key = key_of(many_tokens(folder / "tokens", 100_000, 500))
     (folder / "cache").mkdir()
@@ -80,7 +81,7 @@ def measure(folder: Path, browser: bool) -> dict[str, object]:
         result["search_while_indexing_ms"] = round(sorted(during)[int(0.95 * len(during))], 1)
         result["search_ms"] = {text: milliseconds(lambda t=text: http.get(SEARCH + t)) for text in SEARCHES}
         with (folder / "episodes/episodes/index.jsonl").open("a") as index:
-            index.write(json.dumps(index_row(100_000)) + "\n")
+            index.write(json.dumps(index_row(episodes)) + "\n")
         result["one_new_line_ms"] = milliseconds(lambda: http.get("/api/episodes?run=episodes"), 1)
     if browser:
         result |= in_browser(folder, key)
@@ -117,5 +118,8 @@ def in_browser(folder: Path, key: str) -> dict[str, object]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--browser", action="store_true")
+    parser.add_argument("--episodes", type=int, default=100_000)
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps({"benchmark": "view", **measure(Path(folder), parser.parse_args().browser)}))
+        result = measure(Path(folder), arguments.browser, arguments.episodes)
+    print(json.dumps({"benchmark": "view", "episodes": arguments.episodes, "load": os.getloadavg()[0], **result}))
