@@ -11,7 +11,7 @@ import torch
 
 from astuner.algorithms import resolve
 from astuner.algorithms.correction import resolve_correction
-from astuner.config.overrides import with_values
+from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS, make_episodes, small_run

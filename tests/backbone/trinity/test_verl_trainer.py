@@ -62,7 +62,7 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
     loss = build_trinity_loss(
         AlgorithmConfig(
             policy_loss_fn="astuner.backbone.trinity.trainer_plugins.EpisodeLoss",
-            policy_loss_fn_args=loss_args(run, GPU),
+            policy_loss_fn_args=loss_args(run.model_copy(update={"backbone": "trinity"}), GPU),
             kl_loss_fn="none",
             kl_loss_fn_args={},
             entropy_loss_fn="none",
