@@ -1,12 +1,13 @@
 """Generate the tasks of learning_to_ask_tiny.yaml: patients who state some of their facts, and hide the others.
 
-The tasks are seeded, and the two splits share no patient. A run generates them automatically, because the `file_path`
+The tasks are seeded, and the two splits share no request. A run generates them automatically, because the `file_path`
 keys of the YAML file name the two functions below.
 """
 
 import json
 import os
 import random
+import zlib
 from pathlib import Path
 
 from tutorial.example_learning_to_ask.clinic import RULES, TOPICS, department, statement
@@ -24,13 +25,21 @@ def tasks() -> tuple[list[dict], list[dict]]:
     """Return the tasks for training, and those for validation."""
     rng = random.Random(SEED)
     distinct: dict[str, dict] = {}
-    while len(distinct) < VALIDATION_TASKS + TRAINING_TASKS:
+    while len(distinct) < 2 * TRAINING_TASKS:
         facts = {topic: rng.random() < 0.5 for topic in TOPICS}
         stated = [topic for topic in TOPICS if rng.random() < STATED]
         task = make_task(rng.choice(list(RULES)), facts, rng.sample(stated, len(stated)))
         distinct[json.dumps(task)] = task
-    every = list(distinct.values())
-    return every[VALIDATION_TASKS:], every[:VALIDATION_TASKS]
+    training: list[dict] = []
+    validation: list[dict] = []
+    for task in distinct.values():
+        (validation if _is_held_out(task["question"]) else training).append(task)
+    return training[:TRAINING_TASKS], validation[:VALIDATION_TASKS]
+
+
+def _is_held_out(question: str) -> bool:
+    """Return whether a request is for validation. A seventh of those with a stated fact is."""
+    return question.count(".") > 1 and zlib.crc32(question.encode()) % 7 == 0
 
 
 def make_task(complaint: str, facts: dict[str, bool], stated: list[str]) -> dict:
