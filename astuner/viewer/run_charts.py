@@ -120,7 +120,8 @@ def validations(db: sqlite3.Connection) -> list[dict[str, Any]]:
     for step, rewards, mean, squares, success, judged in rows:
         if rewards:
             spread = max(squares / rewards - mean**2, 0.0) * rewards / (rewards - 1) if rewards > 1 else None
-            interval = None if spread is None else list(mean_interval(mean, spread, rewards))
+            # Equal rewards give an interval of zero width, which claims a certainty that nobody has.
+            interval = list(mean_interval(mean, spread, rewards)) if spread else None
             points[step] = _validation(step, mean, interval, success, judged) | {"episodes": rewards}
     return [points[step] for step in sorted(points)]
 

@@ -127,6 +127,7 @@ def _plan(
     for path in ("run", "metrics", "charts", "results", "config", "rescores"):
         contents.add("run", path, run=run)
     contents.add("run", "runs")
+    contents.add("run", "metric_names")
     for split in ("train", "val"):
         contents.add("run", "solve_rates", run=run, split=split)
     for step in queries.steps(db):

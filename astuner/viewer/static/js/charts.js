@@ -38,7 +38,7 @@ export function chart(title, lines, { seconds = false, smooth = 0, log = false, 
   let data = table(drawn, smooth, log);
   const flat = () => data.slice(1).every((ys) => ys.every((y) => !y));
   const off = h("span", { class: "soft" });
-  const toggle = onLog && h("button", { type: "button", class: "small", "aria-pressed": log, "aria-label": `${title}: logarithmic axis`,
+  const toggle = onLog && h("button", { type: "button", class: "small", "aria-pressed": log, "aria-label": `log axis: ${title}`,
     title: "logarithmic axis", onclick: () => onLog(!log) }, "log");
   const box = h("section", { class: "card chart", "aria-label": title }, h("div", { class: "chart-head" }, h("h3", {}, title), off, tools, toggle));
   const values = h("div", { class: "chart-legend" });

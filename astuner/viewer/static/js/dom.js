@@ -103,6 +103,14 @@ export function tile(name, value, title) {
   return h("div", { class: "card tile", title }, h("b", {}, value), h("span", {}, name));
 }
 
+// The keyboard can scroll a box that has the focus, so a box that scrolls can take it.
+const scrollable = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+
 // columns: [heading, function from a row to a cell, whether the column is text]
 export function list(columns, rows) {
   const kind = (column) => (column[2] ? "text" : undefined);
@@ -111,5 +119,7 @@ export function list(columns, rows) {
   const cell = (column, place, row) => h("td", { class: kind(column), "data-label": headings[place].textContent }, column[1](row));
   const body = rows.map((row) => h("tr", {}, columns.map((column, place) => cell(column, place, row))));
   const head = h("tr", {}, headings);
-  return h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {}, head), h("tbody", {}, body)));
+  const box = h("div", { class: "card scroll" }, h("table", { class: "list" }, h("thead", {}, head), h("tbody", {}, body)));
+  scrollable.observe(box);
+  return box;
 }

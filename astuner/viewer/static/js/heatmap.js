@@ -56,13 +56,24 @@ async function favourite(run) {
 function measured({ tasks, cells, judged }) {
   const means = cells.filter((cell) => cell[5]).map((cell) => cell[6] / cell[5]);
   const low = Math.min(...means.slice(0, 1), ...chunked(means, Math.min)), high = Math.max(...means.slice(0, 1), ...chunked(means, Math.max));
-  const rows = tasks.map((task) => ({ ...task, cells: [] }));
+  const begin = shared(tasks.map(textOf));
+  const rows = tasks.map((task) => ({ ...task, label: begin ? `… ${textOf(task).slice(begin)}` : textOf(task), cells: [] }));
   for (const [task, step, episodes, scored, successes, rewarded, total] of cells) {
     const number = judged ? scored : rewarded;
     const sum = judged ? successes : rewarded && (total - low * rewarded) / (high - low || 1);
     rows[task].cells.push({ step, episodes, number, sum });
   }
   return rows;
+}
+
+const textOf = (task) => task.query || task.task;
+
+// Length of a long beginning that all texts share, which says nothing in a list; it ends with a word.
+function shared(texts) {
+  let [common] = texts;
+  for (const text of texts) while (!text.startsWith(common)) common = common.slice(0, -1);
+  const end = (common ?? "").lastIndexOf(" ") + 1;
+  return texts.length > 1 && end > 15 && texts.every((text) => text.length > end) ? end : 0;
 }
 
 // Least or greatest of many numbers, in parts that fit into the arguments of a call.
@@ -98,7 +109,7 @@ function table(run, { steps }, rows) {
   const head = h("tr", {}, h("th", { scope: "col", class: "text" }, "task"), columns.map((column, number) =>
     h("th", { scope: "col", title: `step ${name(column)}` }, number % every === 0 ? column[0] : h("span", { class: "unseen" }, name(column)))));
   const body = rows.map((row) => h("tr", {}, h("th", { scope: "row", class: "text" },
-    h("a", { href: link("task", { run, task: row.key }), title: brief(row.query || row.task, 200) }, brief(row.query || row.task, 60))),
+    h("a", { href: link("task", { run, task: row.key }), title: brief(textOf(row), 200) }, brief(row.label, 60))),
   columns.map((column, number) => cell(row.cells.filter(({ step }) => Math.floor(step / width) === number), name(column)))));
   const box = h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "results of the tasks by step" },
     h("table", { class: "heat" }, h("thead", {}, head), h("tbody", {}, body)));
