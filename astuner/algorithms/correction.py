@@ -122,8 +122,8 @@ def _exp(log_ratio: Tensor) -> Tensor:
 class CorrectionMetrics:
     """Sums over trained tokens, weighted by their train counts: scalar float64 tensors without gradient.
 
-    The importance ratios are those of the tokens, or of the calls if the weights are those of calls. They are taken
-    before they are truncated or masked, so they measure the gap whatever the correction is.
+    The importance ratios are those of the tokens, or of the calls if the weights are those of calls. They are
+    measured before truncation and masking, so they do not depend on the bounds of the correction.
 
     Attributes:
         tokens: the number of trained tokens.

@@ -61,7 +61,7 @@ class CallTokens:
 
     @staticmethod
     def of(calls: CallTable, width: int) -> CallTokens:
-        """Return the tokens of calls in rows of `width` tokens."""
+        """Return the tokens of `calls`, whose rows have `width` tokens."""
         lengths = calls.ends - calls.starts
         call_of = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
         first_of_call = lengths.cumsum(0) - lengths

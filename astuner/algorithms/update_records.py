@@ -1,4 +1,4 @@
-"""The run record's account of an update: advantages, logprobs and entropies of each sample's trained tokens."""
+"""The run record's data of an update: advantages, logprobs and entropies of each sample's trained tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TokenValues:
 def sample_updates(
     episodes: Sequence[Episode], rows: Sequence[TrainingRow], values: Mapping[SampleKey, TokenValues]
 ) -> tuple[tuple[SampleUpdate, ...], ...]:
-    """Return how each sample of each episode was trained.
+    """Return the update record of each sample of each episode.
 
     Args:
         episodes: E episodes.

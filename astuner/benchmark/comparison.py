@@ -27,7 +27,7 @@ class ResultComparison:
 
     Attributes:
         name: entry and backbone; both backbones if they differ.
-        measure: what is compared: success after training, or the mean height of the validation curve.
+        measure: the compared measure: success after training, or the mean height of the validation curve.
         a, b: means over the seeds.
         difference: the difference and its tests, not adjusted.
         p_worse, p_better: p-values that are adjusted for the number of comparisons.
@@ -49,8 +49,8 @@ def compare_results(
 ) -> tuple[list[ResultComparison], list[str]]:
     """Compare results B with results A, entry by entry.
 
-    Results of the same entry and backbone are compared. If A and B have one backbone each, and different ones, these
-    are compared.
+    Results of the same entry and backbone are compared. If A and B each contain one backbone, and the
+    backbones differ, the two backbones are compared.
 
     Args:
         a, b: the results. Each side has an entry and backbone once.
@@ -58,7 +58,7 @@ def compare_results(
         tolerance: a smaller difference of the means is never `worse` or `better`.
 
     Returns:
-        The comparisons, and a line for each thing that could not be compared.
+        The comparisons, and a line for each measure or entry that could not be compared.
 
     Raises:
         RecordError: If nothing can be compared.

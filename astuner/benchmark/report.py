@@ -60,7 +60,7 @@ _SHOWN_VERSIONS = ("astuner", "revision", "python", "torch", "transformers", "ve
 
 
 def versions_text(result: BenchResult) -> str:
-    """Return the versions that matter most, in one line."""
+    """Return the most important versions, in one line."""
     shown = []
     for name in _SHOWN_VERSIONS:
         if (value := result.versions.get(name)) is not None:

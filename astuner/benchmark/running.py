@@ -53,28 +53,28 @@ class BenchRun:
 
     @property
     def folder(self) -> Path:
-        """The folder of its record."""
+        """The folder of the run's record."""
         return self.records / self.name
 
     @property
     def log(self) -> Path:
-        """The file with the output of its command."""
+        """The file with the output of the run's command."""
         return self.records / f"{self.name}.log"
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """All overrides of its configuration."""
+        """All overrides of the run's configuration."""
         entry = self.entry
         return (f"astuner.experiment_name={self.name}", *entry.overrides, f"{entry.seed_key}={self.seed}")
 
     @property
     def arguments(self) -> list[str]:
-        """The arguments of its `astuner` command."""
+        """The arguments of the run's `astuner` command."""
         options = ["--conf", self.entry.conf, "--backbone", self.backbone, "--exp-dir", str(self.records)]
         return [*options, *self.overrides]
 
     def start(self) -> Start:
-        """Return how the run starts, given what lies in its folder. The log reports the reason and the changed keys.
+        """Return how the run starts, from the contents of its folder. The log reports the reason and the changed keys.
 
         Raises:
             ConfigError: its configuration is invalid, or has no validation before training.
@@ -102,9 +102,9 @@ class RunOutcome:
 
     Attributes:
         run: the run.
-        start: how it started.
-        result: its numbers; None if it failed.
-        failure: why it failed; None if it finished.
+        start: how the run started.
+        result: the numbers of the run; None if it failed.
+        failure: why the run failed; None if it finished.
     """
 
     run: BenchRun
@@ -130,7 +130,6 @@ def plan_runs(
         seeds: number of seeds of each entry, from 1; None for those of the suite.
         backbones: only the runs on these; all if empty.
         entries: only the runs of these; all if empty.
-        overrides: `KEY=VALUE` for all runs, after those of the entries.
         overrides: `KEY=VALUE` for all runs, after those of the entries.
 
     Raises:
@@ -158,9 +157,9 @@ def plan_runs(
 
 
 def run_suite(runs: Sequence[BenchRun], jobs: int, report: Callable[[str], None]) -> list[RunOutcome]:
-    """Run what is not finished, `jobs` at a time, and return the outcomes in the order of `runs`.
+    """Run the unfinished runs, `jobs` at a time, and return the outcomes in the order of `runs`.
 
-    A run that fails does not end the others. If this process is interrupted, the runs that are under way are ended;
+    A run that fails does not end the others. If this process is interrupted, the active runs are terminated;
     the next call resumes them from their checkpoints.
 
     Args:

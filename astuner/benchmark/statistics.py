@@ -36,7 +36,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | None:
 def curve_mean(curve: Sequence[tuple[int, float]]) -> float | None:
     """Return the mean height of a validation curve: its area by the trapezoidal rule, divided by its steps.
 
-    None without a point between the first and the last: such a curve has no more information than its ends.
+    None without a point between the first and the last, because such a curve contains only its two ends.
 
     Args:
         curve: (step, success rate) by ascending step.
@@ -80,7 +80,7 @@ class Difference:
 def compare_measurements(a: Measurements, b: Measurements) -> Difference | None:
     """Test whether the mean over seeds differs; None if one of them has fewer than two seeds.
 
-    If both have the same seeds, it is the paired t-test, otherwise Welch's t-test: B. L. Welch, "The generalization of
+    If both have equal seeds, this is the paired t-test, otherwise Welch's t-test: B. L. Welch, "The generalization of
     'Student's' problem when several different population variances are involved", Biometrika 34 (1947). C. Colas,
     O. Sigaud and P.-Y. Oudeyer, "A Hitchhiker's Guide to Statistical Comparisons of Reinforcement Learning Algorithms"
     (2019), measured the error rates of such tests on returns of few seeds, and recommend Welch's.

@@ -72,7 +72,7 @@ class OptimConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """`trainer_common.correction`. A bound of null stands for the value of the mode's paper."""
+    """`trainer_common.correction`. A bound of null is the default of the mode."""
 
     mode: CorrectionName = key(
         "auto",

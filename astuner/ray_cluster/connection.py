@@ -100,7 +100,7 @@ def _init(settings: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _sigterm_handler_kept() -> Iterator[None]:
-    """Prevent Ray from replacing the handler of SIGTERM. Ray's ends the process before a checkpoint is written."""
+    """Prevent Ray from replacing the SIGTERM handler. Ray's handler ends the process before a checkpoint is written."""
     from ray._private import utils
 
     set_handler = utils.set_sigterm_handler

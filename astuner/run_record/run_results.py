@@ -50,7 +50,7 @@ def describe_result(facts: RunFacts) -> dict[str, Any]:
 
 
 def result_difference(first: RunFacts, other: RunFacts) -> str:
-    """Return a sentence that says whether the final success rates of two runs differ beyond noise."""
+    """Return a sentence that states whether the final success rates of two runs differ beyond noise."""
     ends = [_validation_after(facts) for facts in (first, other)]
     names = f"{other.name} and {first.name}"
     if ends[0] is None or ends[1] is None:

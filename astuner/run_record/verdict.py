@@ -20,7 +20,7 @@ _TINY_KL = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class RunVerdict:
-    """What a run's validations and metrics say about its learning.
+    """Whether a run's model learned, judged by its validations and metrics.
 
     Attributes:
         outcome: whether the success rate rose or fell beyond noise; `unmeasured` without two validations.
@@ -79,7 +79,7 @@ def _validations_so_far(rows: Sequence[MetricsRow]) -> ValidationsSummary:
 
 
 def _compare(before: ValidationSummary, after: ValidationSummary) -> tuple[Outcome, str]:
-    """Return whether success rose or fell beyond noise, and a line that says so."""
+    """Return whether success rose or fell beyond noise, and a line that states the change."""
     rates = before.success_rate or 0.0, after.success_rate or 0.0
     low, high = difference_interval(rates[0], max(before.episodes, 1), rates[1], max(after.episodes, 1))
     change = f"{100 * (rates[1] - rates[0]):+.0f} points, 95% interval {100 * low:+.0f} to {100 * high:+.0f}"

@@ -1,4 +1,4 @@
-"""The distinct messages of an episode's calls, and who wrote them."""
+"""The distinct messages of an episode's calls, and their authors."""
 
 from __future__ import annotations
 

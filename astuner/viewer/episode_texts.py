@@ -31,7 +31,7 @@ class EpisodeTexts:
     Attributes:
         texts: The kind, the role (such as `user`) and the text of each.
         answer: The answer, as in the record's index.
-        is_cut: Whether the texts were longer than what is searched.
+        is_cut: Whether the texts exceed the searched length, so that parts of them are not searched.
     """
 
     texts: tuple[tuple[Kind, str, str], ...]

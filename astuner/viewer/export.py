@@ -55,8 +55,8 @@ def export_run(
             self-contained page.
         out: The file; by default a file in the working directory that is named after the run or the episode.
         episode: Id of an episode, or an unambiguous prefix; required for `html`.
-        report: Receives how much will be written and where, how much was written, a message for each damaged line of
-            the index and each damaged episode, which are skipped, and one if episodes have no advantage.
+        report: Receives messages: the expected size and the path, the size written, each damaged line of the index
+            and each damaged episode, which are skipped, and a note if episodes have no advantage.
 
     Raises:
         RecordError: If there is no such run or episode, the file exists or cannot be written, or all episodes are
@@ -99,7 +99,7 @@ def export_run(
 
 
 def _announcement(folder: Path, entries: list[EpisodeEntry], to: Format, path: Path) -> str:
-    """Return how much will be written, and where."""
+    """Return a line with the expected size and the path of the output."""
     episodes = f"{len(entries):,} episode" + ("" if len(entries) == 1 else "s")
     recorded = megabytes(sum(file_size(folder / entry.path) for entry in entries))
     if to == "parquet":

@@ -88,7 +88,7 @@ def search_log(folder: Path, name: str, text: str, before: int | None = None) ->
         before: Byte from which the search goes towards the beginning; by default the end of the file.
 
     Returns:
-        `matches`, each with the `line` and its first byte (`start`); `searched`, the byte to which the search has got,
+        `matches`, each with the `line` and its first byte (`start`); `searched`, the byte at which the search stopped,
         0 at the beginning of the file; and the `size` of the file.
 
     Raises:

@@ -51,7 +51,7 @@ Request = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass
 class _Contents:
-    """The files of a snapshot: which responses each data file has."""
+    """The data files of a snapshot, with the responses that each contains."""
 
     requests: dict[str, list[Request]] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ def export_snapshot(
 ) -> Path:
     """Write the pages of a run to a folder and return its path. A browser opens `index.html` in it.
 
-    All steps, tasks, charts and rows of the list of episodes are included. Of the episodes, those of `_choose` are
+    All steps, tasks, charts and rows of the list of episodes are included. The episodes of `_choose` are
     included in full, each with comparisons with the best or the worst and with the last episode of its task.
 
     Args:
@@ -76,7 +76,7 @@ def export_snapshot(
         exp_dir: Folder of the runs.
         out: The folder to write; by default the name of the run with `-snapshot`, in the working directory.
         episodes: Greatest number of episodes in full; None for all.
-        report: Receives what will be written and where, what was written, and each response that failed.
+        report: Receives messages: the contents and the path, the files written, and each response that failed.
 
     Raises:
         RecordError: If there is no such run, the folder exists, or it cannot be written.

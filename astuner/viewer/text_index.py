@@ -53,7 +53,7 @@ def text_database(folder: Path, cache: Path | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeList:
-    """The episodes of a run, to be searched.
+    """The searchable episodes of a run.
 
     Attributes:
         generation: Changes when the ids of the episodes change.
@@ -81,7 +81,7 @@ class TextHits:
 
     Attributes:
         ids: Ids of the matching episodes.
-        mode: `words` if whole words matched, `parts` if the query occurs as it is, for example within words.
+        mode: `words` if whole words matched, `parts` if the query occurs as a substring, for example within words.
         facts: For the page: the number of episodes, of searched ones (`indexed`), of those of which a part is searched
             (`cut`), of those that a search for parts has read (`looked`), whether the search is `done`, and the `error`
             that prevents it.
@@ -96,7 +96,7 @@ class TextIndex:
     """The text search of one run. Thread-safe."""
 
     def __init__(self, file: Path, resolve: Callable[[str], Path], episodes: Callable[[], EpisodeList]) -> None:
-        """Create the search; nothing is read before `refresh`.
+        """Create the search. `refresh` starts to read the texts.
 
         Args:
             file: The database.
@@ -145,8 +145,8 @@ class TextIndex:
     def search(self, query: TextQuery, kind: str | None, generation: str, episodes: int, version: object) -> TextHits:
         """Return the episodes whose texts match a query.
 
-        If no text has the words, the texts are searched for the query as it is. This takes longer, so a response has
-        the results so far.
+        If no text has the words, the texts are searched for the query as a substring. This takes longer, so a
+        response has the results so far.
 
         Args:
             query: The query.

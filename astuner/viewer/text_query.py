@@ -1,4 +1,4 @@
-"""Queries of the text search: their syntax, what they match, and excerpts of the texts with the matches."""
+"""Queries of the text search: syntax, matching, and excerpts of the texts with the matches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TextQuery:
 
     Attributes:
         text: The query without surrounding spaces.
-        terms: What has to occur, each somewhere in the episode. Empty if the query has no letter, digit or pictogram.
+        terms: The terms, each of which must occur in the episode. Empty if the query has no letter, digit or pictogram.
     """
 
     text: str
@@ -56,7 +56,7 @@ class TextQuery:
 
 
 def parse_query(text: str) -> TextQuery:
-    """Parse what a user typed. Every text is a valid query.
+    """Parse the query of a user. Every text is a valid query.
 
     Words must all occur. A phrase stands in quotation marks, `word*` matches beginnings of words, and punctuation
     between letters makes a phrase: `1+2` matches 1 followed by 2.
@@ -149,7 +149,7 @@ def _fold_character(character: str) -> str:
 
 
 def _pattern(term: Term) -> re.Pattern[str]:
-    """Return what matches a term in a folded text."""
+    """Return the regular expression of a term for a folded text."""
     words = [_PICTOGRAM_WORD.sub(lambda match: chr(int(match[1], 16)), word) for word in term.words]
     left, right = (r"(?<![^\W_])", r"(?![^\W_])")
     # Characters that are words by themselves have no boundaries.

@@ -16,7 +16,7 @@ _MAX_PRODUCT = 4_000_000
 
 
 class DiffBudget:
-    """Bounds the work of many comparisons: what exceeds it is compared by lines or not at all."""
+    """Bounds the work of many comparisons. Texts beyond the bound are compared by lines or not at all."""
 
     def __init__(self, products: int = 2 * _MAX_PRODUCT) -> None:
         self._left = products

@@ -13,7 +13,7 @@ from astuner.backbone.training.progress import RunProgress
 
 
 class Clock:
-    """A clock that moves when the test says so."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1000.0

@@ -1,4 +1,4 @@
-"""`astuner bench compare`: how often it errs on equal versions, and what it catches."""
+"""`astuner bench compare`: false alarms on equal versions, and the regressions that it reports."""
 
 from __future__ import annotations
 

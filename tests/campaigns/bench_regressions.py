@@ -1,4 +1,4 @@
-"""Whether `astuner bench compare` finds regressions that are put in on purpose, and is silent on equal versions.
+"""Check that `astuner bench compare` finds injected regressions, and none between equal versions.
 
 The job is small: a random model of 50,000 weights learns to answer with letters, in 12 steps of 4 tasks × 8 episodes,
 validated on 60 tasks every 3 steps. Pairs of equal versions differ in their seeds only. The regressions are advantages
@@ -113,7 +113,7 @@ def _child(folder: Path, variant: str, seed: int) -> None:
 
 
 def run(folder: Path, variant: str, seed: int) -> None:
-    """Do one run in a forked process, which has the imports already, unless it is done."""
+    """Do one run in a forked process, which inherits the imports. A finished run is skipped."""
     if summary_of(folder / f"records/{variant}-{seed}") is None:
         process = multiprocessing.get_context("fork").Process(target=_child, args=(folder, variant, seed))
         process.start()

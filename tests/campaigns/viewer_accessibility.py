@@ -40,13 +40,13 @@ TAB = "\ue004"
 
 
 def kind(place: str) -> str:
-    """Return the kind of page at an address; a comparison of runs is a kind of its own."""
+    """Return the kind of page at an address; a comparison of runs is a separate kind."""
     name, _, query = place.partition("?")
     return f"{name} of several" if query.count("run=") > 1 and name == "run" else name
 
 
 def ready(page: Page) -> None:
-    """Wait until the page has its parts that load later."""
+    """Wait for the parts of the page that load later."""
     page.wait(lambda: not page.run("return /\\bloading\\b/.test(document.getElementById('main').innerText)"))
     page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.driver.execute_async_script(FRAMES)

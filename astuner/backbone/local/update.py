@@ -238,8 +238,8 @@ class PolicyUpdate:
             batch: the micro-batch.
             scales: [B], the loss factors of its rows.
             sums: sums over the step, which are updated.
-            first: whether its mini-batch is the first of the step.
-            only: whether its mini-batch is the only one of the step.
+            first: whether the mini-batch is the first of the step.
+            only: whether the mini-batch is the only one of the step.
 
         Returns:
             The loss, and the logprobs [B, T] and entropies [B, T] without gradient.

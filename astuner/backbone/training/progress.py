@@ -40,10 +40,10 @@ _SHORTEST_RATE = 1.0  # seconds; the rate of a shorter time means nothing
 
 
 class _Bar:
-    """Counts what a block has done; `RunProgress` shows it.
+    """Counts the completed units of a block; `RunProgress` shows the count.
 
     Attributes:
-        title: what the block does.
+        title: description of the block's work.
         total: the number of units; `done` of them are complete.
         unit: the name of the units, in the plural.
         tokens: returns the number of tokens that were sampled since the start of the block; None if it samples none.
@@ -81,7 +81,7 @@ class _Bar:
 class RunProgress:
     """The progress of one run, on one line of the terminal that disappears when the outermost block ends.
 
-    If the console is no terminal, a block that takes long prints a line every 30 s. A thread writes both, except in a
+    If the console is not a terminal, a long block prints a line every 30 s. A thread writes both, except in a
     run whose episodes stop in the terminal's debugger: such a run prints lines between its episodes only.
     """
 
@@ -106,12 +106,12 @@ class RunProgress:
     def bar(
         self, title: str, total: int, done: int = 0, *, unit: str = "", tokens: Callable[[], int] | None = None
     ) -> Iterator[None]:
-        """Show the progress of the block; a bar inside of another one replaces it until it ends.
+        """Show the progress of the block. An inner bar replaces the outer bar until it ends.
 
         Args:
-            title: what the block does.
+            title: description of the block's work.
             total: the number of units.
-            done: how many of them are complete at the start.
+            done: number of units that are complete at the start.
             unit: the name of the units, in the plural.
             tokens: returns the number of tokens sampled since the start of the block. Called from another thread.
         """
@@ -132,7 +132,7 @@ class RunProgress:
         """Count units of the innermost block as done.
 
         Args:
-            count: how many.
+            count: number of units.
             note: replaces the text after the numbers.
         """
         bar = self._bars[-1]

@@ -43,7 +43,7 @@ export async function episodesPage(query) {
   return { content: [h("h1", {}, "Episodes"), search.box, table.box], refresh, leave: () => { hasLeft = true; clearTimeout(timer); } };
 }
 
-// How much of the run was searched, and for what.
+// The progress of a search, and its kind.
 function searchNote({ search, total }) {
   if (!search) return h("div");
   if (search.error) return h("p", { class: "card note", role: "status" }, search.error);

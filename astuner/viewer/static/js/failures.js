@@ -23,7 +23,7 @@ export function failures(run, about) {
         h("a", { href: link("logs", { run }) }, "Logs")]));
 }
 
-// How bad it is: severe if at least half of the episodes failed.
+// Severe if at least half of the episodes failed.
 export function severity(failed, episodes) {
   const all = failed > 0 && failed >= episodes;
   const severe = failed > 0 && failed * 2 >= episodes;

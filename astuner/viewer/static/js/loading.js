@@ -1,4 +1,4 @@
-// What a page shows while it loads, and when the server does not answer.
+// The notices of a page that is loading, and of a server that does not answer.
 
 import { h } from "./dom.js";
 
