@@ -90,7 +90,7 @@ def _names(value: str | None) -> tuple[str, ...]:
 def compare(a: Path, b: Path, level: float, tolerance: float) -> int:
     """Say where the results B differ from the results A beyond noise.
 
-    A and B are result files, or folders of them. The exit code is 0 if B is nowhere worse, 1 if it is worse somewhere,
+    A and B are result files, or folders of them. The exit code is 0 if no result of B is worse, 1 if one is,
     and 2 if they cannot be compared.
     """
     from astuner.benchmark import compare_results, print_comparisons, read_results

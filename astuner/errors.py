@@ -36,6 +36,11 @@ from typing import Any
 _MAX_MESSAGE = 2000
 _MAX_REPR = 300
 _MAX_SUB_EXCEPTIONS = 3
+_MAX_GROUP_TEXT = 200
+_WORD = re.compile(r"[\w./:@\\\-+%]+")
+_DIGIT = re.compile(r"\d")
+_HEX = re.compile(r"[0-9a-f]{12,}", re.IGNORECASE)
+_REPEATED_PARTS = re.compile(r"#(?:[\s,;:'\"()\[\]]*#)+")
 
 
 class AstunerError(Exception):
@@ -310,3 +315,17 @@ def text_of(value: object, convert: Callable[[Any], str] = str) -> str:
         return str.__str__(convert(value))
     except BaseException:
         return f"<{type(value).__name__} that cannot be shown>"
+
+
+def without_variable_parts(message: str) -> str:
+    """Return an error message with `#` for its numbers, ids, addresses and paths that have digits.
+
+    Two messages with the same result belong to one group. Lists of such parts of any length become one `#`.
+    """
+
+    def replace(word: re.Match[str]) -> str:
+        # A word with a digit is a number, an id, an address, a port, or a path with a version or a temporary file.
+        return "#" if _DIGIT.search(word[0]) or _HEX.fullmatch(word[0]) else word[0]
+
+    text = _REPEATED_PARTS.sub("#", _WORD.sub(replace, message))
+    return " ".join(text.split())[:_MAX_GROUP_TEXT]

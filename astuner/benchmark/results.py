@@ -144,7 +144,7 @@ def read_seed(folder: Path, seed: int) -> SeedResult:
     """
     summary = read_facts(folder).summary
     if summary is None:
-        raise RecordError(f"{folder} has no summary; did the run end?")
+        raise RecordError(f"{folder} has no summary, because the run has not finished; run it again to finish it")
     before, after = summary.validation.before, summary.validation.after
     ends = [_measured(folder, word, end) for word, end in (("before", before), ("after", after))]
     curve = {

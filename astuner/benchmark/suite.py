@@ -72,7 +72,9 @@ class Suite(_Part):
     def _check_names(self) -> Self:
         names = [entry.name for entry in self.entries]
         if double := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"several entries have the name {', '.join(map(repr, double))}; give each its own")
+            raise ValueError(
+                f"several entries have the name {', '.join(map(repr, double))}; rename all but one of them"
+            )
         return self
 
 

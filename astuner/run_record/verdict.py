@@ -71,7 +71,10 @@ def _validations_so_far(rows: Sequence[MetricsRow]) -> ValidationsSummary:
     passes = [
         (row.step, ValidationSummary(success_rate=rate, reward=row.metrics.get("val/reward"), episodes=int(number)))
         for row in rows
-        if (rate := row.metrics.get("val/success_rate")) is not None and (number := row.metrics.get("val/episodes"))
+        if (rate := row.metrics.get("val/success_rate")) is not None
+        and (number := row.metrics.get("val/episodes"))
+        and 0 <= rate <= 1
+        and number >= 1
     ]
     before = passes[0][1] if passes and passes[0][0] == 0 else None
     after = passes[-1][1] if passes and passes[-1][0] > 0 else None

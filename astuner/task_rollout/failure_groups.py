@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from astuner.errors import shorten
+from astuner.errors import shorten, without_variable_parts
 from astuner.schema import Episode
-from astuner.viewer.failures import without_variable_parts
 
 _MAX_GROUPS = 3
 _MAX_TASKS = 3

@@ -43,17 +43,17 @@ def conversation(calls: Sequence[LlmCall]) -> list[tuple[object, str]]:
     The author is the name of the agent whose call generated the message; empty for other messages.
     """
     messages = Messages(calls)
+    keys = [repr(message) for message in messages.distinct]
     seen: Counter[str] = Counter()
     emitted = []
     for indices in messages.of_call:
         in_call: Counter[str] = Counter()
         for index in indices:
-            message = messages.distinct[index]
-            key = repr(message)
+            key = keys[index]
             in_call[key] += 1
             if in_call[key] > seen[key]:
                 seen[key] += 1
-                emitted.append((message, messages.agents[index]))
+                emitted.append((messages.distinct[index], messages.agents[index]))
     return emitted
 
 

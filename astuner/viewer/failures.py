@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from typing import Any
 
 _MAX_GROUPS = 50
-_MAX_KEY = 200
-_WORD = re.compile(r"[\w./:@\\\-+%]+")
-_DIGIT = re.compile(r"\d")
-_HEX = re.compile(r"[0-9a-f]{12,}", re.IGNORECASE)
-_REPEATED = re.compile(r"#(?:[\s,;:'\"()\[\]]*#)+")
-
-
-def without_variable_parts(message: str) -> str:
-    """Return an error message with `#` for its numbers, ids, addresses and paths that have digits.
-
-    Two messages with the same result belong to one group. Lists of such parts of any length become one `#`.
-    """
-
-    def replace(word: re.Match[str]) -> str:
-        # A word with a digit is a number, an id, an address, a port, or a path with a version or a temporary file.
-        return "#" if _DIGIT.search(word[0]) or _HEX.fullmatch(word[0]) else word[0]
-
-    text = _REPEATED.sub("#", _WORD.sub(replace, message))
-    return " ".join(text.split())[:_MAX_KEY]
 
 
 def failures(db: sqlite3.Connection) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from astuner.errors import without_variable_parts
 from astuner.run_record import ReadPosition, read_new_lines
 from astuner.viewer.database import open_database
-from astuner.viewer.failures import without_variable_parts
 from astuner.viewer.run_files import file_in_run
 from astuner.viewer.text_index import EpisodeList, TextIndex, text_database
 

@@ -26,7 +26,7 @@ _MAX_EPISODE_BYTES = 32 * 2**20
 # Colours and cursor movements of terminals.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # The text of a progress bar before its last update.
-_OVERWRITTEN = re.compile(r"[^\r\n]*\r(?!\n|$)", re.MULTILINE)
+_OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 
 def log_files(folder: Path) -> list[dict[str, Any]]:
@@ -70,7 +70,8 @@ def read_piece(folder: Path, name: str, *, before: int | None = None, after: int
             start = max(0, end - _PIECE)
         file.seek(start)
         data = file.read(end - start)
-        if after is None and start > 0 and (line := data.find(b"\n")) >= 0:
+        # A piece within one long line is shown as it is, so that earlier pieces can be read.
+        if after is None and start > 0 and 0 <= (line := data.find(b"\n")) < len(data) - 1:
             start, data = start + line + 1, data[line + 1 :]
         # The last line of a live run may be incomplete.
         if after is not None and (line := data.rfind(b"\n")) >= 0:
@@ -109,6 +110,9 @@ def search_log(folder: Path, name: str, text: str, before: int | None = None) ->
             if needle in data.decode(errors="replace").lower():
                 matches += _matches(data, start, needle)
             end = start
+        if len(matches) > _MAX_MATCHES:
+            matches = matches[:_MAX_MATCHES]
+            end = matches[-1]["start"]
     return {"matches": matches, "searched": end, "size": size}
 
 

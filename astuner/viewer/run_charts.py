@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from itertools import groupby
 from typing import Annotated, Any
@@ -119,9 +120,9 @@ def validations(db: sqlite3.Connection) -> list[dict[str, Any]]:
     )
     for step, rewards, mean, squares, success, judged in rows:
         if rewards:
-            spread = max(squares / rewards - mean**2, 0.0) * rewards / (rewards - 1) if rewards > 1 else None
+            spread = max(squares / rewards - mean * mean, 0.0) * rewards / (rewards - 1) if rewards > 1 else None
             # Equal rewards give an interval of zero width, which claims a certainty that nobody has.
-            interval = list(mean_interval(mean, spread, rewards)) if spread else None
+            interval = list(mean_interval(mean, spread, rewards)) if spread and math.isfinite(spread) else None
             points[step] = _validation(step, mean, interval, success, judged) | {"episodes": rewards}
     return [points[step] for step in sorted(points)]
 

@@ -113,6 +113,7 @@ class TextIndex:
         self._seen: object = None
         self._completed: object = None
         self._error: str | None = None
+        self._unreadable = 0
         self._scans: dict[tuple[str, str | None], _Scan] = {}
 
     def refresh(self, version: object) -> None:
@@ -126,7 +127,7 @@ class TextIndex:
             # The user may delete the file at any time.
             is_outdated = version != self._seen or not self._file.exists()
             if is_idle and is_outdated and not self._stopped.is_set():
-                self._seen, self._completed = version, None
+                self._seen, self._completed, self._error = version, None, None
                 for scan in self._scans.values():
                     scan.is_cancelled = True
                 self._scans.clear()
@@ -157,12 +158,24 @@ class TextIndex:
         """
         facts: dict[str, Any] = {"episodes": episodes, "indexed": 0, "cut": 0, "looked": 0, "done": False}
         facts["error"] = self._error
+        try:
+            return self._search(query, kind, generation, version, facts)
+        except sqlite3.OperationalError as error:  # another process has locked the file
+            logger.debug("the text search of {} waits: {}", self._file.name, error)
+        except sqlite3.DatabaseError as error:
+            logger.warning("the text index {} is damaged ({}) and is created again", self._file.name, error)
+            self._delete_files()
+        return TextHits((), "words", facts)
+
+    def _search(
+        self, query: TextQuery, kind: str | None, generation: str, version: object, facts: dict[str, Any]
+    ) -> TextHits:
         is_complete = self._completed == version or self._error is not None
         with self._reading(generation) as db:
             if db is None:
                 return TextHits((), "words", facts | {"done": self._error is not None})
             indexed, cut = db.execute("select count(*), sum(is_cut) from texts").fetchone()
-            facts["indexed"], facts["cut"] = min(indexed, episodes), cut or 0
+            facts["indexed"], facts["cut"] = min(indexed, facts["episodes"]), cut or 0
             if query.terms:
                 sql = "select rowid from words where words match ?"
                 ids = tuple(row[0] for row in db.execute(sql, (query.match_expression(kind),)))
@@ -194,7 +207,10 @@ class TextIndex:
             if db is None or not ids:
                 return []
             marks = ", ".join("?" * len(ids))
-            return [tuple(row) for row in db.execute(f"select id, {column} from texts where id in ({marks})", ids)]
+            try:
+                return [tuple(row) for row in db.execute(f"select id, {column} from texts where id in ({marks})", ids)]
+            except sqlite3.DatabaseError:  # the file is damaged; the next search creates it again
+                return []
 
     @contextmanager
     def _reading(self, generation: str) -> Iterator[sqlite3.Connection | None]:
@@ -248,35 +264,47 @@ class TextIndex:
         try:
             with closing(self._open_for_writing()) as db:
                 self._index_all(db)
-            self._error = None
+            with self._lock:
+                # Searches that read all texts have not seen the latest.
+                for scan in self._scans.values():
+                    scan.is_cancelled = True
+                self._scans.clear()
+            self._error = self._unreadable_files()
             self._completed = version
-        except (sqlite3.Error, OSError, RecordError, zlib.error) as error:
+        except Exception as error:  # the page shows it; otherwise it would wait for ever
             if "no such module" in str(error):
                 self._error = "Messages are not searched: the SQLite of this Python has no FTS5."
             elif isinstance(error, _FullError):
                 self._error = str(error)
+            elif isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+                logger.warning("the text index {} is damaged ({}) and is created again", self._file.name, error)
+                self._delete_files()
+                self._seen = None
             else:
                 self._error = f"Messages are not searched: {error}"
+                self._seen = None  # a request tries again
                 logger.warning("cannot index the texts of {}: {}", self._file.name, error)
 
     def _open_for_writing(self) -> sqlite3.Connection:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         remove_least_recent(self._file.parent, _MAX_CACHE_BYTES, keep=self._file)
-        for attempt in range(2):
-            connection = sqlite3.connect(self._file, timeout=30, isolation_level=None)
-            try:
-                connection.executescript(f"pragma journal_mode = wal; pragma synchronous = off; {_SCHEMA}")
-                return connection
-            except sqlite3.OperationalError:  # In use, no space left, or no FTS5.
-                connection.close()
-                raise
-            except sqlite3.DatabaseError:  # The file is damaged.
-                connection.close()
-                if attempt:
-                    raise
-                for suffix in ("", "-wal", "-shm"):
-                    self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)
-        raise AssertionError("unreachable")
+        connection = sqlite3.connect(self._file, timeout=30, isolation_level=None)
+        try:
+            connection.executescript(f"pragma journal_mode = wal; pragma synchronous = off; {_SCHEMA}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _delete_files(self) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)
+
+    def _unreadable_files(self) -> str | None:
+        if not self._unreadable:
+            return None
+        episodes = f"{self._unreadable:,} episode{'' if self._unreadable == 1 else 's'}"
+        return f"The texts of {episodes} are not searched, because their files cannot be read."
 
     def _index_all(self, db: sqlite3.Connection) -> None:
         while not self._stopped.is_set():
@@ -296,6 +324,7 @@ class TextIndex:
         known = {row[0] for row in db.execute("select id from texts")}
         self._remove(db, sorted(known - episodes.paths.keys()))
         missing = sorted(episodes.paths.keys() - known)
+        self._unreadable, has_new = 0, False
         for end in range(len(missing), 0, -_BATCH):
             # Ascending within a batch, because FTS5 writes a segment whenever ids descend.
             batch = missing[max(0, end - _BATCH) : end]
@@ -303,16 +332,21 @@ class TextIndex:
             if self._stopped.is_set():
                 return False
             self._check_size(db, end)
-            self._write(db, texts, episodes.generation)
+            readable = [(number, found) for number, found in texts if found is not None]
+            self._unreadable += len(texts) - len(readable)
+            self._write(db, readable, episodes.generation)
+            has_new = has_new or bool(readable)
             # Requests have precedence for the interpreter's lock.
             time.sleep(0.002)
-        return bool(missing)
+        return has_new
 
-    def _read(self, path: str) -> EpisodeTexts:
+    def _read(self, path: str) -> EpisodeTexts | None:
+        """Return the texts of an episode; None if its file cannot be read at present."""
         try:
             return read_episode_texts(self._resolve(path))
-        except RecordError:  # The page of the episode shows the error.
-            return EpisodeTexts((), "")
+        except RecordError as error:
+            # The page of an episode shows that its file is damaged.
+            return None if isinstance(error.__cause__, OSError) else EpisodeTexts((), "")
 
     def _write(self, db: sqlite3.Connection, texts: Sequence[tuple[int, EpisodeTexts]], generation: str) -> None:
         db.execute("begin immediate")

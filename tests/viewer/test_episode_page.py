@@ -117,7 +117,11 @@ def test_two_episodes_of_a_group_are_compared(page: Page):
     assert page.texts("ins.added") == ["3", "3"]
     assert [text.split(" · ")[0] for text in page.texts(".both b")] == ["reward 0", "reward 1"]
     page.element("[data-side=after] select").send_keys("second")
-    page.wait(lambda: page.all("[data-side=after] button"))[0].click()
+    # The buttons of the other run replace those of this run, one of which is pressed.
+    page.wait(
+        lambda: page.texts("[data-side=after] button") and not page.texts("[data-side=after] [aria-pressed=true]")
+    )
+    page.all("[data-side=after] button")[0].click()
     page.wait(lambda: page.run("return document.querySelector('[data-side=after] select').value") == "second")
     page.wait(lambda: "with_run=second" in page.driver.current_url and page.all(".both h2 a"))
     page.driver.find_element("link text", "swap sides").click()
@@ -131,7 +135,7 @@ def test_a_task_over_the_steps(page: Page, runs: Path):
     assert page.texts("[data-total]") == [f"{len(entries)} episodes"]
     answers = page.texts("main table.list td:nth-child(3)")
     assert answers == [entry.answer for entry in entries]
-    page.driver.find_element("link text", "the worst with the best episode").click()
+    page.driver.find_element("link text", "the worst episode with the best").click()
     page.wait(lambda: page.all(".aligned .pair"))
     assert [text.split(" · ")[0] for text in page.texts(".both b")] == ["reward 0", "reward 1"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.viewer.failures import without_variable_parts
+from astuner.errors import without_variable_parts
 from tests.viewer.conftest import client
 from tests.viewer.records import an_episode, open_record
 

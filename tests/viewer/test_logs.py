@@ -51,6 +51,28 @@ def test_a_log_is_read_from_its_end_in_pieces(run: Path):
     assert logs.read_piece(run, "run.log", after=2**50)["text"] == ""
 
 
+def test_a_line_longer_than_a_piece_is_read_in_pieces(run: Path):
+    (run / "run.log").write_text("first\n" + "x" * 200_000 + "\n")
+    shown, end = "", None
+    while end != 0:
+        piece = logs.read_piece(run, "run.log", before=end)
+        assert piece["start"] < piece["end"]
+        shown, end = piece["text"] + shown, piece["start"]
+    assert shown == (run / "run.log").read_text()
+
+
+def test_a_search_with_many_matches_continues_where_it_stopped(run: Path):
+    lines, before = [], None
+    while before != 0:
+        found = logs.search_log(run, "run.log", "of the log", before)
+        assert len(found["matches"]) <= logs._MAX_MATCHES
+        lines += [match["line"] for match in found["matches"]]
+        before = found["searched"] if lines[-1] != "line 000000 of the log" else 0
+        if len(lines) >= 1000:
+            break
+    assert lines == [f"line {number:06d} of the log" for number in range(19_999, 19_999 - len(lines), -1)]
+
+
 def test_a_search_goes_towards_the_beginning_in_bounded_pieces(run: Path, monkeypatch: Any):
     found = logs.search_log(run, "run.log", "LINE 00001")
     assert [match["line"] for match in found["matches"]] == [f"line 00001{n} of the log" for n in range(9, -1, -1)]

@@ -187,6 +187,39 @@ def test_a_damaged_file_and_a_damaged_database_do_not_end_the_search(spoken: Pat
         assert finder(session)("apples") == ["b"], "a file outside of the run is not searched"
 
 
+def test_a_database_that_is_damaged_later_is_created_again(tmp_path: Path):
+    with open_record(tmp_path / "run") as record:
+        for number in range(40):
+            say(record, 1, f"e{number}", f"apple {number} " + " ".join(f"w{number}x{i}" for i in range(200)))
+    with client(tmp_path, tmp_path / "cache") as session:
+        assert finder(session)("w7x3") == ["e7"]
+    file = text_index.text_database(tmp_path / "run", tmp_path / "cache")
+    data = file.read_bytes()
+    file.write_bytes(data[:8192] + b"\xff" * (len(data) - 8192))
+    with client(tmp_path, tmp_path / "cache") as session:
+        assert finder(session)("w7x3") == ["e7"]
+
+
+def test_files_that_cannot_be_read_at_present_are_reported_and_read_later(tmp_path: Path):
+    with open_record(tmp_path / "run") as record, client(tmp_path, tmp_path / "cache") as session:
+        say(record, 1, "a", "first")
+        say(record, 1, "b", "first")
+        (file,) = (tmp_path / "run/episodes").rglob("*b*.json")
+        file.rename(tmp_path / "moved")
+        page: dict[str, Any] = {}
+        for _ in range(2000):
+            page = session.get("/api/episodes", params={"run": "run", "text": "apples"}).json()
+            if page["search"]["error"]:
+                break
+            time.sleep(0.01)
+        assert page["search"]["error"] == (
+            "The texts of 1 episode are not searched, because their files cannot be read."
+        )
+        (tmp_path / "moved").rename(file)
+        say(record, 1, "c", "first")
+        assert finder(session)("apples") == ["a", "b", "c"]
+
+
 def test_the_size_of_the_database_is_bounded(tmp_path: Path, monkeypatch: Any):
     monkeypatch.setattr(text_index, "MAX_BYTES", 120_000)
     monkeypatch.setattr(text_index, "_BATCH", 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -243,3 +243,12 @@ class ListScreen(Screen[None]):
 def lines(parts: Iterator[Text] | Sequence[Text]) -> Text:
     """Return lines as one text."""
     return Text("\n").join(parts)
+
+
+def search_state(search: Mapping[str, Any] | None) -> Text:
+    """Return why a search may lack episodes; empty if it is complete."""
+    if search is None or (search["done"] and not search["error"]):
+        return Text()
+    if search["error"]:
+        return Text.assemble("  ", cell(search["error"], style="yellow"))
+    return Text(f"  {search['indexed']:,} of {search['episodes']:,} searched so far", style="yellow")

@@ -18,16 +18,18 @@ from textual.widgets import Footer, Input, RichLog, Static
 
 from astuner.errors import AstunerError
 from astuner.launcher.transcripts import EpisodeTranscript
-from astuner.launcher.tui.lists import STATE_STYLES, Listing, ListScreen, cell, count, lines, number, outcome
-from astuner.run_record import (
-    RecordedEpisode,
-    config_of,
-    read_metrics,
-    run_state,
-    run_verdict,
-    spark_line,
-    summary_of,
+from astuner.launcher.tui.lists import (
+    STATE_STYLES,
+    Listing,
+    ListScreen,
+    cell,
+    count,
+    lines,
+    number,
+    outcome,
+    search_state,
 )
+from astuner.run_record import RecordedEpisode, config_of, read_metrics, run_state, run_verdict, spark_line, summary_of
 from astuner.viewer import queries
 from astuner.viewer.episode_search import find_episodes
 from astuner.viewer.episode_view import read_episode_at
@@ -37,6 +39,7 @@ from astuner.viewer.verdict import verdict_view
 
 _PAGE = 200
 _MAX_POLLED = 1000
+_FIRST_RESULTS = 0.5  # seconds that a search that is not complete waits for results
 _CURVE_WIDTH = 24
 _FOLDED_SIZE = 500_000
 _METRICS = (
@@ -200,23 +203,27 @@ class EpisodesScreen(ListScreen):
         matching = replace(self._matching, **values, text=self.text or None)
         index = self.viewer.indexes.of(self.run)
         order = _ORDERS[self._order]
+        end = time.monotonic() + _FIRST_RESULTS
         page = find_episodes(index, matching, None, order, 0, self._limit)
+        while page.get("search", {"done": True})["done"] is False and time.monotonic() < end:
+            time.sleep(0.05)
+            page = find_episodes(index, matching, None, order, 0, self._limit)
         title = Text.assemble(cell(self.run, 30, "bold"), f"  {count(page['total'], 'episode')}  {_ORDER_NAMES[order]}")
         if self._filter:
             title.append(f"  only {filter_name}", style="cyan")
         if self._label:
             title.append_text(Text.assemble("  ", cell(self._label, style="red")))
         if self.text:
-            title.append_text(Text.assemble("  search: ", cell(self.text, 30, "cyan")))
+            title.append_text(Text.assemble("  search: ", cell(self.text, 30, "cyan"), search_state(page["search"])))
         self._rows = {str(row["id"]): row for row in page["rows"]}
         width = max((self.app.size.width - 46) // 2, 12)
-        rows = [(key, _episode_cells(row, width)) for key, row in self._rows.items()]
-        return Listing(title, Text(), rows, page["total"])
+        cells = [(key, _episode_cells(row, width)) for key, row in self._rows.items()]
+        return Listing(title, Text(), cells, page["total"])
 
     def open(self, key: str) -> None:
         """Show the transcript."""
-        keys = list(self._rows)
-        self.app.push_screen(EpisodeScreen(self.run, list(self._rows.values()), keys.index(key)))
+        if key in (keys := list(self._rows)):  # the rows of a new list may not be shown yet
+            self.app.push_screen(EpisodeScreen(self.run, list(self._rows.values()), keys.index(key)))
 
     def extend(self) -> None:
         """Read another page."""
@@ -342,6 +349,7 @@ class EpisodeScreen(Screen[None]):
     def action_step(self, episodes: int) -> None:
         """Show another episode of the list."""
         self._place = min(max(self._place + episodes, 0), len(self._rows) - 1)
+        self._found = -1
         self._show_episode()
 
     def action_search(self) -> None:

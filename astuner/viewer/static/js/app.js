@@ -34,7 +34,10 @@ async function draw() {
   try {
     const make = await (PAGES[page] ?? PAGES.runs)();
     const drawn = await make(query);
-    if (id !== drawing) return;
+    if (id !== drawing) {
+      drawn.leave?.();
+      return;
+    }
     loaded();
     current?.leave?.();
     current = drawn;
@@ -42,6 +45,7 @@ async function draw() {
   } catch (error) {
     if (id !== drawing) return;
     loaded();
+    current?.leave?.();
     current = null;
     main.replaceChildren(errorCard(error, draw));
   }

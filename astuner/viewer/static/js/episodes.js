@@ -55,7 +55,7 @@ function searchNote({ search, total }) {
       h("progress", { max: search.episodes || 1, value: at, "aria-label": "searched episodes" }));
   }
   const notes = [];
-  if (asParts && total) notes.push("No text has these words; these contain them as a part.");
+  if (asParts && total) notes.push("No text has these whole words. These texts have them as parts of words.");
   if (search.cut) notes.push(`Of ${plural(search.cut, "long episode")}, only the beginning and the end of each text are searched.`);
   return notes.length ? h("p", { class: "soft search-note", role: "status" }, notes.join(" ")) : h("div");
 }
@@ -100,7 +100,7 @@ function filters(run, asked, labels) {
   const where = h("label", {}, "in", h("select", { name: "where", onchange: (event) => go({ where: event.target.value }) },
     Object.entries(PLACES).map(([name, title]) => h("option", { value: name, selected: asked.where === name }, title))));
   const text = field("text", "search messages, answers, errors and ids", "search");
-  text.title = "Words must all occur. \"a phrase\" in quotation marks; word* for beginnings of words.";
+  text.title = "An episode must have all words. Write \"a phrase\" in quotation marks, and word* for the beginning of a word.";
   const more = h("details", { class: "filters", open: innerWidth > 820 || FOLDED.some((name) => asked[name]) }, h("summary", {}, "more filters"),
     h("div", { class: "bar" }, field("step", "step", "number"), choice("agent", "agent", labels.agent), choice("tag", "tag", labels.tag),
       field("least", "reward from", "number"), field("most", "to", "number"), choice("finish", "finish reason", labels.finish),

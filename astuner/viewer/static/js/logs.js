@@ -5,7 +5,7 @@ import { brief, count, h, plural, textBox } from "./dom.js";
 import { polled } from "./polling.js";
 
 const TRACEBACKS = "tracebacks";
-// Characters that are shown: beyond, the earliest or latest piece is dropped.
+// Largest number of characters that are shown. Beyond it, a followed log starts again with its latest piece.
 const MOST = 1_000_000;
 
 export async function logsPage(query) {
@@ -58,10 +58,15 @@ async function logFile(run, file, before) {
     if (!follows) return "";
     const added = await fetchJson("log", { run, file, after: end });
     if (added.size < end) { location.reload(); return ""; }
+    end = added.end;
     if (added.text) {
       const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+      if (drawn > MOST && isAtEnd) {
+        box.replaceChildren();
+        [drawn, start] = [0, added.start];
+      }
       box.append(textNode(added.text));
-      end = added.end;
+      update();
       if (isAtEnd) box.scrollTop = box.scrollHeight;
     }
     return `${bytes(added.size)}, following`;
@@ -74,7 +79,7 @@ async function searchResult(run, file, text, before) {
   const found = await fetchJson("log_search", { run, file, text, before });
   const lines = found.matches.map(({ start, line }) => h("li", {},
     h("a", { class: "soft", href: link("logs", { run, file, before: start + line.length + 2000 }) }, `byte ${count(start)}`), " ", marked(line, text)));
-  const more = found.searched > 0 ? h("a", { href: link("logs", { run, file, text, before: found.searched }) }, `search the ${bytes(found.searched)} before`) : "the whole log was searched";
+  const more = found.searched > 0 ? h("a", { href: link("logs", { run, file, text, before: found.searched }) }, `search the earlier ${bytes(found.searched)}`) : "the whole log was searched";
   return { content: [searchField(run, file, text),
     h("p", { class: "soft", role: "status" }, `${plural(found.matches.length, "line")}, the latest first; `, more),
     h("ol", { class: "card log matches" }, lines)] };

@@ -11,9 +11,12 @@ export async function polled(request, draw) {
     const text = JSON.stringify(response);
     if (text !== latest) {
       latest = text;
-      const focused = box.contains(document.activeElement) ? key(document.activeElement) : null;
+      const old = box.contains(document.activeElement) ? document.activeElement : null;
       box.replaceChildren(...draw(response));
-      if (focused) [...box.querySelectorAll("a, input, select")].find((element) => key(element) === focused)?.focus();
+      const again = old && [...box.querySelectorAll("a, input, select")].find((element) => key(element) === key(old));
+      // The user may be typing.
+      if (again && old.matches("input")) again.value = old.value;
+      again?.focus();
     }
     return response;
   };

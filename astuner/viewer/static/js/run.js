@@ -15,7 +15,7 @@ export async function runPage(query) {
 
 async function singlePage(name, query) {
   const [run, about, results] = await Promise.all([loadSeries(name), fetchJson("run", { run: name }), fetchJson("results", { run: name })]);
-  const state = { about, results, text: JSON.stringify([about, results]) };
+  const state = { about, results };
   const top = h("div"), steps = h("div"), tasks = h("div", {}, h("p", { class: "soft" }, "loading the tasks …")), more = h("div");
   const charts = runCharts([run], query);
   const around = () => {
@@ -54,13 +54,15 @@ async function comparisonPage(names, query) {
   const [runs, results, settings] = await Promise.all([Promise.all(names.map(loadSeries)), fetchJson("results", { run: names }), configuration(names)]);
   const table = h("div", {}, resultTable(results));
   const charts = runCharts(runs, query);
-  let state = JSON.stringify(results);
+  let state = JSON.stringify(results), isRunning = true;
   const refresh = async () => {
     const changed = await Promise.all(runs.map(renewSeries));
     if (changed.some(Boolean)) charts.update();
+    else if (!isRunning) return "";
     const fresh = await fetchJson("results", { run: names });
     if (JSON.stringify(fresh) !== state) { state = JSON.stringify(fresh); table.replaceChildren(resultTable(fresh)); }
-    return fresh.rows.some((row) => row.state === "running") ? "● following" : "";
+    isRunning = fresh.rows.some((row) => row.state === "running");
+    return isRunning ? "● following" : "";
   };
   const [bar, ...drawn] = charts.content;
   return { content: [h("h1", {}, `${names.length} runs`), bar, h("div", { class: "beside" }, h("div", {}, table, settings), h("div", {}, drawn))], refresh };

@@ -54,6 +54,7 @@ const ORDERS = {
   seconds: (a, b) => b.seconds - a.seconds || b.id - a.id,
 };
 const full = (run, row) => keyOf("episode", { run, episode: row.key }) in snapshot.files;
+const SEARCHED = "A snapshot searches tasks, errors and the beginnings of answers, and not the other messages.";
 const TEXTS = ["task", "query", "episode", "error_kind", "error", "answer"];
 
 // A page of the list of episodes, as the server would send it: first the episodes that the snapshot has in full. The search
@@ -73,5 +74,6 @@ function episodes({ columns, rows }, query) {
     .filter((row) => !words || TEXTS.some((name) => row[name]?.toLowerCase().includes(words)))
     .sort(ORDERS[query.order] ?? ORDERS.latest).sort((a, b) => full(query.run, b) - full(query.run, a));
   const offset = Number(query.offset) || 0;
-  return { total: found.length, offset, rows: found.slice(offset, offset + (Number(query.limit) || 100)) };
+  const page = { total: found.length, offset, rows: found.slice(offset, offset + (Number(query.limit) || 100)) };
+  return words ? { ...page, search: { error: SEARCHED } } : page;
 }

@@ -35,7 +35,7 @@ function overview(run, task, { steps, picks }) {
 function pairs(run, split, { best, worst, first, last }) {
   const pair = (left, right, title) => (left && right && left.key !== right.key
     ? [h("a", { href: link("compare", { run, episode: left.key, with: right.key }) }, title), " · "] : []);
-  const links = [...pair(first, last, "the first with the last step"), ...pair(worst, best, "the worst with the best episode")];
+  const links = [...pair(first, last, "the first step with the last"), ...pair(worst, best, "the worst episode with the best")];
   return links.length ? [`${split === "val" ? "validation" : "training"}: compare `, ...links.slice(0, -1), " "] : [];
 }
 

@@ -14,19 +14,19 @@ export function episodeToolbar(run, view) {
   const to = (key) => key && link("episode", { run, episode: key });
   const [previous, next] = place ? [place.previous, place.next] : [to(neighbours.previous), to(neighbours.next)];
   const name = place ? "list" : "step";
+  const comparisons = Object.entries(PICKS)
+    .filter(([pick]) => picks[pick] && picks[pick].key !== row.key)
+    .map(([pick, title]) => h("a", { href: link("compare", { run, episode: row.key, with: picks[pick].key }), title: describe(picks[pick]) }, title));
   return h("nav", { class: "bar tools", "aria-label": "Episode" },
     h("a", { href: link("group", query) }, "← group"), h("a", { href: link("task", { run, task: row.task_key }) }, "task over the steps"),
     previous ? h("a", { href: previous, "data-key": "previous" }, `← previous in ${name}`) : null,
     next ? h("a", { href: next, "data-key": "next" }, `next in ${name} →`) : null,
     place ? h("span", { class: "soft" }, `${count(place.at)} of ${count(place.of)}`) : null,
-    h("span", { class: "push" }, "compare with the ", comma(Object.entries(PICKS)
-      .filter(([pick]) => picks[pick] && picks[pick].key !== row.key)
-      .map(([pick, title]) => h("a", { href: link("compare", { run, episode: row.key, with: picks[pick].key }), title: describe(picks[pick]) }, title))),
-    ),
+    h("span", { class: "push" }, comparisons.length ? ["compare with the ", dotted(comparisons)] : "no other episode of this task"),
     copyButton(), ...(snapshot ? [] : ["html", "json"]).map((format) => h("a", { href: exportAddress(run, row.key, format), download: true }, `download ${format.toUpperCase()}`)));
 }
 
-const comma = (parts) => (parts.length ? parts.flatMap((part, index) => (index ? [" · ", part] : [part])) : ["– it is the only one of the task"]);
+const dotted = (parts) => parts.flatMap((part, index) => (index ? [" · ", part] : [part]));
 const describe = (row) => `step ${row.step}, reward ${real(row.reward)}: ${brief(row.episode, 80)}`;
 const exportAddress = (run, episode, format) => `api/export?${link("", { run, episode, format }).slice(3)}`;
 
@@ -53,6 +53,7 @@ export function sidePicker(side, runs, go) {
   show(side.run, side.picks);
   const change = async (event) => {
     const run = event.target.value;
+    box.replaceChildren(h("span", { class: "soft" }, " loading …")); // the buttons are those of the other run
     const picks = await fetchJson("picks", { run, task: side.row.task_key, split: side.row.split });
     if (Object.values(picks).some(Boolean)) show(run, picks);
     else box.replaceChildren(h("span", { class: "soft" }, " the run has no episode of this task"));
