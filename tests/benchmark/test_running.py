@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from astuner.errors import ConfigError
 from astuner.run_record import is_being_written, read_summary
 from tests.preloaded import AstunerProcess
 
-AGENT = f"{Path(__file__).parents[1] / 'backbone/local/agents.py'}->Letters"
+AGENTS = Path(__file__).parents[1] / "backbone/local/agents.py"
 PATIENCE = 600.0
 
 
@@ -45,7 +46,9 @@ def suite(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "trainer_common__val_pass_n": 1,
     }
     job = AstunerJob(algorithm="grpo", model=model_folder, **values)
-    job.set_workflow(AGENT)
+    # A copy: the tests' own file would stay imported as `agents`.
+    shutil.copy(AGENTS, tmp_path)
+    job.set_workflow(f"{tmp_path / 'agents.py'}->Letters")
     job.set_data("file", "tasks.jsonl", validation_path="tasks.jsonl").dump_job_as_yaml(Path("letters.yaml"))
     missing = "astuner.model.path=a/model/that/does/not/exist"
     entries = [

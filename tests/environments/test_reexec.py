@@ -49,6 +49,7 @@ def command(request_for: RequestFor, tmp_path: Path) -> list[str]:
     install(request_for(), print)
     (tmp_path / "run.yaml").write_text(
         "astuner:\n  backbone: verl\n  model: {path: model}\n  rollout: {agentscope_workflow: a->B}\n"
+        "  task_reader: {type: seeds, count: 4}\n"
     )
     return [sys.executable, "-c", COMMAND, str(REPOSITORY), str(tmp_path)]
 
