@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 
 from astuner.schema import Episode
 
 # Longest answer in lists, in characters.
 _MAX_BRIEF = 300
+# Longest answer whose blocks are parsed, in characters.
+_MAX_BLOCKS = 100_000
 
 
 def answer_of(episode: Episode) -> str:
@@ -16,7 +19,20 @@ def answer_of(episode: Episode) -> str:
     Empty if the episode has neither.
     """
     answer = episode.metadata.get("final_answer")
-    return answer if isinstance(answer, str) and answer.strip() else last_text(episode)
+    return without_blocks(answer) if isinstance(answer, str) and answer.strip() else last_text(episode)
+
+
+def without_blocks(answer: str) -> str:
+    """Return the text of an answer that a workflow made with `str` of a message's content blocks.
+
+    AgentScope's messages have such contents: `[{'type': 'text', 'text': '42'}]`. Other answers are returned as given.
+    """
+    if not answer.startswith("[{'type': 'text'") or len(answer) > _MAX_BLOCKS:
+        return answer
+    try:
+        return message_text(ast.literal_eval(answer)) or answer
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # it only looks like one
+        return answer
 
 
 def last_text(episode: Episode) -> str:

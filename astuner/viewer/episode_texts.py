@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import RecordError
-from astuner.run_record.answers import brief_answer, message_text
+from astuner.run_record.answers import brief_answer, message_text, without_blocks
 from astuner.run_record.episode_file import EPISODE_FORMAT
 from astuner.run_record.files import read_json_document
 
@@ -87,7 +87,9 @@ def _texts(episode: Mapping[str, Any]) -> Iterator[tuple[Kind, str, str]]:
                 spoken.add(text)
                 yield kind, role, text
     yield from _clean("prompts", "task", episode["task"].get("main_query"), spoken)
-    yield from _clean("answers", "final answer", (episode.get("metadata") or {}).get("final_answer"), set())
+    final = (episode.get("metadata") or {}).get("final_answer")
+    final = without_blocks(final) if isinstance(final, str) else None
+    yield from _clean("answers", "final answer", final, set())
     for name in ("error", "error_traceback"):
         yield from _clean("errors", name.replace("_", " "), episode.get(name), spoken)
     judgement = episode.get("judgement")

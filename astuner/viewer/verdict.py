@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from astuner.run_record.answers import last_text
+from astuner.run_record.answers import last_text, without_blocks
 from astuner.schema import Episode
 
 _PARAMS = "astuner.task_judge.params."
@@ -35,6 +35,8 @@ def verdict_view(episode: Episode, config: Mapping[str, Any]) -> dict[str, Any]:
     answer_field = params.get("answer_field", "final_answer")
     answer = episode.metadata.get(answer_field) if isinstance(answer_field, str) else None
     has_answer = answer not in (None, "")
+    if isinstance(answer, str):
+        answer = without_blocks(answer)
     kind = config.get("astuner.task_judge.judge_type")
     return {
         "expected": {name: metadata[name] for name in fields},
