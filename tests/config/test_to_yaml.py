@@ -108,7 +108,10 @@ def plain_values(annotation: Any, bounds: dict[str, Any]) -> st.SearchStrategy[A
 
 def section_values(section: type[Section]) -> st.SearchStrategy[dict[str, Any]]:
     fields = {name: values(field.annotation, field.metadata) for name, field in section.model_fields.items()}
-    return st.fixed_dictionaries({}, optional=fields)
+    required = {
+        name: fields.pop(name).filter(bool) for name, field in section.model_fields.items() if field.is_required()
+    }
+    return st.fixed_dictionaries(required, optional=fields)
 
 
 def made_valid(tree: dict[str, Any]) -> RunConfig:
@@ -122,7 +125,6 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     reader["random_dummy"] = {"max_words": 100_000}
     reader["mixture"] = [{"type": "a->B", "options": {"${x}": ["???x", 1]}}]
     reader["filters"] = [{"type": "regex", "pattern": "${x}|1e-6"}, {"type": "difficulty", "max": 0.5}]
-    reader.setdefault("data_generation", {})["filters"] = [{"type": "llm_evaluate", "custom_rubrics": "${x}"}]
     run.setdefault("task_judge", {})["judge_type"] = "customized_protocol"
     run["task_judge"]["rubrics_auto_grader"] = {"max_score": 10, "custom_evaluation_prompt": "${x} {rubrics}"}
     run.pop("context_tracker", None)
