@@ -63,6 +63,14 @@ def our_batch(values: dict[str, torch.Tensor]) -> PolicyBatch:
     )
 
 
+def actor_config(**values: Any) -> Any:
+    """Return verl's configuration of a loss that clips ratios at 0.2, without dual clip."""
+    from verl.workers.config import FSDPActorConfig
+
+    clip = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 1e9}
+    return FSDPActorConfig(**clip, rollout_n=1, ppo_micro_batch_size_per_gpu=1, strategy="fsdp2", **values)
+
+
 def verl_result(preset: str, values: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """Return verl's weights, rejection mask and metrics."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
@@ -116,7 +124,7 @@ def test_gradients_equal_those_of_verls_bypass_mode(mode: str, preset: str, algo
     """Old logprobs of the sampler: a clipped ratio to it, or REINFORCE with weights π / μ."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+    from verl.workers.config import PolicyLossConfig
 
     values = tensors(mode)
     values["old"] = values["sampler"]
@@ -128,18 +136,8 @@ def test_gradients_equal_those_of_verls_bypass_mode(mode: str, preset: str, algo
     loss, _ = corrected_loss(rule, Correction(CorrectionConfig(mode=mode), False), batch)
     (ours,) = torch.autograd.grad((loss.token_losses * values["mask"]).sum(), batch.logprobs)
 
-    config = FSDPActorConfig(
-        clip_ratio=0.2,
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.2,
-        clip_ratio_c=1e9,
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        strategy="fsdp2",
-        policy_loss=PolicyLossConfig(
-            loss_mode="bypass_mode", rollout_correction=getattr(RolloutCorrectionConfig, preset)()
-        ),
-    )
+    correction = getattr(RolloutCorrectionConfig, preset)()
+    config = actor_config(policy_loss=PolicyLossConfig(loss_mode="bypass_mode", rollout_correction=correction))
     current = values["current"].clone().requires_grad_()
     total, _ = get_policy_loss_fn("bypass_mode")(
         old_log_prob=values["sampler"],
@@ -159,7 +157,6 @@ def test_gradients_equal_those_of_verls_bypass_mode(mode: str, preset: str, algo
 def test_gradients_equal_those_of_verls_clipped_loss(mode: str, preset: str) -> None:
     """The sum over tokens: verl divides by the tokens that are kept, astuner by all tokens."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
-    from verl.workers.config import FSDPActorConfig
 
     values = tensors(mode)
     weights, kept, _ = verl_result(preset, values)
@@ -169,15 +166,7 @@ def test_gradients_equal_those_of_verls_clipped_loss(mode: str, preset: str) -> 
     loss, _ = corrected_loss(rule, Correction(CorrectionConfig(mode=mode), True), batch)
     (ours,) = torch.autograd.grad((loss.token_losses * values["mask"]).sum(), batch.logprobs)
 
-    config = FSDPActorConfig(
-        clip_ratio=0.2,
-        clip_ratio_low=0.2,
-        clip_ratio_high=0.2,
-        clip_ratio_c=1e9,
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        strategy="fsdp2",
-    )
+    config = actor_config()
     current = values["current"].clone().requires_grad_()
     total, _ = get_policy_loss_fn("vanilla")(
         old_log_prob=values["old"],
