@@ -24,19 +24,19 @@ from tutorial import tiny_tokenizer
 class Recipe:
     """Hyperparameters of a starting model, its tokenizer and its supervised training.
 
-    Those of the shape and of the tokenizer have no effect if the training starts from a pretrained model.
+    If training starts from a pretrained model, the model shape and the tokenizer settings have no effect.
 
     Attributes:
         name: Name of the model in the cache folder.
-        renderer: As `model.renderer` of the run.
-        dtype: As `model.dtype` of the run.
+        renderer: Value of `model.renderer` during the supervised training.
+        dtype: Value of `model.dtype` during the supervised training.
         context: Maximum sequence length, in tokens.
         vocabulary: Maximum number of tokens of the tokenizer.
-        isolated: Regular expression for the text that makes a token of its own; "" for the digits.
-        keep_thinking: Whether the chat template has the thinking of all answers.
-        validation_transcripts: The first transcripts, for the validation loss.
-        batch: Transcripts per step. There is one epoch.
-        prompt_loss_weight: Weight of the tokens that the model does not write.
+        isolated: Regular expression. Each match is a separate token. With "", each digit is a separate token.
+        keep_thinking: Whether the chat template renders the thinking of every answer. If False, it renders none.
+        validation_transcripts: Number of transcripts, from the first, that are held out for the validation loss.
+        batch: Number of transcripts per step. Training lasts one epoch.
+        prompt_loss_weight: Loss weight of prompt tokens. Response tokens have weight 1.
     """
 
     name: str

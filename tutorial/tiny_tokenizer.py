@@ -68,15 +68,15 @@ def build_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Return a tokenizer trained on the text of `transcripts`.
 
-    Each digit is a token. All other text merges without a length limit, so that the constant parts of the agent's
+    Text between the isolated parts merges without a length limit, so that the constant parts of the agent's
     prompt become a few long tokens. This keeps the prompt short for the small model.
 
     Args:
         transcripts: Rows with `messages`, and with `tools` if the agent has tools.
         context: Maximum sequence length of the model, in tokens.
         vocabulary: Maximum number of tokens.
-        isolated: Regular expression for the text that makes a token of its own, instead of the digits.
-        keep_thinking: Whether the chat template has the thinking of all answers. By default, it has none.
+        isolated: Regular expression. Each match is a separate token. With "", each digit is a separate token.
+        keep_thinking: Whether the chat template renders the thinking of every answer. If False, it renders none.
     """
     from tokenizers import trainers
 

@@ -21,7 +21,7 @@ Puzzle = tuple[tuple[int, ...], int]
 
 
 def sums(numbers: tuple[int, ...]) -> list[tuple[list[int], int]]:
-    """Return the signed numbers of each way to add and subtract three numbers, the largest first, and its value."""
+    """Return the sums of three numbers with positive and negative signs, as (signed numbers, value) pairs."""
     x, y, z = numbers
     ways = [[x, y, z], [x, y, -z], [x, -y, z], [x, -y, -z], [y, z, -x]]
     return [(way, sum(way)) for way in ways]

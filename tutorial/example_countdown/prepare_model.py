@@ -59,7 +59,7 @@ def guess(puzzle: prepare_data.Puzzle, rng: random.Random) -> str:
 
 
 def search(puzzle: prepare_data.Puzzle) -> str:
-    """Return an answer that tries one sum after the other."""
+    """Return an answer that evaluates sums in a fixed order until one equals the target."""
     numbers, target = puzzle
     steps = []
     for (first, second, third), value in prepare_data.sums(numbers):

@@ -43,7 +43,7 @@ class Move:
     is_random: bool
 
     def answer(self, *, with_thinking: bool = True, is_context: bool = False) -> dict:
-        """Return the answer. It is not trained if it is context, or random."""
+        """Return the assistant message of a move. Context messages and random moves are not trained."""
         message = {"role": "assistant", "content": self.move}
         if with_thinking:
             message["reasoning_content"] = self.thinking
@@ -115,7 +115,7 @@ def linear_think(instruction: str, moves: list[Move], rng: random.Random) -> lis
 
 
 def summary(instruction: str, moves: list[Move], rng: random.Random) -> list[dict]:
-    """Return the turns up to a request for their summary, which alone is trained."""
+    """Return the turns up to the request for a summary. Only the summary is trained."""
     moves = moves[: rng.randint(2, len(moves))]
     messages = _conversation(instruction, moves)
     messages[1::2] = [*(move.answer(is_context=True) for move in moves[:-1]), summary_of(moves[:-1])]

@@ -22,17 +22,17 @@ CALCULATOR = {
 
 
 def conversation(question: str) -> list[dict]:
-    """Return the messages with which the agents start that write their answer in the last line."""
+    """Return the first messages of the agents that write their answer in the last line."""
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
 
 
 def final_answer(text: str) -> str:
-    """Return what stands after the last `Answer:`; without it, the text."""
+    """Return the text after the last `Answer:`, or the whole text if it has no `Answer:`."""
     return text.rpartition("Answer:")[2].strip()
 
 
 def calculate(expression: object) -> str:
-    """Return the value of an expression of whole numbers, or what is wrong with it."""
+    """Return the value of an expression of whole numbers, or an error message."""
     try:
         return str(evaluate_expression(str(expression).strip())[0])
     except ValueError as error:
