@@ -20,7 +20,10 @@ pytest.importorskip("textual")
 
 from astuner.cli import astuner
 from astuner.launcher.tui.app import TerminalViewer
-from astuner.launcher.tui.screens import EpisodeScreen, EpisodesScreen, RunScreen, RunsScreen
+from astuner.launcher.tui.episodes_screen import EpisodesScreen
+from astuner.launcher.tui.run_screen import RunScreen
+from astuner.launcher.tui.runs_screen import RunsScreen
+from astuner.launcher.tui.transcript_screen import TranscriptScreen
 
 HOSTILE = (
     "[red]x[/red] [@click=app.quit]y[/] [/] \x1b[2J\x1b]8;;http://evil.example\x07 \u202egnp.exe\u2066 \x9b \\[ :smile:"
@@ -112,7 +115,7 @@ async def test_from_the_runs_to_a_transcript_and_back(folder: Path, tmp_path: Pa
         assert "7 episodes" in terminal.text
         assert "What is 6 + 1?" in terminal.text
         await terminal.press("enter")
-        assert isinstance(terminal.app.screen, EpisodeScreen)
+        assert isinstance(terminal.app.screen, TranscriptScreen)
         for part in ("solved", "reward 1.000", "expected answer: 7", "Answer in digits.", "seven apples", "1/7"):
             assert part in terminal.text
         await terminal.press("n")

@@ -11,7 +11,8 @@ from textual.containers import Center
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from astuner.launcher.tui.screens import RunScreen, RunsScreen
+from astuner.launcher.tui.run_screen import RunScreen
+from astuner.launcher.tui.runs_screen import RunsScreen
 from astuner.viewer.runs import IndexCache, RunList, Runs
 
 _KEYS = """\

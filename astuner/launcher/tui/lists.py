@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from rich.text import Text
@@ -252,3 +253,11 @@ def search_state(search: Mapping[str, Any] | None) -> Text:
     if search["error"]:
         return Text.assemble("  ", cell(search["error"], style="yellow"))
     return Text(f"  {search['indexed']:,} of {search['episodes']:,} searched so far", style="yellow")
+
+
+def resampled(values: Sequence[float], width: int) -> list[float]:
+    """Return at most `width` means of consecutive values."""
+    if len(values) <= width:
+        return list(values)
+    bounds = [round(index * len(values) / width) for index in range(width + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
