@@ -30,6 +30,7 @@ from astuner.config.section import (
     from_run,
     key,
     mirrors,
+    set_aside,
     sets,
     unsupported,
 )
@@ -178,6 +179,21 @@ class TrainerCommonConfig(Section):
         resume="same",
     )
     """Seed of task order, sampling and initialisation."""
+    deterministic: bool = key(
+        False,
+        trainers="only local computes the same bytes again",
+        unsupported=(
+            unsupported(
+                True,
+                by=RAY,
+                why="its engines and trainers run concurrently and round differently from run to run; use "
+                "--backbone=local for runs that repeat exactly",
+            ),
+            set_aside(True, by=("debug",), why="debug does not train"),
+        ),
+        resume="same",
+    )
+    """Compute the same bytes in each run with the same seed (local); see [repeatable runs](repeatable_runs.md)."""
     device: Literal["auto", "cpu", "cuda"] = key(
         "auto",
         used_by=ALL,

@@ -17,7 +17,8 @@ class CallSettings:
     """Settings of an episode's LLM calls, from `rollout` and `data` of the configuration; lengths are in tokens.
 
     `client_sampling` is `honour` or `override` (see `rollout.client_sampling`). `fixed_sampling` has the names of the
-    parameters in which trained calls cannot differ from the run's settings.
+    parameters in which trained calls cannot differ from the run's settings. With `seeds_by_prompt`, the seed of a call
+    depends on its prompt, and otherwise on the number of calls before it, which concurrent calls may change.
     """
 
     temperature: float = 1.0
@@ -33,6 +34,7 @@ class CallSettings:
     madness_ends_episode: bool = True
     client_sampling: Literal["honour", "override"] = "honour"
     fixed_sampling: tuple[str, ...] = ()
+    seeds_by_prompt: bool = False
 
     def distribution(self, options: ChatOptions, *, trained: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the values of `SAMPLING_PARAMETERS` for a call, and the names of the client's that were replaced.

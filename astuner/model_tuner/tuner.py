@@ -92,9 +92,11 @@ class ModelTuner(ModelFaces):
         self._targets = targets or Targets()
         self._endpoints = endpoints
         self._history = History(codec, episode_id, on_call)
-        self._lock = threading.Lock()  # of `_calls_started`: a gateway calls the model in its own thread
+        # Of `_calls_started` and `_calls_by_prompt`: a gateway calls the model in its own thread.
+        self._lock = threading.Lock()
         self._calls_started = 0
         self._call_numbers = itertools.count(1)
+        self._calls_by_prompt: Counter[int] = Counter()
         self._rejected_calls = 0
         self._open_calls: dict[OpenCall, None] = {}
         self._pid = os.getpid()
@@ -236,7 +238,8 @@ class ModelTuner(ModelFaces):
             prompt = self._history.prompt(normalise(messages), shown_tools(tools), call_fields["tools_hash"], edit)
         params = self._sampling(prompt, options, tools, trained=call_fields["trained"])
         params = replace(params, weights=self._targets.weights(call_fields["target_tag"]))
-        requests = [replace(params, seed=self._call_seed(options, index)) for index in range(options.n)]
+        seeds = [self._call_seed(options, index, prompt.token_ids) for index in range(options.n)]
+        requests = [replace(params, seed=seed) for seed in seeds]
         with self._track_open(prompt, options.n, {**call_fields, "sampling": params}):
             completions = await gather_answers(
                 [self._engine.generate(prompt.token_ids, request) for request in requests]
@@ -364,10 +367,15 @@ class ModelTuner(ModelFaces):
             constraint=self._forms.constraint(options, tools, prompt.token_ids, max_tokens),
         )
 
-    def _call_seed(self, options: ChatOptions, index: int) -> int:
-        """Return the seed of answer `index` of a request."""
+    def _call_seed(self, options: ChatOptions, index: int, prompt_ids: Sequence[int]) -> int:
+        """Return the seed of answer `index` of a request with this prompt."""
         number = next(self._call_numbers)
         if options.seed is None or self._settings.client_sampling == "override":
+            if self._settings.seeds_by_prompt:
+                prompt = hash(tuple(prompt_ids))
+                with self._lock:
+                    self._calls_by_prompt[prompt] += 1
+                    return hash((self._seed, prompt, self._calls_by_prompt[prompt])) & _MAX_SEED
             return hash((self._seed, number)) & _MAX_SEED
         return options.seed & _MAX_SEED if index == 0 else hash((options.seed, index)) & _MAX_SEED
 

@@ -48,6 +48,26 @@ async def test_the_parameters_of_a_request_reach_the_engine_and_the_record(codec
     assert answer.call.sampling == params
 
 
+async def test_seeds_by_prompt_do_not_depend_on_the_order_of_calls(codec: ChatCodec):
+    def by_prompt(recorder: Recorder, calls: Sequence[str]) -> dict[str, list[int | None]]:
+        seeds: dict[str, list[int | None]] = {}
+        for call, params in zip(calls, recorder.requests, strict=True):
+            seeds.setdefault(call, []).append(params.seed)
+        return seeds
+
+    orders = [["a", "b", "a", "c"], ["c", "a", "a", "b"]]
+    found = []
+    for seeds_by_prompt in (True, False):
+        for order in orders:
+            recorder = Recorder(codec, seeds_by_prompt=seeds_by_prompt)
+            for content in order:
+                await recorder.tuner.chat([{"role": "user", "content": content}])
+            found.append(by_prompt(recorder, order))
+            assert len({params.seed for params in recorder.requests}) == 4
+    assert found[0] == found[1]
+    assert found[2] != found[3]
+
+
 async def test_none_and_missing_parameters_have_the_values_of_the_run(codec: ChatCodec):
     recorder = Recorder(codec, temperature=0.9, top_p=0.8, top_k=3, max_tokens=50)
     given = dict.fromkeys(

@@ -9,6 +9,7 @@ import torch
 
 from astuner.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.local.determinism import deterministic_operations
 from astuner.backbone.local.memory import estimate_training_memory
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.session import LocalSession
@@ -67,13 +68,25 @@ def _local_session(context: RunContext) -> Iterator[LocalSession]:
         BackboneError: the device ran out of memory.
     """
     config = context.config.astuner
-    torch.manual_seed(config.trainer_common.seed)
-    try:
+    with reported_memory_errors(config), contextlib.ExitStack() as stack:
         device = choose_device(config.trainer_common.device)
+        if config.trainer_common.deterministic:
+            stack.enter_context(deterministic_operations(device))
+        torch.manual_seed(config.trainer_common.seed)
         with context.phase("load_model"):
             policy = Policy(config.model, context.run_inputs.model_path, device, config.update.pack)
-        with contextlib.closing(LocalSession(context, policy)) as session:
-            yield session
+        yield stack.enter_context(contextlib.closing(LocalSession(context, policy)))
+
+
+@contextlib.contextmanager
+def reported_memory_errors(config: AstunerConfig) -> Iterator[None]:
+    """Say in the block's errors of memory which keys need less of it.
+
+    Raises:
+        BackboneError: the device ran out of memory.
+    """
+    try:
+        yield
     except RuntimeError as error:
         # torch.OutOfMemoryError is a RuntimeError; for the CPU there is no class.
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):

@@ -49,8 +49,8 @@ class LocalSession(TrainingSession):
     def __init__(self, context: RunContext, policy: Policy) -> None:
         self.context = context
         self.policy = policy
-        self.spare_cores = SpareCores()
         self._config = context.config.astuner
+        self.spare_cores = SpareCores(adapts=not self._config.trainer_common.deterministic)
         keep = self._config.trainer_common.max_checkpoints_to_keep
         self._checkpoints = CheckpointFolder(context.record.folder / "checkpoints", keep)
         self._engine: EmbeddedEngine | None = None
@@ -113,10 +113,13 @@ class LocalSession(TrainingSession):
 
     def _new_engine(self) -> EmbeddedEngine:
         """Return an engine with the weights of the starting model."""
+        # Requests that are computed together, or after one another with a cache, round differently from run to run.
+        is_serial = self._config.trainer_common.deterministic
         return EmbeddedEngine(
             self.policy.frozen_copy(),
             max_model_len=min(self._config.rollout.max_model_len, self.policy.max_length),
-            max_num_seqs=self._config.rollout.max_num_seqs,
+            max_num_seqs=1 if is_serial else self._config.rollout.max_num_seqs,
+            prefix_cache_tokens=0 if is_serial else None,
             tokenizer=self.context.run_inputs.tokenizer,
         )
 
@@ -171,15 +174,21 @@ class SpareCores:
 
     An operation ends when its slowest thread ends, so a thread without a core delays all others. On two cores, two
     runs of two threads each take three times as long as two runs of one thread each.
+
+    Args:
+        adapts: False to keep the number of threads, on which the rounding of sums depends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, adapts: bool = True) -> None:
+        self._adapts = adapts
         self._max_threads = torch.get_num_threads()
         self._process = psutil.Process()
         self._last = self._measure()
 
     def adapt_threads(self) -> None:
         """Set the number of threads to the cores that were idle since the last call, at most the initial number."""
+        if not self._adapts:
+            return
         now = self._measure()
         seconds, busy = now[0] - self._last[0], now[1] - self._last[1]
         # The system counts hundredths of a second, so a short interval is too inaccurate.

@@ -80,6 +80,7 @@ class SupervisedLoop(RlLoop):
                 "loss/sft": total,
                 "grad_norm": norm,
                 "lr": session.optimizer.lr(step),
+                "update/cpu_threads": torch.get_num_threads(),
                 "tokens/raw": tokens,
                 "tokens/trained": trained,
                 "time/step": timestamp() - started,

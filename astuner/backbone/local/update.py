@@ -319,6 +319,7 @@ class PolicyUpdate:
             "grad_norm": sum(norms) / steps,
             "lr": self.optimizer.lr(step),
             "update/optimiser_steps": steps,
+            "update/cpu_threads": torch.get_num_threads(),
         }
 
     def _check_logprob_gap(self, sums: _Sums, episodes: Sequence[Episode], step: int) -> None:

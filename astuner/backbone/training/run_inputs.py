@@ -364,6 +364,7 @@ def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
         madness_ends_episode=rollout.agent_madness_termination,
         client_sampling=rollout.client_sampling,
         fixed_sampling=() if validation else _FIXED_SAMPLING.get(config.backbone, ()),
+        seeds_by_prompt=config.trainer_common.deterministic,
     )
 
 

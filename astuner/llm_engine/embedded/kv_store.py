@@ -21,6 +21,8 @@ from astuner.llm_engine.embedded.forward import KvShape
 from astuner.llm_engine.embedded.request import Request
 
 MIN_CAPACITY = 256
+# Of lanes on a CPU, in bytes; that of PyTorch's own memory.
+_ALIGNMENT = 64
 # Default size of the prefix cache, in tokens per concurrent request.
 _PREFIX_TOKENS_PER_SEQ = 1024
 
@@ -60,8 +62,11 @@ class Slab:
         if shape.device.type != "cpu" or 0 in size:
             return torch.zeros(size, dtype=shape.dtype, device=shape.device)
         # np.zeros is lazy: its pages take no memory or time until they are written. torch.zeros writes all of them.
-        flat = np.zeros(math.prod(size) * shape.dtype.itemsize, dtype=np.uint8)
-        return torch.from_numpy(flat).view(shape.dtype).view(size)
+        # Kernels sum in an order that depends on the alignment, so that equal runs need equal ones.
+        n_bytes = math.prod(size) * shape.dtype.itemsize
+        flat = np.zeros(n_bytes + _ALIGNMENT, dtype=np.uint8)
+        start = -flat.ctypes.data % _ALIGNMENT
+        return torch.from_numpy(flat[start : start + n_bytes]).view(shape.dtype).view(size)
 
     def remove(self, lane: int, *, may_have_nan: bool = False) -> None:
         """Free a lane, and move the last lane to its index. A lane that `may_have_nan` is zeroed."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import shutil
 import signal
 
@@ -24,6 +26,16 @@ class Letters(Workflow):
             messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "go on"}]
         share = sum(char.isalpha() for char in answer_text) / max(len(answer_text), 1)
         return WorkflowOutput(reward=share, is_success=share > 0.5, log_metrics={"characters": len(answer_text)})
+
+
+class ArrivesAnyTime(Letters):
+    """Episodes reach the engine in another order each time, and ask for two answers at once."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await asyncio.sleep(random.SystemRandom().uniform(0.0, 0.05))
+        messages = [{"role": "user", "content": workflow_task.task.main_query}]
+        await asyncio.gather(model_tuner.chat(messages), model_tuner.chat([{"role": "user", "content": "hello"}]))
+        return await super().execute(workflow_task, model_tuner)
 
 
 class Answers(Workflow):
