@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from astuner.backbone.base import missing_packages
+from astuner.backbone.training.attention import attention_error
 from astuner.backbone.trinity.preflight import machine_problems
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.keys import KeyPath, dotted, parts
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 PROJECT, NAME = (str(trainer_mapping("trinity").fixed[key].value) for key in ("project", "name"))
 """Trinity keeps its state in `{checkpoint_root_dir}/{PROJECT}/{NAME}`."""
+_TRAINER_CONFIG = ("trainer", "trainer_config")
+_WRAPPER = "actor_rollout_ref"
+_ATTENTION = (*_TRAINER_CONFIG, "model", "override_config", "attn_implementation")
 
 
 def trinity_config(config: RunConfig, facts: TrinityRunFacts) -> Config:
@@ -115,8 +119,9 @@ def compose_trinity_config(config: RunConfig, facts: TrinityRunFacts) -> dict[st
         BackboneError: Trinity is not installed.
     """
     packaged, mapping = packaged_config(), trainer_mapping("trinity")
-    overrides = list(_split_shared_mappings(trainer_overrides(config.trinity, "trinity", packaged)))
-    values = mapping.values(config, facts, ("always", "tinker" if facts.uses_tinker else "gpus"))
+    overrides = trainer_overrides(config.trinity, "trinity", packaged)
+    values = mapping.values(config, facts, _machine(facts))
+    overrides = list(_split_shared_mappings([_without_wrapper(override) for override in overrides], values))
     problems = override_problems(overrides, mapping, values, packaged, facts.origins)
     raise_problems([*problems, *machine_problems(config, facts)])
     raise_problems(list(_invalid_values(overrides, packaged, facts)))
@@ -148,9 +153,27 @@ def configured_tinker_service(config: RunConfig) -> str | None:
     return None if not values or values[-1] is None else str(values[-1])
 
 
-def _split_shared_mappings(overrides: list[TrainerOverride]) -> Iterator[TrainerOverride]:
+def _machine(facts: TrinityRunFacts) -> Iterator[str]:
+    """Yield the groups of machine settings that apply."""
+    yield "always"
+    yield "tinker" if facts.uses_tinker else "gpus"
+    if not facts.uses_tinker and not facts.flash_attention:
+        yield "gpus_without_flash_attention"
+
+
+def _without_wrapper(override: TrainerOverride) -> TrainerOverride:
+    """Return an override without `actor_rollout_ref`, which Trinity removes from the keys of `trainer_config`."""
+    if override.path[:3] == (*_TRAINER_CONFIG, _WRAPPER):
+        return replace(override, path=(*_TRAINER_CONFIG, *override.path[3:]))
+    value = override.value
+    if override.path == _TRAINER_CONFIG and isinstance(value, Mapping) and isinstance(value.get(_WRAPPER), Mapping):
+        return replace(override, value={**value[_WRAPPER], **{k: v for k, v in value.items() if k != _WRAPPER}})
+    return override
+
+
+def _split_shared_mappings(overrides: list[TrainerOverride], values: Mapping[str, object]) -> Iterator[TrainerOverride]:
     """Yield the overrides, with a mapping split into its values if astuner sets other keys of that mapping."""
-    names = [parts(key.name) for keys in trainer_mapping("trinity").trainer_keys.values() for key in keys]
+    names = [parts(name) for name in values]
     for override in overrides:
         path = override.path
         if isinstance(override.value, Mapping) and any(name[: len(path)] == path != name for name in names):
@@ -165,6 +188,11 @@ def _invalid_values(
 ) -> Iterator[Problem]:
     """Yield the values that Trinity's classes reject."""
     for override in overrides:
+        if override.path == _ATTENTION and not facts.uses_tinker:
+            name = dotted(("trinity", *_ATTENTION))
+            text = attention_error(name, override.value, flash_attention=facts.flash_attention)
+            if text:
+                yield override_problem(override, trainer_mapping("trinity"), text, facts.origins)
         tree: dict[str, Any] = {}
         _set(tree, override.path, override.value)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from astuner.backbone.training.attention import flash_attention_command
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
 from astuner.backbone.trinity.rules import engine_count, gpus_per_node, steps_ahead
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
@@ -124,8 +125,11 @@ def _gpu_split_problems(run: AstunerConfig, facts: TrinityRunFacts, gpus: int, p
         )
         yield _problem(facts, _ENGINES, text)
     ulysses = run.trainer_common.ulysses_sequence_parallel_size
+    key = "astuner.trainer_common.ulysses_sequence_parallel_size"
+    if ulysses > 1 and not facts.flash_attention:
+        reason = "Ulysses needs packed rows, and flash-attention cannot be imported"
+        yield _problem(facts, key, f"{key} is {ulysses}: {reason}; write 1, or run: {flash_attention_command()}")
     if training % ulysses:
-        key = "astuner.trainer_common.ulysses_sequence_parallel_size"
         yield _problem(facts, key, f"{key} is {ulysses}, which does not divide the {training} GPUs of the trainer")
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from astuner.backbone.training.attention import imports_flash_attention
 from astuner.config.keys import KeyPath
 
 Device = Literal["cpu", "cuda"]
@@ -31,6 +32,7 @@ class TrinityRunFacts:
         takes_policy: whether that service takes temperature, alpha and modules of adapters (`TinkerPolicy`).
         runners: number of processes that run episodes, per engine.
         validates: whether the run has validation tasks.
+        flash_attention: whether flash-attention can be imported.
         gpus: CUDA devices of this machine.
         origins: where the user set each key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.
     """
@@ -46,6 +48,7 @@ class TrinityRunFacts:
     takes_policy: bool = True
     runners: int = 1
     validates: bool = False
+    flash_attention: bool = field(default_factory=imports_flash_attention)
     gpus: int = field(default_factory=torch.cuda.device_count)
     origins: Mapping[KeyPath, str] = field(default_factory=dict)
 

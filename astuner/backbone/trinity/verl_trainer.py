@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.trainer.trainer import Trainer
 
+from astuner.backbone.training.attention import imports_flash_attention
 from astuner.backbone.trinity.advantage_fn import CALLS, COUNTS, REFERENCE, SCALE, STEP, padding_experience
 from astuner.errors import ModelError, first_line
 from astuner.llm_engine.causal_lm import load_causal_lm
@@ -26,6 +28,12 @@ class WholeBatchTrainer(Trainer):
     The stock trainer splits them into parts of `buffer.train_batch_size` and takes an optimizer step for each.
     """
 
+    def __init__(self, config: Config) -> None:
+        """Create the trainer from Trinity's configuration."""
+        if not imports_flash_attention():
+            pack_without_flash_attention()
+        super().__init__(config)
+
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
         """Train on a mini-batch."""
         cluster = self.config.cluster
@@ -34,6 +42,23 @@ class WholeBatchTrainer(Trainer):
         self.engine.config.actor.ppo_mini_batch_size = len(rows)
         metrics: dict[str, Any] = await super().train_step(rows)
         return metrics
+
+
+def pack_without_flash_attention() -> None:
+    """Make this process remove padding with PyTorch functions.
+
+    verl 0.8 takes these functions from flash-attention, even if attention is PyTorch's and rows are padded.
+    """
+    from verl.utils import attention_utils
+    from verl.utils import npu_flash_attn_utils as torch_functions
+
+    functions = (
+        torch_functions.index_first_axis,
+        torch_functions.pad_input,
+        torch_functions.rearrange,
+        torch_functions.unpad_input,
+    )
+    attention_utils._get_attention_functions = lambda: functions
 
 
 def worker_rows(experiences: Sequence[Experience], workers: int) -> list[Experience]:

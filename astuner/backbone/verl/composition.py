@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from astuner.backbone.base import missing_packages
+from astuner.backbone.training.attention import attention_error, flash_attention_command
 from astuner.backbone.verl.rules import trainers_per_node
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.composition import isolated_hydra, origin_of
@@ -18,8 +19,9 @@ from astuner.config.keys import dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
-from astuner.config.trainer_overrides import override_problems, trainer_overrides
+from astuner.config.trainer_overrides import TrainerOverride, override_problem, override_problems, trainer_overrides
 
+_ATTENTION = ("actor_rollout_ref", "model", "override_config", "attn_implementation")
 _GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 
 
@@ -39,7 +41,7 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
     overrides = trainer_overrides(config.verl, "verl", composed)
     values = mapping.values(config, facts, _machine(config.astuner, facts))
     problems = override_problems(overrides, mapping, values, composed, facts.origins)
-    raise_problems([*problems, *_machine_problems(config, facts)])
+    raise_problems([*problems, *_attention_problems(overrides, facts), *_machine_problems(config, facts)])
     with open_dict(composed):
         for name, value in values.items():
             OmegaConf.update(composed, name.removeprefix("+"), value, merge=False, force_add=True)
@@ -62,6 +64,17 @@ def packaged_config() -> DictConfig:
         return compose("ppo_trainer")
 
 
+def _attention_problems(overrides: Iterable[TrainerOverride], facts: VerlRunFacts) -> Iterator[Problem]:
+    """Yield the attention implementations that the workers cannot import."""
+    has_flash_attention = facts.flash_attention and facts.device == "cuda"
+    for override in overrides:
+        if override.path == _ATTENTION:
+            name = dotted(("verl", *_ATTENTION))
+            text = attention_error(name, override.value, flash_attention=has_flash_attention)
+            if text:
+                yield override_problem(override, trainer_mapping("verl"), text, facts.origins)
+
+
 def _machine(run: AstunerConfig, facts: VerlRunFacts) -> Iterator[str]:
     """Yield the groups of machine settings that apply."""
     yield "always"
@@ -81,8 +94,9 @@ def _machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Proble
         reason = "Ulysses needs packed rows and flash-attention, and so CUDA; write 1 or remove the line"
         yield _problem(facts, ulysses, f"{ulysses} is not supported on a CPU: {reason}")
     if facts.device == "cuda" and not facts.flash_attention and run.trainer_common.ulysses_sequence_parallel_size > 1:
-        reason = "Ulysses needs packed rows, and flash-attention cannot be imported; install flash-attn or write 1"
-        yield _problem(facts, ulysses, f"{ulysses} is {run.trainer_common.ulysses_sequence_parallel_size}: {reason}")
+        reason = "Ulysses needs packed rows, and flash-attention cannot be imported"
+        text = f"{ulysses} is {run.trainer_common.ulysses_sequence_parallel_size}: {reason}"
+        yield _problem(facts, ulysses, f"{text}; write 1, or run: {flash_attention_command()}")
     if facts.rollout_engine == "vllm" and is_cut(run.rollout) and run.rollout.temperature != 1:
         key = "astuner.rollout.top_p" if run.rollout.top_p < 1 else "astuner.rollout.top_k"
         reason = "vLLM cannot return logprobs after temperature and before the cut, which is what the trainer computes"

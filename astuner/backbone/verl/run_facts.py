@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,20 +9,12 @@ from typing import Literal
 
 import torch
 
+from astuner.backbone.training.attention import imports_flash_attention
 from astuner.config.keys import KeyPath
 from astuner.ray_cluster.head import StartedRay
 
 Device = Literal["cpu", "cuda"]
 RolloutEngine = Literal["embedded", "vllm", "sglang"]
-
-
-def imports_flash_attention() -> bool:
-    """Return whether flash-attention is installed and built for the installed PyTorch."""
-    try:
-        importlib.import_module("flash_attn")
-    except (ImportError, OSError):
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ GPU = TrinityRunFacts(
     namespace="run-1",
     max_model_len=18000,
     runners=3,
+    flash_attention=True,
     gpus=8,
 )
 TINKER = replace(GPU, device="cpu", validates=True, tinker_base_url="http://127.0.0.1:8765", gpus=0)

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.trinity, pytest.mark.slow]
 _GPU_SIMULATION = Path(__file__).parent / "on_cpu"
 _ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join(filter(None, (str(_GPU_SIMULATION), os.environ.get("PYTHONPATH")))),
+    "CUDA_VISIBLE_DEVICES": "0,1",  # Ray compares it with its resources
     "RAY_OVERRIDE_RESOURCES": json.dumps({"GPU": 2}),
     "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_COMPILE_DISABLE": "1",
@@ -26,11 +27,7 @@ _ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 # Settings that a CPU requires.
-_OVERRIDES = (
-    "trinity.trainer.use_remove_padding=false",
-    "trinity.trainer.trainer_config.model.override_config.attn_implementation=sdpa",
-    "trinity.explorer.rollout_model.enforce_eager=true",
-)
+_OVERRIDES = ("trinity.explorer.rollout_model.enforce_eager=true",)
 
 
 def test_run_on_vllm_and_verl_resumes_after_its_driver_was_killed(model_for_vllm: Path, tmp_path: Path):

@@ -194,6 +194,42 @@ def test_values_with_a_tinker_service_and_on_gpus() -> None:
     assert "base_url" not in gpus["model"]["tinker"]
 
 
+def test_gpus_without_flash_attention_pad_rows_and_use_the_attention_of_pytorch(write: Write) -> None:
+    plan = replace(GPU, flash_attention=False)
+    trainer = compose_trinity_config(run_config(), plan)["trainer"]
+    assert trainer["use_remove_padding"] is False
+    assert trainer["trainer_config"]["model"]["override_config"] == {"attn_implementation": "sdpa"}
+    with_it = compose_trinity_config(run_config(), GPU)["trainer"]
+    assert "use_remove_padding" not in with_it
+    assert "override_config" not in with_it["trainer_config"]["model"]
+    # Each way to write another key of the same mapping keeps the attention.
+    for section in (
+        "  trainer.trainer_config: {model: {override_config: {rope_theta: 5}}}\n",
+        "  trainer.trainer_config.actor_rollout_ref.model.override_config.rope_theta: 5\n",
+        "  trainer:\n    trainer_config: {actor_rollout_ref: {model: {override_config: {rope_theta: 5}}}}\n",
+    ):
+        trainer = composed_from(write(section), plan=plan)["trainer"]
+        assert trainer["trainer_config"]["model"]["override_config"] == {"attn_implementation": "sdpa", "rope_theta": 5}
+    packed = composed_from(write("  trainer.use_remove_padding: true\n"), plan=plan)
+    assert packed["trainer"]["use_remove_padding"] is True  # PyTorch's attention takes packed rows, too
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "flash_attention_3", "flash_atention_2", "3"])
+def test_attention_that_cannot_be_imported_is_an_error_with_the_command(write: Write, attention: str) -> None:
+    key = "trainer.trainer_config.model.override_config.attn_implementation"
+    place = rf"^run\.yaml:10: trinity\.{key.replace('.', chr(92) + '.')} is '?{attention}'?, "
+    fix = {
+        "flash_attention_2": r"and flash_attn cannot be imported; .* run: \S+ -m pip install flash-attn --no-build-",
+        "flash_attention_3": r"and flash_attn_interface cannot be imported; write 'sdpa', or run: ",
+        "flash_atention_2": r"which transformers does not have; did you mean 'flash_attention_2'\?$",
+        "3": r"which transformers does not have; expected one of eager, flash_attention_2, ",
+    }
+    path = write(f"  {key}: {attention}\n")
+    with pytest.raises(ConfigError, match=place + fix[attention]):
+        composed_from(path, plan=replace(GPU, flash_attention=False))
+    composed_from(path.parent / "run.yaml", plan=TINKER)  # with a Tinker service, verl's workers do not run
+
+
 def test_facts_and_fixed_keys_have_their_values() -> None:
     composed = compose_trinity_config(run_config(), TINKER)
     assert composed["checkpoint_root_dir"] == "/records/run/trinity"
@@ -380,6 +416,11 @@ def test_the_configured_tinker_service(write: Write, section: str) -> None:
             ["trainer_common.ulysses_sequence_parallel_size=4"],
             GPU,
             r"ulysses\S+ is 4, which does not divide the 6 GPUs",
+        ),
+        (
+            ["trainer_common.ulysses_sequence_parallel_size=2"],
+            replace(GPU, flash_attention=False),
+            r"^command line: \S+ulysses\S+ is 2: Ulysses needs packed rows, .*; write 1, or run: .* flash-attn ",
         ),
     ],
 )

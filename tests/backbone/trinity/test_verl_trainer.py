@@ -19,13 +19,14 @@ pytestmark = pytest.mark.trinity
 
 @pytest.fixture(autouse=True)
 def _without_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make verl pack rows as it does on machines without flash-attn."""
-    from einops import rearrange
+    """Remove padding as on machines without flash-attn."""
     from verl.utils import attention_utils
-    from verl.utils import npu_flash_attn_utils as packing
 
-    functions = (packing.index_first_axis, packing.pad_input, rearrange, packing.unpad_input)
-    monkeypatch.setattr(attention_utils, "_get_attention_functions", lambda: functions)
+    from astuner.backbone.trinity.verl_trainer import pack_without_flash_attention
+
+    # Restored after the test.
+    monkeypatch.setattr(attention_utils, "_get_attention_functions", attention_utils._get_attention_functions)
+    pack_without_flash_attention()
 
 
 def logprobs_of(model: Any, data: Any) -> torch.Tensor:

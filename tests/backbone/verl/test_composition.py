@@ -216,6 +216,18 @@ def test_a_gpu_without_flash_attention_packs_no_rows(base: tuple[RunConfig, Dict
     assert base[1].actor_rollout_ref.model.use_remove_padding is True
 
 
+def test_attention_that_cannot_be_imported_is_an_error_with_the_command() -> None:
+    key = "actor_rollout_ref.model.override_config.attn_implementation"
+    config = run_config().model_copy(update={"verl": {f"+{key}": "flash_attention_2"}})
+    for plan in (CPU, replace(GPU, flash_attention=False)):
+        with pytest.raises(
+            ConfigError, match=rf"verl\.{key} is 'flash_attention_2', .* or run: \S+ -m pip install flash-"
+        ):
+            compose_verl_config(config, plan)
+    composed = compose_verl_config(config, GPU)
+    assert composed.actor_rollout_ref.model.override_config.attn_implementation == "flash_attention_2"
+
+
 def test_a_joined_ray_cluster_gets_no_resource_settings() -> None:
     composed = compose_verl_config(run_config(trainer_common__ray_address="auto"), CPU)
     assert composed.ray_kwargs.ray_init.address == "auto"
@@ -355,7 +367,7 @@ def test_a_place_on_the_command_line(write: Write) -> None:
         (
             "astuner.trainer_common.ulysses_sequence_parallel_size=2",
             replace(GPU, flash_attention=False),
-            r"^command line: \S+ulysses_sequence_parallel_size is 2: .* flash-attention cannot be imported; install ",
+            r"^command line: \S+ulysses_sequence_parallel_size is 2: .* flash-attention cannot be imported; write 1, ",
         ),
         (
             "astuner.trainer_common.n_gpus_per_node=4",

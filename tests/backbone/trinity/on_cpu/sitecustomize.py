@@ -105,17 +105,6 @@ def _process_group(module: Any) -> None:
     module.initialize_global_process_group_ray = lambda timeout_second=None, backend=None: stock(timeout_second, "gloo")
 
 
-@_after_import_of("verl.utils.attention_utils")
-def _packing(module: Any) -> None:
-    def functions() -> tuple[Any, ...]:
-        from einops import rearrange
-        from verl.utils import npu_flash_attn_utils as plain
-
-        return plain.index_first_axis, plain.pad_input, rearrange, plain.unpad_input
-
-    module._get_attention_functions = functions
-
-
 @_after_import_of("verl.workers.engine.base")
 def _engines(module: Any) -> None:
     def registered(cls: Any, model_type: str, backend: str) -> Any:

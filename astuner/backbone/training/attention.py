@@ -1,0 +1,56 @@
+"""Attention implementations of transformers, and the packages that they need."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+_PACKAGES = {
+    "flash_attention_2": ("flash_attn", "flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "flash-attn-3"),
+}
+
+
+def imports_flash_attention() -> bool:
+    """Return whether flash-attention 2 is installed and built for the installed PyTorch."""
+    return _imports("flash_attn")
+
+
+def flash_attention_command() -> str:
+    """Return the command that installs flash-attention 2 into this environment."""
+    # The build needs the installed PyTorch, which an isolated build does not see.
+    return f"{sys.executable} -m pip install flash-attn --no-build-isolation"
+
+
+def attention_error(name: str, value: object, *, flash_attention: bool) -> str:
+    """Return why the run cannot use an attention implementation, and a fix; "" if it can.
+
+    Args:
+        name: the key that selects the implementation.
+        value: the implementation's name in transformers.
+        flash_attention: whether flash-attention 2 can be imported.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    known = sorted({"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
+    # A name with a slash is a kernel on the Hugging Face Hub.
+    if not isinstance(value, str) or (value not in known and "/" not in value):
+        near = difflib.get_close_matches(str(value), known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        return f"{name} is {value!r}, which transformers does not have; {hint}"
+    if value not in _PACKAGES:
+        return ""
+    module, package = _PACKAGES[value]
+    if flash_attention if module == "flash_attn" else _imports(module):
+        return ""
+    install = flash_attention_command() if module == "flash_attn" else f"install {package}"
+    return f"{name} is {value!r}, and {module} cannot be imported; write 'sdpa', or run: {install}"
+
+
+def _imports(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError):  # OSError: a library that it is linked to is missing
+        return False
+    return True
