@@ -68,7 +68,7 @@ class StepAdvantages:
         advantages: [E] float32.
         call_advantages: for each episode, by call id, the advantages of the calls that have a reward other than the
             episode's.
-        has_signal: [E] bool, whether the rewards that an episode is compared with differ.
+        has_signal: [E] bool, whether the rewards that an episode is compared with differ; True with a teacher.
     """
 
     episodes: Sequence[Episode]
@@ -220,6 +220,14 @@ def step_advantages(
     signal = own_signal | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
     if rule.dynamic_sampling:
         advantages = torch.where(signal, advantages, 0.0)
+    distillation = config.trainer_common.distillation
+    if distillation.teacher is not None:
+        # The teacher has something to say about the tokens of every episode.
+        signal = torch.ones_like(signal)
+        advantages = advantages * distillation.reward_coef
+        call_advantages = [
+            {call: value * distillation.reward_coef for call, value in by_call.items()} for by_call in call_advantages
+        ]
     result = StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal)
     if not all(map(math.isfinite, result.extremes)):
         raise BackboneError(f"the advantages of a step are not finite, so it has no update: {result.explain_failure()}")

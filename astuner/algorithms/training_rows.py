@@ -29,6 +29,7 @@ class TrainingRow:
         call_ids: the ids of those calls.
         advantages: the advantages of those calls; empty until they are assigned.
         temperatures: the sampling temperatures of those calls; empty for transcripts.
+        teacher_advantages: [N] float32, added to the advantages of the tokens; None without a teacher.
         episode: index of the row's episode in its batch.
         sample: index of the row's sample in its episode.
     """
@@ -41,6 +42,7 @@ class TrainingRow:
     call_ids: Sequence[str] = ()
     advantages: Sequence[float] = ()
     temperatures: Sequence[float] = ()
+    teacher_advantages: NDArray[np.float32] | None = None
     episode: int = 0
     sample: int = 0
 
@@ -80,8 +82,8 @@ class TrainingRow:
 
     @property
     def has_advantage(self) -> bool:
-        """Whether any of its calls has an advantage other than 0."""
-        return any(self.advantages)
+        """Whether any of its calls or tokens has an advantage other than 0."""
+        return any(self.advantages) or (self.teacher_advantages is not None and bool(self.teacher_advantages.any()))
 
 
 def prompt_length(sample: Sample) -> int:
@@ -98,6 +100,8 @@ def token_advantages(rows: Sequence[TrainingRow], length: int) -> Tensor:
     for index, row in enumerate(rows):
         for (start, end), advantage in zip(row.calls, row.advantages, strict=False):
             table[index, start:end] = advantage
+        if row.teacher_advantages is not None:
+            table[index, : len(row.teacher_advantages)] += torch.from_numpy(row.teacher_advantages)
     return table
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from astuner.algorithms.training_rows import TrainingRow
+from astuner.algorithms.training_rows import TrainingRow, token_advantages
 from astuner.run_record import SampleUpdate, count_trained_tokens
 from astuner.schema import Episode, Sample
 
@@ -56,12 +56,9 @@ def _sample_update(sample: Sample, row: TrainingRow | None, values: TokenValues 
 def _advantage_runs(sample: Sample, row: TrainingRow | None) -> tuple[tuple[int, float], ...]:
     """Return the advantages of the trained tokens, in order, as (number of tokens, advantage)."""
     advantages = set(row.advantages) if row else {0.0}
-    if len(advantages) == 1:
+    if len(advantages) == 1 and (row is None or row.teacher_advantages is None):
         return ((count_trained_tokens(sample), advantages.pop()),)
     assert row is not None
-    # The same order of assignment as in `token_advantages`.
-    table = [0.0] * len(sample.token_ids)
-    for (start, end), advantage in zip(row.calls, row.advantages, strict=True):
-        table[start:end] = [advantage] * (end - start)
+    table = token_advantages([row], len(sample.token_ids))[0].tolist()
     values = (advantage for advantage, count in zip(table, sample.train_counts, strict=True) if count)
     return tuple((len(list(run)), advantage) for advantage, run in groupby(values))

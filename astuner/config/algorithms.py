@@ -41,11 +41,13 @@ class LossSpec:
         function: a function of `astuner.algorithms.policy_loss`.
         formula: the loss of a token, for the documentation.
         verl_name: the nearest `policy_loss.loss_mode` of verl. verl checks it; astuner computes the loss.
+        by_call: whether all tokens of an answer share one advantage.
     """
 
     function: str
     formula: str
     verl_name: str
+    by_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ _GROUP_DECOUPLED = AdvantageSpec(
 )
 
 _CLIPPED_SURROGATE = LossSpec("clipped_surrogate_loss", "clipped ratio", "vanilla")
-_SEQUENCE_CLIPPED = LossSpec("sequence_clipped_loss", "clipped ratio of the whole answer", "gspo")
+_SEQUENCE_CLIPPED = LossSpec("sequence_clipped_loss", "clipped ratio of the whole answer", "gspo", by_call=True)
 _CLIPPED_WEIGHT = LossSpec("clipped_weight_loss", "REINFORCE, weighted by the clipped ratio", "cispo")
 _REINFORCE = LossSpec("reinforce_loss", "REINFORCE", "gpg")
 

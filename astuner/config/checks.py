@@ -8,6 +8,7 @@ from astuner.config.algorithms import ALGORITHMS
 from astuner.config.conditions import is_cut
 from astuner.config.correction_checks import correction_problems
 from astuner.config.data import part_names
+from astuner.config.distillation_checks import distillation_problems
 from astuner.config.keys import KeyPath, dotted, is_changed, parts, schema, value_at
 from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig
@@ -96,6 +97,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
         yield from _staleness(run)
         yield from _rubric_scores(run)
         yield from correction_problems(run)
+        yield from distillation_problems(run)
 
 
 def _problem(text: str, *keys: str) -> Problem:

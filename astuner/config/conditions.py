@@ -185,3 +185,10 @@ WITHOUT_OWN_VLLM = Condition(
     "unless rollout.name is vllm and debug.base_url is null",
     lambda run: run.backbone == "debug" and (run.rollout.name != "vllm" or bool(run.debug.base_url)),
 )
+NO_TEACHER = Condition(
+    "while trainer_common.distillation.teacher is null", lambda run: run.trainer_common.distillation.teacher is None
+)
+NO_TEACHER_SERVER = Condition(
+    "unless trainer_common.distillation.teacher is the URL of a server",
+    lambda run: not (run.trainer_common.distillation.teacher or "").startswith(("http://", "https://")),
+)

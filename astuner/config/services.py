@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from typing import Annotated, Self
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from astuner.config.section import NonNegativeInt, Seconds, Section
+from astuner.errors import ConfigError
 
 BUILT_IN_SERVICES = ("appworld", "logview", "ray", "ray-cluster")
 """Names of services that astuner can start; a file declares others."""
@@ -96,3 +98,18 @@ class ServiceConfig(Section):
     def argv(self) -> list[str]:
         """The command line as a list of words."""
         return shlex.split(self.command) if isinstance(self.command, str) else list(self.command)
+
+
+def api_key(setting: str, variable: str | None) -> str | None:
+    """Return the value of the environment variable that `setting` names; None if it names no variable.
+
+    Raises:
+        ConfigError: the variable is not set or empty.
+    """
+    key = os.environ.get(variable) if variable else None
+    if variable and not key:
+        raise ConfigError(
+            f"{setting} names the environment variable {variable}, which is not set; export it, or remove api_key_env "
+            "if the server needs no key"
+        )
+    return key

@@ -18,6 +18,7 @@ from astuner.config.conditions import (
     WITHOUT_KL_IN_REWARD,
     WITHOUT_KL_LOSS,
 )
+from astuner.config.distillation import DistillationConfig
 from astuner.config.optimizer import CorrectionConfig, FsdpConfig, OptimConfig
 from astuner.config.section import (
     ALL,
@@ -299,6 +300,13 @@ class TrainerCommonConfig(Section):
     """The algorithm. A bare name (`algorithm: sft`) stands for its adv_estimator."""
     correction: CorrectionConfig = key(CorrectionConfig(), no_effect=(FOR_SFT,), resume="same")
     """Correction of the difference between sampler and trainer. A bare name (`correction: none`) is its mode."""
+    distillation: DistillationConfig = key(
+        DistillationConfig(),
+        no_effect=(FOR_SFT,),
+        trainers="astuner asks the teacher, and adds its part to the advantages before the trainer has them",
+        resume="same",
+    )
+    """Distillation from a teacher."""
     mini_batch_num: PositiveInt = key(
         1,
         no_effect=(FOR_SFT,),

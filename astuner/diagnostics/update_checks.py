@@ -69,8 +69,10 @@ def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
     config = update.rollout.start.config
     algorithm = config.trainer_common.algorithm
     reinforcement = ALGORITHMS[algorithm.adv_estimator].reinforcement
-    # Shaped rewards, and components that are normalised separately, need not have the order of the rewards.
-    shaped = algorithm.use_kl_in_reward or algorithm.overlong_buffer_length
+    # Shaped rewards, components that are normalised separately, and a teacher's part need not have the order of the
+    # rewards.
+    has_teacher = config.trainer_common.distillation.teacher is not None
+    shaped = algorithm.use_kl_in_reward or algorithm.overlong_buffer_length or has_teacher
     if reinforcement is None or shaped or reinforcement.advantage.by_component:
         return
     groups: dict[str, list[Episode]] = {}

@@ -131,6 +131,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     run.get("asynchrony", {}).pop("sync_interval", None)
     trainer["mini_batch_num"] = 1
     trainer.update(n_gpus_per_node=None, nnodes=1)
+    trainer["distillation"] = {"hint": "${x} {answer}", "coef": 0.5}
     trainer["correction"] = {"mode": "icepop", "min_weight": 0.25, "max_weight": 1e3}
     algorithm = trainer.setdefault("algorithm", {})
     algorithm["task_norm_patch"] = False

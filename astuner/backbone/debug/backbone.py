@@ -16,12 +16,13 @@ from astuner.backbone.training.memory_estimate import (
     process_estimate,
     process_parts,
 )
-from astuner.backbone.training.run_inputs import RunInputs, api_key
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
 from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, asks_for_vllm_server, goes_without_vllm, starts_vllm
+from astuner.config.services import api_key
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine

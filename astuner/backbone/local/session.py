@@ -23,6 +23,7 @@ from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.conditions import uses_starting_model
+from astuner.distillation import Distiller, load_distiller
 from astuner.errors import first_line
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.starting_model import EngineWithStartingModel
@@ -53,6 +54,7 @@ class LocalSession(TrainingSession):
         self.spare_cores = SpareCores(adapts=not self._config.trainer_common.deterministic)
         keep = self._config.trainer_common.max_checkpoints_to_keep
         self._checkpoints = CheckpointFolder(context.record.folder / "checkpoints", keep)
+        self._distiller: Distiller | None = None
         self._engine: EmbeddedEngine | None = None
         self._starting_model: EmbeddedEngine | None = None
         self._rollout: TaskRollout | None = None
@@ -68,7 +70,8 @@ class LocalSession(TrainingSession):
     @cached_property
     def _policy_update(self) -> PolicyUpdate:
         algorithm = resolve(self._config.trainer_common.algorithm)
-        return PolicyUpdate(self._config, algorithm, self.policy, self.optimizer, self.context.progress.advance)
+        on_rows = self.context.progress.advance
+        return PolicyUpdate(self._config, algorithm, self.policy, self.optimizer, on_rows, self._distiller)
 
     @property
     def compute_dtype(self) -> str:
@@ -100,6 +103,7 @@ class LocalSession(TrainingSession):
         """Copy the policy's weights to the engine, which is started by the first call."""
         if self._engine is None:
             with self.context.phase("load_model"):
+                self._distiller = self._load_distiller()
                 self._engine = self._new_engine()
                 if uses_starting_model(self._config.rollout):
                     self._starting_model = self._new_engine()
@@ -110,6 +114,18 @@ class LocalSession(TrainingSession):
             self.spare_cores.adapt_threads()
         self._engine.update_weights(self.policy.full_weights(), step)
         return_free_memory()
+
+    def _load_distiller(self) -> Distiller | None:
+        inputs, policy = self.context.run_inputs, self.policy
+        return load_distiller(
+            self._config,
+            inputs.codec,
+            inputs.tasks,
+            teacher_path=inputs.teacher_path,
+            device=policy.device,
+            policy=policy.model,
+            autocast=policy.autocast,
+        )
 
     def _new_engine(self) -> EmbeddedEngine:
         """Return an engine with the weights of the starting model."""
@@ -165,6 +181,8 @@ class LocalSession(TrainingSession):
         """Stop the engine and the threads that run episodes."""
         if self._rollout is not None:
             self._rollout.close()
+        if self._distiller is not None:
+            self._distiller.close()
         for engine in filter(None, (self._engine, self._starting_model)):
             engine.close()
 

@@ -45,6 +45,7 @@ from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.config.root import AstunerConfig
 from astuner.diagnostics import sampled_logprobs
+from astuner.distillation import Distiller
 from astuner.schema import Episode
 
 
@@ -108,6 +109,7 @@ class PolicyUpdate:
         algorithm: the resolved algorithm; it must have a rule.
         policy, optimizer: the model and its optimizer.
         on_rows: called with a number of rows that the update has finished.
+        distiller: adds a teacher's advantages; None without a teacher.
     """
 
     config: AstunerConfig
@@ -115,6 +117,7 @@ class PolicyUpdate:
     policy: Policy
     optimizer: Optimizer
     on_rows: Callable[[int], None] = lambda _: None
+    distiller: Distiller | None = None
     _gaps: list[float] = field(default_factory=list, init=False)
 
     @property
@@ -127,6 +130,7 @@ class PolicyUpdate:
 
         Raises:
             BackboneError: the engine did not sample with the policy's weights, or the gradient is not finite.
+            ModelError: the teacher cannot score the episodes.
         """
         temperatures = [{call.call_id: call.sampling.temperature for call in episode.calls} for episode in episodes]
         rows = [
@@ -143,9 +147,11 @@ class PolicyUpdate:
         rows = advantages.assign_to(rows)
         sums = _Sums()
         metrics: dict[str, float] = {}
+        if self.distiller is not None:
+            rows, metrics = self.distiller.assign_to(rows, episodes)
         if any(row.has_advantage for row in rows):
             try:
-                metrics = self._update_weights(rows, advantages, sums, step)
+                metrics |= self._update_weights(rows, advantages, sums, step)
             except GradientNotFinite as error:
                 raise advantages.gradient_error(step, error.norm) from error
         return advantages.update_result(metrics, rows, sums.token_values.by_sample())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +14,10 @@ from astuner.backbone.training.task_files import check_tasks_named, with_task_fi
 from astuner.command_workflow import AgentProgram, CommandWorkflow
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskReaderConfig
+from astuner.config.distillation import TEACHER_KEY, teacher_folder
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig
+from astuner.config.services import api_key
 from astuner.debugging.breakpoints import has_breakpoints
 from astuner.diagnostics import Monitor
 from astuner.env_service.client import EnvServiceAddress
@@ -55,6 +56,7 @@ class RunInputs:
         search: absolute folders that are searched for the user's code and for relative paths.
         env_services: the environment services by their addresses as configured.
         rubrics: the learned rubrics of the judge; None if it has none.
+        teacher_path: the folder or Hugging Face name of the teacher's model; None without one.
     """
 
     tasks: TaskSet
@@ -66,6 +68,7 @@ class RunInputs:
     search: tuple[Path, ...] = ()
     env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict)
     rubrics: Rubrics | None = None
+    teacher_path: str | None = None
 
     def monitor(self, config: AstunerConfig, record: Callable[[RunFinding], None], *, trains: bool) -> Monitor:
         """Return the monitor of a run, which gives its findings to `record`.
@@ -159,21 +162,6 @@ def _targets(config: AstunerConfig) -> Targets:
     return Targets(None if trainable is None else tuple(trainable), frozen, config.workflow.agents)
 
 
-def api_key(setting: str, variable: str | None) -> str | None:
-    """Return the value of the environment variable that `setting` names; None if it names no variable.
-
-    Raises:
-        ConfigError: the variable is not set or empty.
-    """
-    key = os.environ.get(variable) if variable else None
-    if variable and not key:
-        raise ConfigError(
-            f"{setting} names the environment variable {variable}, which is not set; export it, or remove api_key_env "
-            "if the server needs no key"
-        )
-    return key
-
-
 def load_run_inputs(
     config: AstunerConfig,
     config_dir: Path,
@@ -198,6 +186,8 @@ def load_run_inputs(
     tasks = read_tasks(reader, base_dir=config_dir, search=search, transcripts=supervised, env_service=env_service)
     urls = {task.env.url for task in (*tasks.training, *tasks.validation) if task.env is not None}
     path = model_path(model, "--model", search) if model else model_path(config.model.path, "model.path", search)
+    teacher = teacher_folder(config.trainer_common.distillation)
+    teacher_path = None if teacher is None or supervised else model_path(teacher, TEACHER_KEY, search)
     check_context_length(path, config.rollout.max_model_len)
     tokenizer = load_tokenizer(path)
     codec = ChatCodec(tokenizer, config.model.renderer)
@@ -212,7 +202,7 @@ def load_run_inputs(
     if config.task_judge.learns_rubrics and not supervised:
         rubrics = load_rubrics(config, config_dir, search, env_service)
         judge = make_grader(config.task_judge, rubrics)
-    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics)
+    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics, teacher_path)
 
 
 def check_references(
@@ -243,16 +233,19 @@ def check_references(
         paths += filter(None, (config.rollout.agentscope_workflow,))
         paths += () if config.task_judge.learns_rubrics else judge_paths(config.task_judge)
         paths += [player for player in config.rollout.players.values() if player != "random"]
-    if "->" in (chosen := model or config.model.path):
-        paths.append(chosen)
+    models = [("--model" if model else "model.path", model or config.model.path)]
+    if (teacher := teacher_folder(config.trainer_common.distillation)) is not None:
+        models.append((TEACHER_KEY, teacher))
+    paths += [path for _, path in models if "->" in path]
     with redacted_output():
         for path in paths:
             reject_missing(path, search=search)
         for part in reader.mixture or (reader,):
             if part.type == "dataset_file":
                 check_files(part.dataset_file, config_dir)
-        if "->" not in chosen:
-            local_model(chosen, "--model" if model else "model.path", search)
+        for setting, path in models:
+            if "->" not in path:
+                local_model(path, setting, search)
 
 
 def load_rubrics(

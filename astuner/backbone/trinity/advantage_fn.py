@@ -6,6 +6,7 @@ uses the algorithms that all backbones share, in which an episode's weight does 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,9 @@ from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_l
 from astuner.backbone.trinity.coordinator import CoordinatorJob, coordinator
 from astuner.backbone.trinity.events import AdvantagesReady, SampleKey, WorkerFailed
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError
+from astuner.distillation import Distiller, load_distiller
+from astuner.errors import AstunerError, BackboneError
+from astuner.model_tuner import ChatCodec, load_tokenizer
 from astuner.schema import Episode
 
 EPISODE, SAMPLE, STEP = "episode", "sample", "step"
@@ -81,8 +84,9 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
 
     async def prepare(self) -> None:
         """Read the run's configuration from the coordinator."""
-        job: CoordinatorJob = await coordinator().job.remote()
-        self._config, self._updates = job.agent.config, job.updates
+        self._job: CoordinatorJob = await coordinator().job.remote()
+        self._config, self._updates = self._job.agent.config, self._job.updates
+        self._distiller: Distiller | None = None
 
     async def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
         """Return the experiences to train, one mini-batch after another, and no metrics."""
@@ -94,8 +98,9 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
         # Episodes of a runner that died before it returned them are recorded, but not trained.
         episodes = [episode for episode in episodes if (episode.episode_id, 0) in by_key]
         try:
-            result, row_batches = assign_mini_batches(self._config, self._updates, step, episodes)
-        except BackboneError as error:
+            # A teacher takes long, and this process has other requests to answer.
+            result, row_batches = await asyncio.to_thread(self._assign, step, episodes)
+        except AstunerError as error:
             # The launcher ends the run once it has recorded the episodes of this step.
             await coordinator().post_event.remote(WorkerFailed(BackboneError(f"step {step}: {error}"), step))
             return [], {}
@@ -111,6 +116,14 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
             for batch in batches
             for exp in batch or [padding_experience(step, exps[0], use_reference=use_reference)]
         ], {}
+
+    def _assign(self, step: int, episodes: Sequence[Episode]) -> tuple[UpdateResult | None, list[list[TrainingRow]]]:
+        agent, settings = self._job.agent, self._config.trainer_common.distillation
+        if settings.teacher is not None and self._distiller is None:
+            codec = ChatCodec(load_tokenizer(agent.model_path), self._config.model.renderer)
+            path = self._job.teacher_path
+            self._distiller = load_distiller(self._config, codec, None, teacher_path=path, device=torch.device("cpu"))
+        return assign_mini_batches(self._config, self._updates, step, episodes, self._distiller)
 
     def __call__(self, exps: Any, **_: Any) -> Any:
         """Not used: Trinity calls `process`.
@@ -132,9 +145,21 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
 
 
 def assign_mini_batches(
-    config: AstunerConfig, updates: int, step: int, episodes: Sequence[Episode]
+    config: AstunerConfig,
+    updates: int,
+    step: int,
+    episodes: Sequence[Episode],
+    distiller: Distiller | None = None,
 ) -> tuple[UpdateResult | None, list[list[TrainingRow]]]:
-    """Return the step's result for the launcher and the rows of each of its `updates` mini-batches."""
+    """Return the step's result for the launcher and the rows of each of its `updates` mini-batches.
+
+    Args:
+        config: the run's configuration.
+        updates: the number of mini-batches.
+        step: the training step.
+        episodes: episodes with a reward.
+        distiller: adds a teacher's advantages; None without a teacher.
+    """
     if not episodes:
         return None, [[] for _ in range(updates)]
     advantages = step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
@@ -145,9 +170,14 @@ def assign_mini_batches(
             for number, sample in enumerate(episode.samples)
         ]
     )
+    metrics: dict[str, float] = {}
+    if distiller is not None:
+        temperatures = [{call.call_id: call.sampling.temperature for call in e.calls} for e in episodes]
+        timed = [row.with_temperatures(temperatures[row.episode]) for row in rows]
+        rows, metrics = distiller.assign_to(timed, episodes)
     indices = mini_batches(rows, advantages.groups, updates, shuffle_seed(config, step)) if rows else []
     batches = [[rows[index] for index in batch] for batch in indices]
-    return advantages.update_result({}, rows), batches + [[] for _ in range(updates - len(batches))]
+    return advantages.update_result(metrics, rows), batches + [[] for _ in range(updates - len(batches))]
 
 
 def mini_batch(

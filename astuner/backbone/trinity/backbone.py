@@ -244,6 +244,7 @@ def _start_session(
             max_model_len=facts.max_model_len,
             updates=config.trainer_common.mini_batch_num,
             runners=processes,
+            teacher_path=context.run_inputs.teacher_path,
         )
     )
     training_backend.wait_until_ready(config.deadlines.load_model or 3600.0)

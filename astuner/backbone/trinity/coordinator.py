@@ -37,6 +37,7 @@ class CoordinatorJob:
         max_model_len: maximum number of tokens of prompt and completion together.
         updates: optimizer steps in a training step.
         runners: number of processes that run episodes, of all engines together.
+        teacher_path: the folder or Hugging Face name of the teacher's model; None without one.
     """
 
     agent: AgentJob
@@ -44,6 +45,7 @@ class CoordinatorJob:
     max_model_len: int
     updates: int
     runners: int
+    teacher_path: str | None = None
 
 
 @dataclass(frozen=True)

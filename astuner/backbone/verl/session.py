@@ -18,6 +18,7 @@ from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool
 from astuner.backbone.verl.rollout_engine import VerlEngine, check_engines_alive
 from astuner.backbone.verl.trainer import VerlTrainer, check_weight_sync
 from astuner.backbone.verl.update import VerlUpdate
+from astuner.distillation import Distiller, load_distiller
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
 
@@ -53,13 +54,16 @@ class VerlSession(TrainingSession):
         keep = self._config.trainer_common.max_checkpoints_to_keep
         self._checkpoints = VerlCheckpoints(context.record.folder / "checkpoints", keep)
         self._is_synced = False
+        self._distiller: Distiller | None = None
 
     @cached_property
     def _verl_update(self) -> VerlUpdate:
         config, tokenizer = self._config, self.context.run_inputs.tokenizer
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
         algorithm = resolve(config.trainer_common.algorithm)
-        return VerlUpdate(config, algorithm, self.trainer, self.dtype, self.total_steps, pad or 0)
+        return VerlUpdate(
+            config, algorithm, self.trainer, self.dtype, self.total_steps, pad or 0, distiller=self._distiller
+        )
 
     @property
     def compute_dtype(self) -> str:
@@ -85,6 +89,15 @@ class VerlSession(TrainingSession):
             ModelError: an engine has died.
         """
         if not self._is_synced:
+            inputs = self.context.run_inputs
+            # verl's workers have the GPUs, so the teacher is computed on the launching machine's CPU.
+            self._distiller = load_distiller(
+                self._config,
+                inputs.codec,
+                inputs.tasks,
+                teacher_path=inputs.teacher_path,
+                device=torch.device("cpu"),
+            )
             self.trainer.free_engines()  # verl's engines take weights while they sleep
         check_engines_alive(self.trainer.servers)  # verl would wait forever for an engine that has died
         self.trainer.sync_weights(step)

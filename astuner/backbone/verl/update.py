@@ -39,6 +39,7 @@ from astuner.backbone.verl.loss import flatten, pop_token_values
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
 from astuner.diagnostics import sampled_logprobs
+from astuner.distillation import Distiller
 from astuner.schema import Episode, Sample
 
 
@@ -86,6 +87,7 @@ class VerlUpdate:
         total_steps: number of training steps of the run.
         pad_token: token id of padding rows.
         run_id: prefix of the row keys, unique to the run.
+        distiller: adds a teacher's advantages; None without a teacher.
     """
 
     config: AstunerConfig
@@ -95,6 +97,7 @@ class VerlUpdate:
     total_steps: int
     pad_token: int
     run_id: str = field(default_factory=lambda: uuid4().hex)
+    distiller: Distiller | None = None
     _gaps: list[float] = field(default_factory=list, init=False)
 
     def step(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
@@ -111,8 +114,14 @@ class VerlUpdate:
                 stored.old_logprobs = self.trainer.policy_logprobs(stored.keys, stored.lengths)[: len(stored.rows)]
             kl_sums = self._compare_with_reference(stored, len(episodes))
             advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
-            metrics, token_values = self._update_weights(stored, advantages, step)
-            return advantages.update_result(metrics, advantages.assign_to(stored.rows), token_values)
+            rows = advantages.assign_to(stored.rows)
+            teacher_metrics: dict[str, float] = {}
+            if self.distiller is not None:
+                temperatures = [{call.call_id: call.sampling.temperature for call in e.calls} for e in episodes]
+                timed = [row.with_temperatures(temperatures[row.episode]) for row in rows]
+                rows, teacher_metrics = self.distiller.assign_to(timed, episodes)
+            metrics, token_values = self._update_weights(stored, rows, advantages, step)
+            return advantages.update_result(teacher_metrics | metrics, rows, token_values)
         finally:
             self.trainer.clear(stored.keys)
 
@@ -161,15 +170,20 @@ class VerlUpdate:
         return sums
 
     def _update_weights(
-        self, stored: _StoredRows, advantages: StepAdvantages, step: int
+        self, stored: _StoredRows, rows: Sequence[TrainingRow], advantages: StepAdvantages, step: int
     ) -> tuple[dict[str, float], dict[SampleKey, TokenValues]]:
         """Do the optimizer steps. Mini-batches without any gradient are skipped.
+
+        Args:
+            stored: the stored rows.
+            rows: those that the algorithm trains, with their advantages.
+            advantages: the advantages of the step.
+            step: the step.
 
         Returns:
             Metrics, and the values of each sample's trained tokens, as computed during the update.
         """
         trained = [number for number, row in enumerate(stored.rows) if advantages.trains(row)]
-        rows = advantages.assign_to(stored.rows)
         if not any(row.has_advantage for row in rows):
             return {}, {}
         credited = dict(zip(trained, rows, strict=True))
