@@ -1,0 +1,143 @@
+"""Run the commands of the tutorials' READMEs in a fresh clone and a fresh virtual environment, in a short form.
+
+The clone has the committed state of this repository. One environment has astuner and the extras that the READMEs name.
+A command `astuner --conf …` runs twice: for one batch on the backbone debug, and for one training step on its own
+backbone, with two tasks and two episodes each. Other commands run as they are. The starting models are created if the
+cache does not contain them. Commands that need a GPU, data, or programs that pip does not install are skipped, and the
+output names the reason.
+
+    python -m tests.campaigns.tutorial_commands FOLDER [--only NAME ...] [--timeout 1800]
+
+FOLDER keeps the clone, the environment and a log of each command. Prints one line of JSON for each command, and exits
+with 1 if a command failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SKIPPED = {
+    "appworld": "needs AppWorld's data and a GPU",
+    "harnesses": "needs the coding agents that .ci/harnesses installs",
+}
+"""Why the commands of a tutorial are skipped."""
+
+_SETTINGS = ("data.train_batch_size=2", "rollout.num_repeat=2", "trainer_common.total_training_steps=1")
+SHORT = " ".join(f"astuner.{setting}" for setting in (*_SETTINGS, "trainer_common.val_before_train=False"))
+"""Overrides of a short run."""
+
+_FENCE = re.compile(r"^```(?:bash|text)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_EXTRA = re.compile(r'pip install [^`\n]*"(?:\.|astuner)\[([\w,-]+)\]"')
+
+
+@dataclass(frozen=True)
+class Tutorial:
+    """The README of a tutorial.
+
+    Attributes:
+        name: Name of the folder without `example_`.
+        extras: Extras of astuner that the README installs.
+        commands: Commands that start with `astuner` or `python`.
+    """
+
+    name: str
+    extras: tuple[str, ...]
+    commands: tuple[str, ...]
+
+
+def read_tutorial(folder: Path) -> Tutorial:
+    """Return the extras and the commands of a tutorial's README."""
+    text = (folder / "README.md").read_text()
+    lines = [line.strip() for block in _FENCE.findall(text) for line in block.splitlines()]
+    commands = tuple(line for line in lines if line.startswith(("astuner --conf", "python -m")))
+    extras = tuple(extra for group in _EXTRA.findall(text) for extra in group.split(","))
+    return Tutorial(folder.name.removeprefix("example_"), extras, commands)
+
+
+def read_tutorials(root: Path = ROOT) -> list[Tutorial]:
+    """Return the tutorials of a repository."""
+    return [read_tutorial(folder) for folder in sorted((root / "tutorial").glob("example_*"))]
+
+
+def short_forms(command: str) -> list[str]:
+    """Return the short runs of a command: on the backbone debug, and one training step on its own backbone."""
+    if not command.startswith("astuner --conf"):
+        return [command]
+    forms = [command] if "--backbone=" in command else [f"{command} --backbone=debug", command]
+    return [f"{form} {SHORT}" for form in forms]
+
+
+def create_environment(folder: Path, extras: list[str]) -> Path:
+    """Clone the repository, install it with `extras` in a new virtual environment, and return the environment."""
+    clone, environment = folder / "clone", folder / "venv"
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    target = f"{clone}[{','.join(extras)}]" if extras else str(clone)
+    install = [str(environment / "bin/pip"), "install", "--quiet", "-c", str(clone / "constraints.txt"), "-e", target]
+    subprocess.run(install, check=True)
+    return environment
+
+
+def run_command(command: str, folder: Path, log: Path, timeout: float) -> dict[str, object]:
+    """Run a command in the clone with the new environment, and return its exit code and duration in seconds."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    environment["PATH"] = f"{folder / 'venv/bin'}{os.pathsep}{environment['PATH']}"
+    started = time.monotonic()
+    with log.open("w") as output:
+        try:
+            finished = subprocess.run(
+                shlex.split(command),
+                cwd=folder / "clone",
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+                check=False,
+            )
+            code: int | str = finished.returncode
+        except subprocess.TimeoutExpired:
+            code = f"stopped after {timeout:g} s"
+    return {"command": command, "code": code, "seconds": round(time.monotonic() - started), "log": str(log)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", help="names of tutorials, without example_")
+    parser.add_argument("--timeout", type=float, default=1800, help="seconds for each command")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    tutorials = [each for each in read_tutorials() if not arguments.only or each.name in arguments.only]
+    if not (folder / "venv").exists():
+        create_environment(folder, sorted({extra for each in read_tutorials() for extra in each.extras}))
+    failed = False
+    for tutorial in tutorials:
+        if reason := SKIPPED.get(tutorial.name):
+            print(json.dumps({"tutorial": tutorial.name, "skipped": reason}), flush=True)
+            continue
+        if not tutorial.commands:
+            failed = True
+            print(json.dumps({"tutorial": tutorial.name, "error": "the README has no command"}), flush=True)
+        forms = dict.fromkeys(form for command in tutorial.commands for form in short_forms(command))
+        for number, form in enumerate(forms, 1):
+            log = folder / f"{tutorial.name}_{number}.log"
+            result = run_command(form, folder, log, arguments.timeout)
+            failed = failed or result["code"] != 0
+            print(json.dumps({"tutorial": tutorial.name, **result}), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
