@@ -87,7 +87,13 @@ def _names(value: str | None) -> tuple[str, ...]:
     show_default=True,
     help="A smaller difference of success is never reported.",
 )
-def compare(a: Path, b: Path, level: float, tolerance: float) -> int:
+@click.option(
+    "--until",
+    type=click.IntRange(min=1),
+    metavar="STEP",
+    help="Compare the first steps only: success at the validation after STEP, and the curves up to it.",
+)
+def compare(a: Path, b: Path, level: float, tolerance: float, until: int | None) -> int:
     """Say where the results B differ from the results A beyond noise.
 
     A and B are result files, or folders of them. The exit code is 0 if no result of B is worse, 1 if one is,
@@ -97,7 +103,7 @@ def compare(a: Path, b: Path, level: float, tolerance: float) -> int:
     from astuner.launcher.console import make_console
 
     try:
-        comparisons, notes = compare_results(read_results(a), read_results(b), level, tolerance)
+        comparisons, notes = compare_results(read_results(a), read_results(b), level, tolerance, until)
     except RecordError as error:
         raise click.UsageError(str(error)) from error
     print_comparisons(make_console(stderr=False), comparisons, notes)

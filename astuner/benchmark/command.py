@@ -9,10 +9,12 @@ from rich.markup import escape
 
 from astuner.benchmark.report import draw_curves, draw_results, print_results
 from astuner.benchmark.results import BenchResult, result_of, write_result
+from astuner.benchmark.results_page import results_page
 from astuner.benchmark.running import RunOutcome, plan_runs, run_suite
 from astuner.benchmark.suite import load_suite
 from astuner.launcher.console import log_to_console, make_console
 from astuner.launcher.launch import DEFAULT_EXP_DIR
+from astuner.run_record.files import write_atomically
 
 
 def bench_suite(
@@ -25,9 +27,10 @@ def bench_suite(
     entries: Sequence[str],
     overrides: Sequence[str],
 ) -> int:
-    """Run a suite; write the results and the pictures into `output`, and print the table on stdout.
+    """Run a suite; write the results, a page and its pictures into `output`, and print the table on stdout.
 
-    The records lie in `output` itself, the result files in `results/` and the pictures in `plots/`.
+    The records and the page `results.md` lie in `output` itself, the result files in `results/` and the pictures in
+    `plots/`.
 
     Args:
         suite_file: the YAML file of the suite.
@@ -40,7 +43,7 @@ def bench_suite(
 
     Raises:
         ConfigError: the suite or a configuration is invalid.
-        RecordError: a result or picture cannot be written.
+        RecordError: a result, the page or a picture cannot be written.
     """
     console = make_console()
     log_to_console(console)
@@ -59,7 +62,8 @@ def bench_suite(
     if results:
         draw_results(folder / "plots" / "gains.png", results)
         print_results(make_console(stderr=False), results)
-        report(f"results: {folder / 'results'}, pictures: {folder / 'plots'}, records: astuner view {folder}")
+        write_atomically(folder / "results.md", results_page(results, "plots").encode())
+        report(f"results: {folder / 'results'}, page: {folder / 'results.md'}, records: astuner view {folder}")
     failed = [outcome for outcome in outcomes if outcome.result is None]
     for outcome in failed:
         console.print(escape(f"{outcome.run.name} failed: {outcome.failure}"), style="bold red", soft_wrap=True)

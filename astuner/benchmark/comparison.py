@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from astuner.benchmark.report import print_table
 from astuner.benchmark.results import BenchResult
 from astuner.benchmark.statistics import Difference, Measurements, compare_measurements, holm
 from astuner.errors import RecordError
@@ -45,7 +46,11 @@ class ResultComparison:
 
 
 def compare_results(
-    a: Sequence[BenchResult], b: Sequence[BenchResult], level: float = 0.05, tolerance: float = 0.01
+    a: Sequence[BenchResult],
+    b: Sequence[BenchResult],
+    level: float = 0.05,
+    tolerance: float = 0.01,
+    until: int | None = None,
 ) -> tuple[list[ResultComparison], list[str]]:
     """Compare results B with results A, entry by entry.
 
@@ -56,16 +61,19 @@ def compare_results(
         a, b: the results. Each side has an entry and backbone once.
         level: if all results are equal, the probability of at least one false `worse` is at most this.
         tolerance: a smaller difference of the means is never `worse` or `better`.
+        until: compare the first steps only, as in `BenchResult.until`; None for all steps.
 
     Returns:
-        The comparisons, and a line for each measure or entry that could not be compared.
+        The comparisons, and a line for each measure or entry that could not be compared, and for each difference
+        between the two sides in commands, starting models and versions.
 
     Raises:
-        RecordError: If nothing can be compared.
+        RecordError: If nothing can be compared, or a compared result has no validation after `until` steps.
     """
     pairs, notes = _pairs(a, b)
     tests: list[tuple[str, Measure, float, float, Difference]] = []
-    for name, first, second in pairs:
+    for name, *results in pairs:
+        first, second = results if until is None else [result.until(until) for result in results]
         for measure in ("success after", "mean of the curve"):
             values = [_measurements(result, measure) for result in (first, second)]
             if measure == "mean of the curve" and [*_steps(first)] != [*_steps(second)]:
@@ -118,7 +126,24 @@ def _pairs(
             for word, side in (("A", first), ("B", second))
             if side.failed_seeds
         ]
+        notes += [f"{name}: {line}" for line in _differences(first, second)]
     return pairs, notes
+
+
+def _differences(a: BenchResult, b: BenchResult) -> list[str]:
+    """Return a line for each difference in command, starting model and versions."""
+    lines = []
+    if a.backbone == b.backbone and a.command != b.command:
+        lines.append(f"the commands differ:\n  A: {a.command}\n  B: {b.command}")
+    if a.model != b.model:
+        lines.append(f"the starting model of A is {a.model}, that of B {b.model}")
+    changed = []
+    for key in sorted(a.versions.keys() | b.versions.keys()):
+        values = [side.versions.get(key, "absent") for side in (a, b)]
+        if values[0] != values[1]:
+            words = [value if isinstance(value, str) else " and ".join(value) for value in values]
+            changed.append(f"{key} {words[0]} → {words[1]}")
+    return [*lines, f"versions, A → B: {', '.join(changed)}"] if changed else lines
 
 
 def _steps(result: BenchResult) -> list[int]:
@@ -170,7 +195,7 @@ def print_comparisons(console: Console, comparisons: Sequence[ResultComparison],
             if _STYLES[row.verdict]
             else f"{_WORDS[row.verdict]} ({paired})",
         )
-    console.print(table)
+    print_table(console, table)
     for note in notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
     worse = [f"{row.name} ({row.measure})" for row in comparisons if row.verdict == "worse"]

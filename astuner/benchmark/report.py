@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from astuner.benchmark.results import BenchResult
 from astuner.benchmark.statistics import bootstrap_interval
 from astuner.run_record.files import write_atomically
 from astuner.run_record.plots import INK, MUTED, TRAIN, VALIDATION, style_axes
+
+_WIDEST = 500
+"""Width of the widest table in a file, in columns."""
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +33,7 @@ def print_results(console: Console, results: Sequence[BenchResult]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(escape(result.suite), escape(result.backbone), *result_cells(result))
-    console.print(table)
+    print_table(console, table)
     console.print("before, after: mean success on held-out tasks; tokens, time: mean of a run", style="dim")
     for result in results:
         console.print(escape(f"{result.name}: {result.command}"), soft_wrap=True)
@@ -37,6 +41,15 @@ def print_results(console: Console, results: Sequence[BenchResult]) -> None:
         if result.failed_seeds:
             failed = ", ".join(map(str, result.failed_seeds))
             console.print(escape(f"  the runs of seeds {failed} failed"), style="bold red", soft_wrap=True)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table. In a file or a pipe, it is as wide as its content, because such a console has no width."""
+    if not console.is_terminal:
+        console.width = max(
+            console.width, Measurement.get(console, console.options.update(width=_WIDEST), table).maximum
+        )
+    console.print(table)
 
 
 def result_cells(result: BenchResult) -> list[str]:

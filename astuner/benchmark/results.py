@@ -14,7 +14,7 @@ from astuner.benchmark.statistics import bootstrap_interval, curve_mean
 from astuner.benchmark.suite import SuiteEntry
 from astuner.errors import RecordError
 from astuner.redaction import redact
-from astuner.run_record import TokensSummary, ValidationSummary, environment_of, read_facts, read_metrics
+from astuner.run_record import TokensSummary, ValidationSummary, environments_of, read_facts, read_metrics
 from astuner.run_record.files import write_atomically
 
 Rate = Annotated[float, Field(ge=0, le=1)]
@@ -34,7 +34,7 @@ class SeedResult(_Part):
     after: Rate
     """Success rate of the tuned model on the held-out tasks."""
     seconds: NonNegativeFloat
-    """Seconds from the start of the process to the end of the run; after a resume, of the last process."""
+    """Seconds from the start of the process to the end of the run, with those of the processes before a resume."""
     steps: NonNegativeInt
     """Training steps."""
     episodes: NonNegativeInt
@@ -94,13 +94,31 @@ class BenchResult(_Part):
         """Stem of the result file."""
         return f"{self.suite}-{self.backbone}"
 
+    def until(self, step: int) -> BenchResult:
+        """Return the result of the first steps: with the curves up to a step, and the success there as that after.
+
+        The learning rate of these steps must not depend on the total number of steps. Seconds and tokens remain those
+        of the whole runs.
+
+        Raises:
+            RecordError: If a seed has no validation after this step.
+        """
+        seeds = []
+        for seed in self.seeds:
+            curve = tuple(point for point in seed.curve if point[0] <= step)
+            if not curve or curve[-1][0] != step:
+                steps = ", ".join(str(number) for number, _ in seed.curve)
+                raise RecordError(
+                    f"{self.name} has no validation after step {step} for seed {seed.seed}; it has some at {steps}"
+                )
+            seeds.append(seed.model_copy(update={"after": curve[-1][1], "steps": step, "curve": curve}))
+        return self.model_copy(update={"seeds": tuple(seeds), **_statistics(seeds)})
+
 
 def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[str, Any], seeds: Sequence[SeedResult],
                  failed_seeds: Sequence[int] = ()) -> BenchResult:  # fmt: skip
     """Return the result of the seeds of an entry on a backbone, with mean and interval."""
     by_seed = sorted(seeds, key=lambda result: result.seed)
-    gains = [result.gain for result in by_seed]
-    interval = bootstrap_interval(gains)
     words = ["astuner", "--conf", entry.conf, "--backbone", backbone, *entry.overrides, f"{entry.seed_key}=SEED"]
     return BenchResult(
         suite=entry.name,
@@ -110,9 +128,18 @@ def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[st
         versions=versions,
         seeds=tuple(by_seed),
         failed_seeds=tuple(sorted(failed_seeds)),
-        mean_gain=round(sum(gains) / len(gains), 9),
-        ci95=None if interval is None else (round(interval[0], 9), round(interval[1], 9)),
+        **_statistics(by_seed),
     )
+
+
+def _statistics(seeds: Sequence[SeedResult]) -> dict[str, Any]:
+    """Return mean_gain and ci95."""
+    gains = [result.gain for result in seeds]
+    interval = bootstrap_interval(gains)
+    return {
+        "mean_gain": round(sum(gains) / len(gains), 9),
+        "ci95": None if interval is None else (round(interval[0], 9), round(interval[1], 9)),
+    }
 
 
 def result_of(
@@ -177,8 +204,9 @@ def _versions(records: Sequence[Path]) -> dict[str, str | list[str]]:
     """Return the versions under which runs were recorded."""
     collected: dict[str, dict[str, None]] = {}
     for folder in records:
-        for name, value in _versions_of(environment_of(folder)).items():
-            collected.setdefault(name, {})[value] = None
+        for environment in environments_of(folder):
+            for name, value in _versions_of(environment).items():
+                collected.setdefault(name, {})[value] = None
     return {name: next(iter(values)) if len(values) == 1 else [*values] for name, values in collected.items()}
 
 
@@ -214,7 +242,7 @@ def _on_one_line(text: str) -> str:
     for line in text.splitlines():
         if line.startswith("   ") and lines:
             lines[-1] += (" " if lines[-1].endswith(",") else "") + line.strip()
-        elif line.startswith("  }") and lines:
+        elif line.startswith(("  }", "  ]")) and lines:
             lines[-1] += line.strip()
         else:
             lines.append(line)

@@ -1,4 +1,4 @@
-"""The page of the published results, `docs/en/results.md`, and its pictures, made from `docs/results/*.json`.
+"""Pages of results, and the page of the published ones, `docs/en/results.md`, made from `docs/results/*.json`.
 
 python -m astuner.benchmark.results_page docs
 """
@@ -15,8 +15,8 @@ from astuner.benchmark.results import BenchResult, read_results
 from astuner.run_record.files import write_atomically
 
 _PICTURES = Path("assets/results")
-_INTRODUCTION = """# Results
-
+_TITLE = "# Results\n\n"
+_PUBLISHED = """\
 This page is generated from the files in `docs/results/` by `make results`. [Benchmarks](benchmarks.md) explains the
 commands, the interval and the comparison of results. The suite is `tutorial/benchmark.yaml`:
 
@@ -24,6 +24,8 @@ commands, the interval and the comparison of results. The suite is `tutorial/ben
 astuner bench tutorial/benchmark.yaml
 ```
 
+"""
+_TERMS = """\
 `before` and `after` are the mean success rates of the starting and the tuned model on held-out tasks, which are not
 among the training tasks. The gain is in percentage points, with its 95% bootstrap interval over the seeds. Tokens and
 time are means of a run.
@@ -31,15 +33,27 @@ time are means of a run.
 """
 
 
-def results_page(results: Sequence[BenchResult]) -> str:
-    """Return the page."""
+def results_page(results: Sequence[BenchResult], pictures: str, introduction: str = "") -> str:
+    """Return a page in Markdown: a table of all results, and a section for each.
+
+    Args:
+        results: the results.
+        pictures: folder of the pictures, relative to the page: `gains.png`, and one per result with its name.
+        introduction: Markdown before the explanation of the table.
+    """
     header = ("entry", "backbone", "seeds", "before", "after", "gain", "95% interval", "tokens", "time")
     rows = [[f"[{result.suite}](#{_anchor(result)})", result.backbone, *result_cells(result)] for result in results]
-    parts = [_INTRODUCTION, _table(header, rows), f"\n![Gains of all entries](../{_PICTURES}/gains.png)\n"]
-    return "".join([*parts, *map(_section, results)])
+    gains = f"\n![Gains of all entries]({pictures}/gains.png)\n"
+    sections = [_section(result, pictures) for result in results]
+    return "".join([_TITLE, introduction, _TERMS, _table(header, rows), gains, *sections])
 
 
-def _section(result: BenchResult) -> str:
+def published_page(results: Sequence[BenchResult]) -> str:
+    """Return the page of the published results."""
+    return results_page(results, f"../{_PICTURES}", _PUBLISHED)
+
+
+def _section(result: BenchResult, pictures: str) -> str:
     rows = [
         [str(seed.seed), f"{seed.before:.1%}", f"{seed.after:.1%}", f"{100 * seed.gain:+.1f}", f"{seed.seconds:.0f} s"]
         for seed in result.seeds
@@ -53,7 +67,7 @@ def _section(result: BenchResult) -> str:
         f"\n```text\n{result.command}\n```\n\n",
         _table(("seed", "before", "after", "gain", "time"), rows),
         f"\nThe runs of seeds {', '.join(map(str, result.failed_seeds))} failed.\n" if result.failed_seeds else "",
-        f"\n![Validation curves of {_title(result)}](../{_PICTURES}/{result.name}.png)\n",
+        f"\n![Validation curves of {_title(result)}]({pictures}/{result.name}.png)\n",
         f"\nVersions: {versions_text(result)}.\n",
     ]
     return "".join(lines)
@@ -78,7 +92,7 @@ def picture_digest(results: Sequence[BenchResult]) -> str:
 
 
 def write_page(docs: Path) -> None:
-    """Write the page and its pictures from the results in `docs/results`.
+    """Write the page of the published results and its pictures from the results in `docs/results`.
 
     Raises:
         RecordError: If a result cannot be read, or a file cannot be written.
@@ -87,7 +101,7 @@ def write_page(docs: Path) -> None:
     for result in results:
         draw_curves(docs / _PICTURES / f"{result.name}.png", result, picture_digest([result]))
     draw_results(docs / _PICTURES / "gains.png", results, picture_digest(results))
-    write_atomically(docs / "en/results.md", results_page(results).encode())
+    write_atomically(docs / "en/results.md", published_page(results).encode())
 
 
 if __name__ == "__main__":

@@ -147,8 +147,22 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 def environment_of(folder: Path) -> dict[str, Any]:
     """Return the content of a run's `environment.json`: versions, machine, command line; empty if it cannot be read."""
+    return _read_environment(folder / _ENVIRONMENT)
+
+
+def environments_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the environments of all processes of a run that differ; more than one if it was resumed in another one.
+
+    An environment that cannot be read is empty. The last one is that of `environment_of`.
+    """
+    path = folder / _ENVIRONMENT
+    earlier = folder.glob(f"{path.stem}.*{path.suffix}")
+    return [_read_environment(file) for file in (*sorted(earlier), path)]
+
+
+def _read_environment(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / _ENVIRONMENT).read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -81,7 +81,7 @@ class RunSummary(_Part):
     steps: NonNegativeInt
     """Number of training steps, including those before a resume."""
     seconds: NonNegativeFloat
-    """Seconds from the start of the process to the end of the run."""
+    """Seconds from the start of the process to the end of the run, with those of the processes before a resume."""
     validation: ValidationsSummary = ValidationsSummary()
     """Validation before and after training."""
     first_reward_seconds: NonNegativeFloat | None = None

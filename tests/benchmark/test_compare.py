@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from astuner.benchmark import BenchResult, compare_results, read_results, write_result
+from astuner.benchmark import BenchResult, SeedResult, compare_results, read_results, write_result
 from astuner.cli import astuner as command
 from astuner.errors import RecordError
 from tests.benchmark.results import STEPS, fixed_result, learning_curve, simulated_result
@@ -93,8 +93,41 @@ def test_backbones_curves_and_entries_that_differ():
         compare_results([local], [other])
 
 
+def test_the_first_steps_of_a_whole_result_are_compared_with_a_shorter_one():
+    whole = fixed_result(lambda seed: [0.3, 0.5, 0.7, 0.8, 0.9], (1, 2, 3))
+    same = fixed_result(lambda seed: [0.3, 0.5, 0.7], (1, 2, 3))
+    same = same.model_copy(update={"seeds": tuple(_at(seed, STEPS[:3]) for seed in same.seeds)})
+    first = whole.until(20)
+    assert (first.mean_gain, first.ci95) == (pytest.approx(0.4), pytest.approx((0.4, 0.4)))
+    assert first.seeds[0].curve == ((0, 0.3), (10, 0.5), (20, 0.7))
+    comparisons, notes = compare_results([whole], [same], until=20)
+    assert [(row.measure, row.a, row.b, row.verdict) for row in comparisons] == [
+        ("success after", pytest.approx(0.7), pytest.approx(0.7), "equal"),
+        ("mean of the curve", pytest.approx(0.5), pytest.approx(0.5), "equal"),
+    ]
+    assert notes == []
+    with pytest.raises(RecordError, match="no validation after step 15 for seed 1; it has some at 0, 10, 20, 30, 40"):
+        compare_results([whole], [same], until=15)
+
+
+def _at(seed: SeedResult, steps: Sequence[int]) -> SeedResult:
+    curve = tuple((step, rate) for step, (_, rate) in zip(steps, seed.curve, strict=True))
+    return seed.model_copy(update={"steps": steps[-1], "curve": curve})
+
+
+def test_differences_between_the_sides_are_reported():
+    a = fixed_result(lambda seed: [0.3, 0.5], (1, 2, 3)).model_copy(update={"versions": {"torch": "1", "verl": "3"}})
+    b = a.model_copy(update={"versions": {"torch": ["1", "2"]}, "command": "astuner", "model": "another/model"})
+    _, notes = compare_results([a], [b])
+    assert notes == [
+        f"task-local: the commands differ:\n  A: {a.command}\n  B: astuner",
+        "task-local: the starting model of A is a/model, that of B another/model",
+        "task-local: versions, A → B: torch 1 → 1 and 2, verl 3 → absent",
+    ]
+
+
 def test_command_has_an_exit_code_for_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("COLUMNS", "40")  # the output is no terminal, so that tables are as wide as their content
     monkeypatch.chdir(tmp_path)
     generator = np.random.default_rng(1)
     write_result(Path("good"), simulated_result(generator, BASE))
@@ -107,6 +140,8 @@ def test_command_has_an_exit_code_for_each_case(tmp_path: Path, monkeypatch: pyt
         (("good", "missing"), 2, "does not exist"),
         (("good", "."), 2, "contains no result"),
         (("good",), 2, "Missing argument 'B'"),
+        (("good", "bad", "--until", "10"), 1, "regression: B is worse than A"),
+        (("good", "bad", "--until", "11"), 2, "has no validation after step 11"),
     ):
         result = CliRunner().invoke(command, ["bench", "compare", *words], standalone_mode=True)
         ended = CliRunner().invoke(command, ["bench", "compare", *words], standalone_mode=False)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results
+from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results, result_of
 from astuner.cli import astuner as command
 from astuner.errors import ConfigError
 from astuner.run_record import is_being_written, read_summary
@@ -29,7 +30,7 @@ PATIENCE = 600.0
 def suite(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A suite of two entries, `letters` and one whose model does not exist, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.setenv("COLUMNS", "40")
     rows = [{"question": f"question {number}", "answer": ""} for number in range(4)]
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     values: dict[str, Any] = {
@@ -85,6 +86,10 @@ def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kep
     assert result.versions["astuner"] == "0.1.0"
     assert result.command == "astuner --conf letters.yaml --backbone local astuner.trainer_common.seed=SEED"
     assert {path.name for path in Path("out/plots").iterdir()} == {"letters-local.png", "gains.png"}
+    page = Path("out/results.md").read_text()
+    assert f"| 2 | {result.seeds[1].before:.1%} | {result.seeds[1].after:.1%} |" in page
+    assert "](plots/letters-local.png)" in page
+    assert "](plots/gains.png)" in page
     files = {path: path.stat().st_mtime_ns for path in Path("out/letters-local-seed1").rglob("*") if path.is_file()}
 
     code, text = bench("suite.yaml", "--output", "out", "--entry", "letters")
@@ -103,6 +108,13 @@ def test_unfinished_and_changed_runs_are_recognised(suite: Path):
         load_suite(suite), Path("out"), seeds=1, entries=["letters"], overrides=["astuner.rollout.temperature=0.7"]
     )
     assert changed.start() == "restarted"
+    # A run that was resumed with another torch.
+    environment = json.loads((run.folder / "environment.json").read_text())
+    environment["packages"]["torch"] = "1.0"
+    (run.folder / "environment.1.json").write_text(json.dumps(environment))
+    result = result_of(run.entry, "local", {run.seed: run.folder})
+    assert result is not None
+    assert result.versions["torch"] == ["1.0", metadata.version("torch")]
     (run.folder / "summary.json").unlink()
     assert run.start() == "resumed"
     assert changed.start() == "restarted"
