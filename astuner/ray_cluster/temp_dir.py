@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ TEMP_DIR_FIX = "export RAY_TMPDIR=/tmp"
 
 _PREFIX = "ast-"
 _LOCK = "owner"
+_REMOVALS, _REMOVAL_SECONDS = 20, 0.1
 _SHORT = Path("/tmp")
 # The longest path below the parent folder: with Ray as a service of the run.
 _SOCKET = "/astuner-01234567/ray/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
@@ -53,7 +55,11 @@ def ray_temp_dir() -> Iterator[str]:
         # another run has just removed it.
         with contextlib.suppress(OSError), lock.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(lock.parent, ignore_errors=True)
+            _remove(lock.parent)
+    for folder in parent.glob(f"{_PREFIX}*"):
+        # A process of a dead run has written into its folder after the lock was removed.
+        if not (folder / _LOCK).exists():
+            shutil.rmtree(folder, ignore_errors=True)
     with contextlib.ExitStack() as stack:
         try:
             folder = _create_locked(parent, stack)
@@ -62,8 +68,17 @@ def ray_temp_dir() -> Iterator[str]:
                 f"Ray's temporary folder cannot be created in {parent} ({error}); {TEMP_DIR_FIX}, or set it to another "
                 "writable folder with a short path"
             ) from error
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(_remove, folder)
         yield str(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder. Ray's processes end shortly after their run, and may write into it meanwhile."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVAL_SECONDS)
 
 
 def _create_locked(parent: Path, stack: contextlib.ExitStack) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,28 @@ def test_ray_tmpdir_is_used_and_the_folder_removed(short: Path):
     with ray_temp_dir() as folder:
         assert Path(folder).parent == short
     assert list(short.iterdir()) == []
+
+
+def test_a_folder_is_removed_although_a_process_writes_into_it(short: Path, monkeypatch: pytest.MonkeyPatch):
+    removed = shutil.rmtree
+    writes = iter(range(3))
+
+    def removed_and_written(folder: Path, **options: bool) -> None:
+        removed(folder, **options)
+        if next(writes, None) is not None:
+            (folder / "ray").mkdir(parents=True)
+
+    monkeypatch.setattr(shutil, "rmtree", removed_and_written)
+    with ray_temp_dir():
+        pass
+    assert next(writes, None) is None
+    assert list(short.iterdir()) == []
+
+
+def test_a_folder_that_was_written_after_its_removal_is_removed_by_the_next_run(short: Path):
+    (short / "ast-dead" / "ray").mkdir(parents=True)
+    with ray_temp_dir() as folder:
+        assert list(short.iterdir()) == [Path(folder)]
 
 
 def test_default_parent_is_the_temp_folder(monkeypatch: pytest.MonkeyPatch):
