@@ -17,10 +17,12 @@ Supervised training has no `rule`: in steps 3 and 4, `sft_token_weights` replace
 from astuner.algorithms.advantages import (
     batch_normalised_advantages,
     call_reward_std,
+    group_centred_advantages,
     group_decoupled_advantages,
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
+    mean_normalised_advantages,
 )
 from astuner.algorithms.aggregate import sample_scales, token_weights
 from astuner.algorithms.entropy import entropy_from_logprobs
@@ -30,8 +32,10 @@ from astuner.algorithms.policy_batch import NO_CLIP, CallTable, ClipRange, Polic
 from astuner.algorithms.policy_loss import (
     clipped_surrogate_loss,
     clipped_weight_loss,
+    geometric_mean_loss,
     reinforce_loss,
     sequence_clipped_loss,
+    soft_gate_loss,
 )
 from astuner.algorithms.registry import Algorithm, ReinforcementRule, resolve
 from astuner.algorithms.reward_shaping import (
@@ -57,10 +61,13 @@ __all__ = [
     "cross_entropy_losses",
     "entropy_from_logprobs",
     "episode_sums",
+    "geometric_mean_loss",
+    "group_centred_advantages",
     "group_decoupled_advantages",
     "group_relative_advantages",
     "has_signal",
     "leave_one_out_advantages",
+    "mean_normalised_advantages",
     "overlong_punishment",
     "reinforce_loss",
     "resolve",
@@ -68,6 +75,7 @@ __all__ = [
     "sample_scales",
     "sequence_clipped_loss",
     "sft_token_weights",
+    "soft_gate_loss",
     "token_kl",
     "token_weights",
 ]

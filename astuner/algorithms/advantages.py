@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from astuner.errors import BackboneError
+
 STD_EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
@@ -103,6 +105,58 @@ def batch_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool
         [E] float32, exactly 0 if the batch has no variance.
     """
     return group_relative_advantages(rewards, torch.zeros_like(group_ids), by_std)
+
+
+def group_centred_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
+    """Return reward minus the group's mean, divided by the standard deviation of the batch if `by_std`.
+
+    REINFORCE++ with baseline (arXiv:2501.03262v9): A' = r - mean of the group; A = (A' - mean of the batch) / standard
+    deviation of the batch. The mean of A' over the batch is 0. As in `batch_normalised_advantages`, the statistics are
+    over episodes, and in the paper over tokens.
+
+    Args:
+        rewards: [E] float, one per episode.
+        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+        by_std: divide by the standard deviation of A' over the batch (unbiased, plus `STD_EPSILON`).
+
+    Returns:
+        [E] float32, exactly 0 in a group without variance, including groups of one.
+    """
+    centred = _centred(rewards, _group_index(group_ids))
+    scaled = centred / _group_std(centred, torch.zeros_like(group_ids)) if by_std else centred
+    return scaled.float()
+
+
+def mean_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
+    """Return reward minus the group's mean, divided by the group's mean.
+
+    MaxRL (arXiv:2602.02710, algorithm 1): with rewards of 0 and 1, A = (r - p) / p, where p is the success rate of the
+    group. In a group of k, the expected gradient is that of -sum over j < k of (1 - P)^j / j, where P is the success
+    probability and (1 - P)^j is one minus pass@j. The sum tends to log P. A task whose successes are rare has more
+    weight than in GRPO.
+
+    Args:
+        rewards: [E] float, at least 0, one per episode.
+        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+        by_std: divide by the group's standard deviation, too; the paper does not.
+
+    Returns:
+        [E] float32, exactly 0 in a group without variance, including groups of one and groups without success.
+
+    Raises:
+        BackboneError: a reward is negative.
+    """
+    if (rewards < 0).any():
+        raise BackboneError(
+            f"maxrl divides rewards by the mean of their group, so rewards must be at least 0; the smallest is "
+            f"{float(rewards.min()):g}. Write algorithm: grpo, or shift the rewards in the workflow or the judge"
+        )
+    group = _group_index(group_ids)
+    centred = _centred(rewards, group)
+    mean = _exact(rewards) - centred
+    advantages = centred / torch.where(mean > 0, mean, 1.0)
+    scaled = advantages / _group_std(centred, group) if by_std else advantages
+    return scaled.float()
 
 
 def group_decoupled_advantages(

@@ -26,6 +26,10 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clipped to ± this before `exp` (e^20 ≈ 4.9e8), so that one token cannot overflow a sum. The gradient
 of a token beyond the limit is zero."""
 
+K3_LIMIT = 10.0
+"""k3 is clipped to this value, as in verl, so that a token that the reference finds much more likely (14 times as
+likely, or more) cannot dominate a batch. The gradient of a token beyond the limit is zero."""
+
 
 def token_kl(logprobs: Tensor, ref_logprobs: Tensor, kind: KlType) -> Tensor:
     """Estimate KL(π ‖ π_ref) at each token (see the module's docstring).
@@ -36,7 +40,7 @@ def token_kl(logprobs: Tensor, ref_logprobs: Tensor, kind: KlType) -> Tensor:
         kind: `k1`, `k2` or `low_var_kl`.
 
     Returns:
-        The same shape and dtype, in nats. The difference is first clipped to ± `LOG_RATIO_LIMIT`.
+        The same shape and dtype, in nats. The difference is first clipped to ± `LOG_RATIO_LIMIT`, and k3 to `K3_LIMIT`.
     """
     difference = (logprobs - ref_logprobs.detach()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if kind == "k1":
@@ -44,4 +48,4 @@ def token_kl(logprobs: Tensor, ref_logprobs: Tensor, kind: KlType) -> Tensor:
     if kind == "k2":
         return difference.square() / 2
     # Near d = 0, where most tokens are, expm1 is more accurate than exp(-d) - 1.
-    return (-difference).expm1() + difference
+    return ((-difference).expm1() + difference).clamp(max=K3_LIMIT)

@@ -15,10 +15,16 @@ from astuner.errors import BackboneError
 
 @dataclass(frozen=True, slots=True)
 class ClipRange:
-    """The range [1 - low, 1 + high] of clipped ratios; with `low` of 1 or more there is no lower bound."""
+    """The range [1 - low, 1 + high] of clipped ratios; with `low` of 1 or more there is no lower bound.
+
+    Attributes:
+        low, high: distances from 1.
+        dual: the largest ratio of a token with a negative advantage (dual-clip PPO); None for no limit.
+    """
 
     low: float
     high: float
+    dual: float | None = None
 
     def __call__(self, ratio: Tensor) -> Tensor:
         """Return `ratio` clipped to the range; its gradient outside the range is zero."""

@@ -19,7 +19,8 @@ def clipped_surrogate_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
 
     This is the loss of PPO (arXiv:1707.06347, eq. 7), as used by GRPO (arXiv:2402.03300, eq. 3), Dr. GRPO
     (arXiv:2503.20783, section 3.2), DAPO (arXiv:2503.14476, eq. 8 and 10) and REINFORCE++ (arXiv:2501.03262v9). If the
-    clipped term is the smaller one, the gradient of the token is zero.
+    clipped term is the smaller one, the gradient of the token is zero. With a dual clip c (arXiv:1912.09729, eq. 5),
+    the loss of a token with A < 0 is at most -c A, so a ratio above c has no gradient either.
     """
     log_ratio = batch.log_ratio()
     ratio = log_ratio.exp()
@@ -64,6 +65,65 @@ def sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     return PolicyLoss(losses, metrics)
 
 
+def geometric_mean_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
+    """Return -g A at each token, where g is the geometric mean of the clipped ratios of the token's call.
+
+    GMPO (arXiv:2507.20673, eq. 4): log r of each token is clipped to [-low, high] where that makes the objective
+    smaller, and g is the exponential of the mean over the call's tokens. A token whose ratio is clipped has no
+    gradient, and the other tokens of the call keep theirs. The unit is a call, as in `sequence_clipped_loss`.
+
+    Raises:
+        BackboneError: `batch.calls` is missing, or does not cover the trained tokens as often as `train_counts` states.
+    """
+    tokens = batch.call_tokens()
+    assert batch.calls is not None
+    log_ratio = batch.log_ratio()
+    advantages = batch.token_advantages()
+    clipped = log_ratio.clamp(-clip.low, clip.high)
+    # Clipping applies where it makes r A smaller.
+    limited = torch.where(advantages >= 0, torch.minimum(log_ratio, clipped), torch.maximum(log_ratio, clipped))
+    call_losses = -tokens.means(limited).exp() * advantages[batch.calls.rows, batch.calls.starts]
+    metrics = LossMetrics.of(
+        ratio=log_ratio.exp(),
+        weight=batch.train_counts,
+        clipped_low=(log_ratio < -clip.low) & (advantages < 0),
+        clipped_high=(log_ratio > clip.high) & (advantages > 0),
+        token_log_ratio=log_ratio,
+        train_counts=batch.train_counts,
+    )
+    return PolicyLoss(tokens.to_tokens(call_losses, batch.train_counts), metrics)
+
+
+SAPO_TEMPERATURES = (1.0, 1.05)
+"""SAPO's temperatures of the gate for positive and for negative advantages (arXiv:2511.20347, section 5)."""
+
+
+def soft_gate_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
+    """Return -f(r) A at each token, with the gate f(r) = 4 / τ · sigmoid(τ (r - 1)).
+
+    SAPO (arXiv:2511.20347, eq. 5 and 6) replaces clipping by a gate whose gradient decreases smoothly as r moves away
+    from 1, faster for negative advantages: τ is `SAPO_TEMPERATURES`. At r = 1, the gradient is that of r A. `clip` must
+    be `NO_CLIP`.
+    """
+    assert clip == NO_CLIP, clip
+    log_ratio = batch.log_ratio()
+    ratio = log_ratio.exp()
+    advantages = batch.token_advantages()
+    positive, negative = SAPO_TEMPERATURES
+    temperature = torch.where(advantages > 0, positive, negative).to(ratio.dtype)
+    gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+    not_clipped = torch.zeros_like(batch.train_counts, dtype=torch.bool)
+    metrics = LossMetrics.of(
+        ratio=ratio,
+        weight=batch.train_counts,
+        clipped_low=not_clipped,
+        clipped_high=not_clipped,
+        token_log_ratio=log_ratio,
+        train_counts=batch.train_counts,
+    )
+    return PolicyLoss(batch.only_trained(-gate * advantages), metrics)
+
+
 def clipped_weight_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     """Return -sg(clip(r)) A log π at each token, where sg is the stop-gradient.
 
@@ -106,4 +166,8 @@ def reinforce_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
 
 
 def _surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
-    return -torch.minimum(ratio * advantages, clip(ratio) * advantages)
+    """Return -min(r A, clip(r) A); with a dual clip, at most -c A where A < 0."""
+    losses = -torch.minimum(ratio * advantages, clip(ratio) * advantages)
+    if clip.dual is None:
+        return losses
+    return torch.where(advantages < 0, torch.minimum(losses, -clip.dual * advantages), losses)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.corrections import CORRECTIONS
+from astuner.config.keys import parts, schema
 from astuner.config.reference import table, update_page
 
 _HEADER = (
@@ -19,8 +20,16 @@ _HEADER = (
     "`clip_ratio_low`",
     "`clip_ratio_high`",
     "`loss_agg_mode`",
+    "backbones",
     "paper",
 )
+
+
+def backbones_of(algorithm: str) -> list[str]:
+    """Return the backbones that train with an algorithm, as the key `adv_estimator` declares them."""
+    rules = schema().keys[parts("astuner.trainer_common.algorithm.adv_estimator")].unsupported
+    missing = {backbone for rule in rules if algorithm in (rule.values or ()) for backbone in rule.by}
+    return [backbone for backbone in ("local", "verl", "trinity") if backbone not in missing]
 
 
 def _rows() -> Iterator[tuple[str, ...]]:
@@ -34,6 +43,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
             "cross entropy" if rule is None else rule.loss.formula,
             *(("–", "–") if rule is None or rule.clip is None else map(str, rule.clip)),
             f"`{spec.loss_agg_mode}`",
+            ", ".join(backbones_of(name)),
             f"[{papers[0]}](https://arxiv.org/abs/{papers[0]})",
         )
 

@@ -85,6 +85,7 @@ def _rule(spec: ReinforcementSpec, config: AlgorithmConfig) -> ReinforcementRule
         clip=ClipRange(
             low if config.clip_ratio_low is None else config.clip_ratio_low,
             high if config.clip_ratio_high is None else config.clip_ratio_high,
+            config.clip_ratio_dual,
         ),
         norm_adv_by_std=spec.norm_adv_by_std if config.norm_adv_by_std is None else config.norm_adv_by_std,
         compares_group=spec.advantage.compares_group,

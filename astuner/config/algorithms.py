@@ -42,12 +42,14 @@ class LossSpec:
         formula: the loss of a token, for the documentation.
         verl_name: the nearest `policy_loss.loss_mode` of verl. verl checks it; astuner computes the loss.
         by_call: whether all tokens of an answer share one advantage.
+        has_ratio: whether the loss contains the ratio of the policy to the policy before the step.
     """
 
     function: str
     formula: str
     verl_name: str
     by_call: bool = False
+    has_ratio: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,8 @@ class ReinforcementSpec:
         advantage: the advantage estimator.
         loss: the loss.
         norm_adv_by_std: whether advantages are divided by a standard deviation.
-        clip: the distances `low` and `high` that the probability ratio may have from 1; None for a loss without ratio.
+        clip: the distances `low` and `high` that the probability ratio may have from 1; None for a loss that clips no
+            ratio.
         dynamic_sampling: whether groups without reward variance are left out.
     """
 
@@ -88,6 +91,11 @@ _GROUP_RELATIVE = AdvantageSpec("group_relative_advantages", "reward − group m
 _LEAVE_ONE_OUT = AdvantageSpec("leave_one_out_advantages", "reward − mean of the others in the group", True, "rloo")
 _BATCH_NORMALISED = AdvantageSpec("batch_normalised_advantages", "reward − batch mean", False, "reinforce_plus_plus")
 
+_GROUP_CENTRED = AdvantageSpec(
+    "group_centred_advantages", "reward − group mean, divided by the batch std", True, "reinforce_plus_plus_baseline"
+)
+_MEAN_NORMALISED = AdvantageSpec("mean_normalised_advantages", "(reward − group mean) / group mean", True, "grpo")
+
 _GROUP_DECOUPLED = AdvantageSpec(
     "group_decoupled_advantages",
     "sum of (component − group mean) / group std, divided by the batch std",
@@ -98,8 +106,12 @@ _GROUP_DECOUPLED = AdvantageSpec(
 
 _CLIPPED_SURROGATE = LossSpec("clipped_surrogate_loss", "clipped ratio", "vanilla")
 _SEQUENCE_CLIPPED = LossSpec("sequence_clipped_loss", "clipped ratio of the whole answer", "gspo", by_call=True)
+_GEOMETRIC_MEAN = LossSpec(
+    "geometric_mean_loss", "geometric mean of the answer's clipped ratios", "geo_mean", by_call=True
+)
+_SOFT_GATE = LossSpec("soft_gate_loss", "soft gate of the ratio", "sapo")
 _CLIPPED_WEIGHT = LossSpec("clipped_weight_loss", "REINFORCE, weighted by the clipped ratio", "cispo")
-_REINFORCE = LossSpec("reinforce_loss", "REINFORCE", "gpg")
+_REINFORCE = LossSpec("reinforce_loss", "REINFORCE", "gpg", has_ratio=False)
 
 # PPO's value (arXiv:1707.06347, section 6.1), for the papers that build on PPO's loss and state none.
 _PPO_CLIP = (0.2, 0.2)
@@ -139,10 +151,31 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         "token-mean",
         ReinforcementSpec(_BATCH_NORMALISED, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=_PPO_CLIP),
     ),
+    "reinforce++_baseline": AlgorithmSpec(
+        "REINFORCE++ with baseline, arXiv:2501.03262v9. The clip range is PPO's, 0.2, and so is the mean over time "
+        "steps.",
+        "token-mean",
+        ReinforcementSpec(_GROUP_CENTRED, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=_PPO_CLIP),
+    ),
+    "maxrl": AlgorithmSpec(
+        "MaxRL: Maximum Likelihood Reinforcement Learning, arXiv:2602.02710. The clip range is PPO's, 0.2.",
+        "seq-mean-token-mean",
+        ReinforcementSpec(_MEAN_NORMALISED, _CLIPPED_SURROGATE, norm_adv_by_std=False, clip=_PPO_CLIP),
+    ),
     "gspo": AlgorithmSpec(
         "GSPO: Group Sequence Policy Optimization, arXiv:2507.18071.",
         "seq-mean-token-mean",
         ReinforcementSpec(_GROUP_RELATIVE, _SEQUENCE_CLIPPED, norm_adv_by_std=True, clip=(3e-4, 4e-4)),
+    ),
+    "gmpo": AlgorithmSpec(
+        "GMPO: Geometric-Mean Policy Optimization, arXiv:2507.20673. The clip range is that of log r.",
+        "seq-mean-token-mean",
+        ReinforcementSpec(_GROUP_RELATIVE, _GEOMETRIC_MEAN, norm_adv_by_std=True, clip=(0.4, 0.4)),
+    ),
+    "sapo": AlgorithmSpec(
+        "SAPO: Soft Adaptive Policy Optimization, arXiv:2511.20347.",
+        "seq-mean-token-mean",
+        ReinforcementSpec(_GROUP_RELATIVE, _SOFT_GATE, norm_adv_by_std=True, clip=None),
     ),
     "cispo": AlgorithmSpec(
         "CISPO: MiniMax-M1, arXiv:2506.13585. It has no lower bound and states no upper bound; weights are clipped at "

@@ -16,7 +16,7 @@ def correction_problems(run: AstunerConfig) -> Iterator[Problem]:
     correction, section = run.trainer_common.correction, "astuner.trainer_common.correction"
     mode = "none" if correction.mode == "auto" else correction.mode
     spec, algorithm = CORRECTIONS[mode], ALGORITHMS[run.trainer_common.algorithm.adv_estimator]
-    has_ratio = algorithm.reinforcement is not None and algorithm.reinforcement.clip is not None
+    has_ratio = algorithm.reinforcement is not None and algorithm.reinforcement.loss.has_ratio
     if spec.weights and has_ratio and correction.old_logprobs == "sampler":
         yield _problem(
             f"{section}.old_logprobs is sampler, so the ratio of the loss is to the sampler, and {section}.mode {mode} "

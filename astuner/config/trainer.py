@@ -40,9 +40,18 @@ KlType = Literal["k1", "k2", "low_var_kl"]
 
 _NOT_FOR_SFT = {"sft": "it learns from transcripts and has no rewards, advantages or probability ratios"}
 _NO_CLIPPING = _NOT_FOR_SFT | {
-    name: "its loss has no probability ratio to clip; dr_grpo's has one"
+    name: "its loss clips no probability ratio; dr_grpo's does"
     for name, spec in ALGORITHMS.items()
     if spec.reinforcement and spec.reinforcement.clip is None
+}
+_NO_DUAL_CLIP = _NO_CLIPPING | {
+    name: "only the clipped ratio of grpo and others has a dual clip"
+    for name, spec in ALGORITHMS.items()
+    if spec.reinforcement and spec.reinforcement.loss.function in ("clipped_weight_loss", "geometric_mean_loss")
+}
+_ONLY_REWARDS = _NOT_FOR_SFT | {
+    "maxrl": "it divides rewards by the mean of their group, so it needs rewards of at least 0 that nothing is "
+    "subtracted from"
 }
 _ONLY_SFT = {
     name: "it trains only what the model itself sampled; sft uses this key"
@@ -100,6 +109,13 @@ class AlgorithmConfig(Section):
         trinity=_TRINITY_LOSS,
     )
     """Clip the probability ratio above 1 + this value."""
+    clip_ratio_dual: Annotated[float, Field(gt=1, le=1e9)] | None = key(
+        None,
+        wrong_for=_NO_DUAL_CLIP,
+        verl=mirrors("actor_rollout_ref.actor.clip_ratio_c", rule="dual_clip"),
+        trinity=_TRINITY_LOSS,
+    )
+    """Dual-clip PPO: the largest probability ratio of tokens with negative advantages; null for no limit."""
     loss_agg_mode: LossAggMode | None = key(
         None,
         verl=mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation"),
@@ -126,7 +142,7 @@ class AlgorithmConfig(Section):
     """Older name for norm_adv_by_std over the whole batch; not supported."""
     use_kl_in_reward: bool = key(
         False,
-        wrong_for=_NOT_FOR_SFT,
+        wrong_for=_ONLY_REWARDS,
         verl=sets("algorithm.use_kl_in_reward"),
         unsupported=(
             unsupported(
@@ -153,7 +169,7 @@ class AlgorithmConfig(Section):
     )
     """Coefficient of the KL in the reward."""
     overlong_buffer_length: NonNegativeInt = key(
-        0, wrong_for=_NOT_FOR_SFT, trainers="subtracted from the reward before advantages are computed"
+        0, wrong_for=_ONLY_REWARDS, trainers="subtracted from the reward before advantages are computed"
     )
     """DAPO's soft penalty: up to 1 of reward is lost within this many tokens of max_response_length; 0 is off."""
     component_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = key(

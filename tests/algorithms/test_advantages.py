@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -9,14 +10,17 @@ from hypothesis import strategies as st
 
 from astuner.algorithms import (
     batch_normalised_advantages,
+    group_centred_advantages,
     group_decoupled_advantages,
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
+    mean_normalised_advantages,
 )
+from astuner.errors import BackboneError
 
 GROUPED = [group_relative_advantages, leave_one_out_advantages]
-ALL = [*GROUPED, batch_normalised_advantages, group_decoupled_advantages]
+ALL = [*GROUPED, batch_normalised_advantages, group_centred_advantages, group_decoupled_advantages]
 
 episodes = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.7, 1.0, -2.0]), st.integers(-3, 3)), min_size=1, max_size=12)
 
@@ -47,13 +51,54 @@ def test_hand_worked():
     )
 
 
+def test_advantages_over_the_groups_mean_hand_worked():
+    # Group 5: 1 of 4 succeeds, mean 0.25: (1 - 0.25) / 0.25 = 3 and -1. Group 2: 3 of 4, mean 0.75: 1 / 3 and -1.
+    # Group 1 has no success, and group 9 no failure.
+    rewards = torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0])
+    groups = torch.tensor([5, 5, 5, 5, 2, 2, 2, 2, 1, 1, 9])
+    expected = [3.0, -1.0, -1.0, -1.0, 1 / 3, 1 / 3, -1.0, 1 / 3, 0.0, 0.0, 0.0]
+    assert mean_normalised_advantages(rewards, groups, by_std=False).tolist() == pytest.approx(expected, rel=1e-6)
+    # Divided by the standard deviation of group 5, √(0.75 / 3) = 0.5.
+    assert mean_normalised_advantages(rewards, groups, by_std=True)[:2].tolist() == pytest.approx([6, -2], rel=1e-5)
+
+
+def test_the_mean_over_a_group_of_k_estimates_the_gradient_of_the_truncated_series_of_log_p():
+    # MaxRL, with one parameter x, p = sigmoid(x), and d log π = 1 - p for a success and -p for a failure.
+    # The derivative of -sum over j = 1 … k - 1 of (1 - p)^j / j is p (1 - p) × sum over j < k - 1 of (1 - p)^j.
+    k, p = 4, 0.3
+    expectation = 0.0
+    for outcome in range(2**k):
+        rewards = torch.tensor([float(outcome >> bit & 1) for bit in range(k)])
+        advantages = mean_normalised_advantages(rewards, torch.zeros(k), by_std=False)
+        scores = torch.where(rewards > 0, 1 - p, -p)
+        probability = math.prod(p if reward else 1 - p for reward in rewards.tolist())
+        expectation += probability * float((advantages * scores).mean())
+    assert expectation == pytest.approx(p * (1 - p) * sum((1 - p) ** j for j in range(k - 1)), rel=1e-5)
+
+
+def test_negative_rewards_have_no_advantage_over_the_groups_mean():
+    with pytest.raises(
+        BackboneError, match=r"rewards must be at least 0; the smallest is -0\.5\. Write algorithm: grpo"
+    ):
+        mean_normalised_advantages(torch.tensor([1.0, -0.5]), torch.tensor([0, 0]), by_std=False)
+
+
+def test_centred_advantages_divided_by_the_std_of_the_batch_hand_worked():
+    # Group 5: 1 and 0, mean 0.5; group -1: 3, 0 and 0, mean 1. Squares: 0.25 0.25 4 1 1 = 6.5, std √(6.5 / 4).
+    rewards, groups = torch.tensor([1.0, 3.0, 0.0, 0.0, 0.0]), torch.tensor([5, -1, 5, -1, -1])
+    assert group_centred_advantages(rewards, groups, by_std=False).tolist() == [0.5, 2.0, -0.5, -1.0, -1.0]
+    std = math.sqrt(1.625)
+    expected = [0.5 / std, 2 / std, -0.5 / std, -1 / std, -1 / std]
+    assert group_centred_advantages(rewards, groups, by_std=True).tolist() == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("by_std", [True, False])
-@pytest.mark.parametrize("function", ALL)
+@pytest.mark.parametrize("function", [*ALL, mean_normalised_advantages])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(reward=st.floats(-1e6, 1e6), size=st.integers(1, 40))
 @settings(max_examples=20, deadline=None)
 def test_no_variance_is_exactly_zero(function, by_std, dtype, reward, size):
-    rewards = torch.full((size,), reward, dtype=dtype)
+    rewards = torch.full((size,), abs(reward) if function is mean_normalised_advantages else reward, dtype=dtype)
     assert not function(rewards, torch.full((size,), 4), by_std).any()
 
 

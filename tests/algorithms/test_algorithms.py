@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean, stdev
 from typing import get_args
 
 import pytest
@@ -27,6 +26,7 @@ from astuner.algorithms import (
 )
 from astuner.config.algorithms import ALGORITHMS, LossAggMode
 from astuner.config.trainer import AlgorithmConfig
+from tests.algorithms.published import PUBLISHED, Answer, published_objective
 
 REINFORCEMENT = [name for name in ALGORITHMS if name != "sft"]
 
@@ -138,6 +138,20 @@ def hand_worked_loss(config: AlgorithmConfig) -> float:
         #   sums of clipped terms 2.1, 2.9, 1.9, 4.0, 1.7 (1.2 + 0.5), over 13 tokens:
         #   g (-0.2 × 2.1 + 0.8 × 2.9 - 1.2 × 1.9 + 0.8 × 4.0 - 0.2 × 1.7) / 13 = 2.48 g / 13
         (AlgorithmConfig(adv_estimator="reinforce++"), 0.2280129),
+        # Deviations from the groups' means 0.5 -0.5 1 -1 0, squares 2.5, g = 1 / √(2.5 / 4) = 1.264911.
+        #   g (-0.5 × 2.1 + 0.5 × 2.9 - 1.9 + 4.0) / 13 = 2.5 g / 13
+        (AlgorithmConfig(adv_estimator="reinforce++_baseline"), 0.2432521),
+        # A = 0.5 / 0.5, -0.5 / 0.5, 1 / 1, -1 / 1, 0; the token means of grpo: (-1.05 + 0.966667 - 0.95 + 1.0) / 5
+        (AlgorithmConfig(adv_estimator="maxrl"), -0.0066667),
+        # Geometric means, with log r cut at 0.4 for A > 0 and raised to -0.4 for A < 0:
+        #   0: √(e^0.4 × 0.9) = 1.158724   1: ∛(e^-0.4 × 1.1) = 0.903424   2: √0.875 = 0.935414   3: 0.8775^¼ = 0.967858
+        #   (-1.158724 a + 0.903424 a - 0.935414 + 0.967858) / 5 = (-0.255300 × 0.70711 + 0.032444) / 5
+        (AlgorithmConfig(adv_estimator="gmpo"), -0.0296161),
+        # Gates 4 / τ σ(τ (r - 1)), τ 1 for A > 0 and 1.05 for A < 0; means over tokens:
+        #   0: (2.489837 + 1.900083) / 2   1: (1.415938 + 2.004670 + 1.904762) / 3
+        #   2: (2.248706 + 1.702230) / 2   3: (2.202306 + 1.656188 + 1.904762 + 1.804854) / 4
+        #   (-2.194960 a + 1.775123 a - 1.975468 + 1.892027) / 5
+        (AlgorithmConfig(adv_estimator="sapo"), -0.0760620),
         # s = geometric means: 0: √1.35 = 1.16190 → 1.0004; 1: ∛0.55 = 0.81932 → 0.9997 (A < 0: the larger);
         #   2: √0.875 = 0.935414, kept (A > 0: the smaller); 3: 0.8775^¼ = 0.96786 → 0.9997
         #   (-1.0004 a + 0.9997 a - 0.935414 + 0.9997) / 5 = (-0.0007 × 0.70711 + 0.064286) / 5
@@ -155,61 +169,7 @@ def test_hand_worked(config, expected):
     assert hand_worked_loss(config) == pytest.approx(expected, abs=1e-6)
 
 
-# --- The published formulas, as loops over episodes (one call each) and tokens.
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An episode of the formulas: its group, its reward, and (log π, log π_old) of its tokens."""
-
-    group: int
-    reward: float
-    tokens: list[tuple[float, float]]
-
-
-def group_rewards(answers: list[Answer], answer: Answer) -> list[float]:
-    return [other.reward for other in answers if other.group == answer.group]
-
-
-def standardised(reward: float, rewards: list[float]) -> float:
-    return (reward - fmean(rewards)) / (stdev(rewards) + 1e-6) if len(set(rewards)) > 1 else 0.0
-
-
-def ppo_term(ratio: float, advantage: float, low: float, high: float) -> float:
-    return min(ratio * advantage, min(max(ratio, 1 - low), 1 + high) * advantage)
-
-
-def published_objective(name: str, answers: list[Answer], max_length: int) -> float:
-    """J(θ), to be maximised."""
-    n_tokens = sum(len(answer.tokens) for answer in answers)
-    batch = [answer.reward for answer in answers]
-    total = 0.0
-    for answer in answers:
-        group = group_rewards(answers, answer)
-        ratios = [math.exp(new - old) for new, old in answer.tokens]
-        relative = standardised(answer.reward, group)
-        if name == "grpo":
-            terms = [ppo_term(r, relative, 0.2, 0.2) for r in ratios]
-            total += sum(terms) / len(terms) / len(answers)
-        elif name == "dr_grpo":
-            advantage = answer.reward - fmean(group)
-            total += sum(ppo_term(r, advantage, 0.2, 0.2) for r in ratios) / max_length / len(answers)
-        elif name == "dapo":
-            total += sum(ppo_term(r, relative, 0.2, 0.28) for r in ratios) / n_tokens
-        elif name == "rloo":
-            others = sum(group) - answer.reward
-            advantage = answer.reward - others / (len(group) - 1) if len(group) > 1 else 0.0
-            total += advantage * sum(new for new, _ in answer.tokens) / max_length / len(answers)
-        elif name == "reinforce++":
-            total += sum(ppo_term(r, standardised(answer.reward, batch), 0.2, 0.2) for r in ratios) / n_tokens
-        elif name == "gspo":
-            total += ppo_term(math.prod(ratios) ** (1 / len(ratios)), relative, 3e-4, 4e-4) / len(answers)
-        elif name == "cispo":
-            total += (
-                sum(min(r, 5.0) * relative * new for r, (new, _) in zip(ratios, answer.tokens, strict=True)) / n_tokens
-            )
-    return total
-
+# --- The published formulas. Their gradients are PyTorch's.
 
 logprob = st.floats(-4, -0.01)
 tokens = st.lists(st.tuples(logprob, logprob), min_size=1, max_size=4)
@@ -220,10 +180,12 @@ answers = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+@pytest.mark.parametrize("name", PUBLISHED)
 @given(answers=answers)
 @settings(max_examples=40, deadline=None)
 def test_published_formula(name: str, answers: list[Answer]):
+    if name == "maxrl":
+        answers = [replace(answer, reward=abs(answer.reward)) for answer in answers]
     algorithm = resolve(AlgorithmConfig(adv_estimator=name))
     assert algorithm.rule is not None
     table = torch.tensor([pair for answer in answers for pair in answer.tokens], dtype=torch.float64)
@@ -234,8 +196,16 @@ def test_published_formula(name: str, answers: list[Answer]):
     advantages = algorithm.rule.advantages(
         torch.tensor([answer.reward for answer in answers]), torch.tensor([answer.group for answer in answers])
     )
-    loss = mini_batch_loss(algorithm, [rows], table[:, 0], table[:, 1], advantages, max_response_length=6)
-    assert float(loss) == pytest.approx(-published_objective(name, answers, 6), rel=1e-5, abs=1e-6)
+    logprobs = table[:, 0].clone().requires_grad_()
+    loss = mini_batch_loss(algorithm, [rows], logprobs, table[:, 1], advantages, max_response_length=6)
+    (gradient,) = torch.autograd.grad(loss, logprobs)
+    parts = [list(part) for part in logprobs.split([len(answer.tokens) for answer in answers])]
+    expected = -published_objective(name, answers, parts, 6)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    published_gradient = torch.zeros_like(gradient)
+    if expected.requires_grad:
+        (published_gradient,) = torch.autograd.grad(expected, logprobs)
+    torch.testing.assert_close(gradient, published_gradient, rtol=1e-5, atol=1e-6)
 
 
 # --- Invariants: samples, order and micro-batches change neither the loss nor its gradient.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from astuner.algorithms import token_kl
-from astuner.algorithms.kl import LOG_RATIO_LIMIT
+from astuner.algorithms.kl import K3_LIMIT, LOG_RATIO_LIMIT
 
 KINDS = ["k1", "k2", "low_var_kl"]
 
@@ -75,6 +75,16 @@ def test_extreme_values_are_finite_and_have_no_gradient(kind):
     assert float(kl.detach().abs().max()) <= math.exp(LOG_RATIO_LIMIT) * 1.001
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [0.0, 0.0]
+
+
+def test_k3_is_limited():
+    # d = -3: e^3 - 1 - 3 = 16.1, above the limit, without gradient; d = 3: e^-3 - 1 + 3 = 2.05.
+    logprobs = torch.tensor([-4.0, -1.0], requires_grad=True)
+    kl = token_kl(logprobs, torch.tensor([-1.0, -4.0]), "low_var_kl")
+    assert kl.tolist() == pytest.approx([K3_LIMIT, math.exp(-3) + 2])
+    kl.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == pytest.approx([0.0, 1 - math.exp(-3)])
 
 
 def test_small_differences_are_accurate():

@@ -12,8 +12,10 @@ from astuner.algorithms import (
     PolicyBatch,
     clipped_surrogate_loss,
     clipped_weight_loss,
+    geometric_mean_loss,
     reinforce_loss,
     sequence_clipped_loss,
+    soft_gate_loss,
 )
 from astuner.errors import BackboneError
 
@@ -59,6 +61,50 @@ def test_surrogate_is_policy_gradient_on_policy():
     batch = batch_of(ratios=[[1.0] * 4] * 2)
     loss = clipped_surrogate_loss(batch, CLIP)
     assert gradient_of(loss.token_losses, batch) == [[-2, -2, -2, 0], [1, 1, 1, 0]]
+
+
+def test_a_dual_clip_limits_the_loss_of_negative_advantages():
+    batch = batch_of(ratios=[[4.0, 3.0, 1.1, 1.0], [4.0, 2.9, 0.5, 1.0]])
+    loss = clipped_surrogate_loss(batch, ClipRange(0.2, 0.28, dual=3.0))
+    # Row 1, A = -1: a ratio of 4 counts as 3 and has no gradient; 2.9 and 0.5 (clipped to 0.8) are as without it.
+    assert loss.token_losses.tolist() == [pytest.approx([-2.56, -2.56, -2.2, 0.0]), pytest.approx([3, 2.9, 0.8, 0.0])]
+    assert gradient_of(loss.token_losses, batch) == [[0, 0, -2.2, 0], [0, 2.9, 0, 0]]
+
+
+def test_geometric_mean_clips_tokens_and_shares_the_product():
+    # Row 0: calls of (1.5, 1.1) and (0.5), A = 2; row 1: one call of all, A = -1.
+    batch = batch_of(calls=table((0, 0, 2), (0, 2, 3), (1, 0, 3)))
+    loss = geometric_mean_loss(batch, ClipRange(0.4, 0.2))
+    # A > 0: log 1.5 = 0.405 is cut to 0.2. A < 0: log 0.5 = -0.693 is raised to -0.4, and 1.5 stays.
+    first, second, whole = math.sqrt(math.exp(0.2) * 1.1), 0.5, (1.5 * 1.1 * math.exp(-0.4)) ** (1 / 3)
+    assert loss.token_losses.tolist() == [
+        pytest.approx([-2 * first, -2 * first, -2 * second, 0.0]),
+        pytest.approx([whole, whole, whole, 0.0]),
+    ]
+    # The call's n tokens carry the mean, which each log π that is not clipped moves by 1 / n.
+    assert gradient_of(loss.token_losses, batch) == [[0, -2 * first, -2 * second, 0], [whole, whole, 0, 0]]
+    summary = loss.metrics.summary()
+    assert (summary["clip_fraction_low"], summary["clip_fraction_high"]) == pytest.approx((1 / 6, 1 / 6))
+
+
+def test_the_soft_gate_decreases_smoothly():
+    batch = batch_of(ratios=[[1.0, 1.5, 0.5, 1.0], [1.0, 1.5, 0.5, 1.0]])
+    loss = soft_gate_loss(batch, NO_CLIP)
+
+    # f(r) = 4 / τ σ(τ (r - 1)), so that r f'(r) = 4 r σ (1 - σ), which is 1 at r = 1.
+    def gate(ratio: float, temperature: float) -> tuple[float, float]:
+        sigmoid = 1 / (1 + math.exp(-temperature * (ratio - 1)))
+        return 4 / temperature * sigmoid, 4 * ratio * sigmoid * (1 - sigmoid)
+
+    positive, negative = ([gate(ratio, t) for ratio in (1.0, 1.5, 0.5)] for t in (1.0, 1.05))
+    assert loss.token_losses.tolist() == [
+        pytest.approx([*(-2 * value for value, _ in positive), 0.0]),
+        pytest.approx([*(value for value, _ in negative), 0.0]),
+    ]
+    expected = [[*(-2 * slope for _, slope in positive), 0], [*(slope for _, slope in negative), 0]]
+    assert gradient_of(loss.token_losses, batch) == expected
+    assert (positive[0][1], negative[0][1]) == (1, 1)
+    assert negative[1][1] < positive[1][1] < 1.5
 
 
 def test_clipped_weights_keep_every_gradient():
@@ -129,6 +175,8 @@ def test_missing_calls_are_an_error():
         (clipped_surrogate_loss, NO_CLIP),
         (sequence_clipped_loss, CLIP),
         (sequence_clipped_loss, NO_CLIP),
+        (geometric_mean_loss, CLIP),
+        (soft_gate_loss, NO_CLIP),
         (reinforce_loss, NO_CLIP),
     ],
 )
@@ -148,6 +196,8 @@ def test_gradcheck(function, clip):
         (clipped_surrogate_loss, CLIP),
         (sequence_clipped_loss, CLIP),
         (clipped_weight_loss, CLIP),
+        (geometric_mean_loss, CLIP),
+        (soft_gate_loss, NO_CLIP),
         (reinforce_loss, NO_CLIP),
     ],
 )

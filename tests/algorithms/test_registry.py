@@ -42,6 +42,10 @@ def test_the_table_in_the_documentation_is_up_to_date() -> None:
         ("gdpo", PPO, "seq-mean-token-mean", True, False),
         ("rloo", NO_CLIP, "seq-mean-token-sum-norm", False, False),
         ("reinforce++", PPO, "token-mean", True, False),
+        ("reinforce++_baseline", PPO, "token-mean", True, False),
+        ("maxrl", PPO, "seq-mean-token-mean", False, False),
+        ("gmpo", ClipRange(0.4, 0.4), "seq-mean-token-mean", True, False),
+        ("sapo", NO_CLIP, "seq-mean-token-mean", True, False),
         ("gspo", ClipRange(3e-4, 4e-4), "seq-mean-token-mean", True, False),
         ("cispo", ClipRange(1.0, 4.0), "token-mean", True, False),
     ],
@@ -56,10 +60,16 @@ def test_nulls_take_the_papers_values(name, clip, aggregation, by_std, dynamic_s
 
 def test_explicit_values_override_the_algorithm():
     algorithm = resolve(
-        AlgorithmConfig(adv_estimator="grpo", clip_ratio_high=0.3, loss_agg_mode="token-mean", norm_adv_by_std=False)
+        AlgorithmConfig(
+            adv_estimator="grpo",
+            clip_ratio_high=0.3,
+            clip_ratio_dual=3.0,
+            loss_agg_mode="token-mean",
+            norm_adv_by_std=False,
+        )
     )
     assert algorithm.rule is not None
-    assert algorithm.rule.clip == ClipRange(0.2, 0.3)
+    assert algorithm.rule.clip == ClipRange(0.2, 0.3, 3.0)
     assert algorithm.loss_agg_mode == "token-mean"
     rewards, groups = torch.tensor([4.0, 0.0]), torch.tensor([0, 0])
     assert algorithm.rule.advantages(rewards, groups).tolist() == [2.0, -2.0]

@@ -137,7 +137,8 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     algorithm["task_norm_patch"] = False
     algorithm.pop("prompt_loss_weight", None)
     algorithm.pop("overlong_buffer_length", None)
-    if algorithm.get("adv_estimator") in ("sft", "rloo"):
+    algorithm.pop("clip_ratio_dual", None)
+    if algorithm.get("adv_estimator") in ("sft", "rloo", "sapo", "maxrl"):
         algorithm["adv_estimator"] = "gspo"
     run["workflow"] = {"files": ["a b", "${x}"], "env": {"A": "{b}"}, "agents": {"a.b": "${x}: y"}}
     rollout["agentscope_workflow"] = rollout.get("agentscope_workflow") or "flow->Flow"

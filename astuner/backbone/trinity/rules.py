@@ -13,7 +13,14 @@ from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.root import AstunerConfig
 
-_LOSS_KEYS = {"adv_estimator", "clip_ratio_low", "clip_ratio_high", "loss_agg_mode", "norm_adv_by_std"}
+_LOSS_KEYS = {
+    "adv_estimator",
+    "clip_ratio_low",
+    "clip_ratio_high",
+    "clip_ratio_dual",
+    "loss_agg_mode",
+    "norm_adv_by_std",
+}
 # GPUs of each machine in a Ray cluster that the run joins; this machine may have another number.
 _USUAL_GPUS = 8
 

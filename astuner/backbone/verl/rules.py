@@ -142,7 +142,7 @@ def pretended_gpus(config: AstunerConfig, facts: VerlRunFacts) -> int:
 
 
 def advantage_estimator(config: AstunerConfig, facts: VerlRunFacts) -> str:
-    """The nearest of rloo, reinforce_plus_plus and grpo to the algorithm's advantages."""
+    """The nearest of rloo, reinforce_plus_plus (with and without baseline) and grpo to the algorithm's advantages."""
     return _spec(config).advantage.verl_name
 
 
@@ -157,7 +157,7 @@ def divides_by_std(config: AstunerConfig, facts: VerlRunFacts) -> bool:
 
 
 def loss_mode(config: AstunerConfig, facts: VerlRunFacts) -> str:
-    """vanilla (clipped surrogate), except gspo, cispo, and gpg (REINFORCE) for rloo."""
+    """vanilla (clipped surrogate), except gspo, cispo, sapo, geo_mean for gmpo, and gpg (REINFORCE) for rloo."""
     return _spec(config).loss.verl_name
 
 
@@ -169,6 +169,11 @@ def clip_low(config: AstunerConfig, facts: VerlRunFacts) -> float:
 def clip_high(config: AstunerConfig, facts: VerlRunFacts) -> float:
     """The value; the algorithm's for null."""
     return _rule(config).clip.high
+
+
+def dual_clip(config: AstunerConfig, facts: VerlRunFacts) -> float:
+    """The value; 1e9 (no limit) for null."""
+    return config.trainer_common.algorithm.clip_ratio_dual or 1e9
 
 
 def loss_aggregation(config: AstunerConfig, facts: VerlRunFacts) -> str:

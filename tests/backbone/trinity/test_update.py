@@ -107,7 +107,22 @@ def tinker_trainer_step(config: RunConfig, model: Path, batches: list[list[Any]]
     return policy.model.state_dict()
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce++", "gspo", "cispo"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "rloo",
+        "reinforce++",
+        "reinforce++_baseline",
+        "maxrl",
+        "gspo",
+        "gmpo",
+        "sapo",
+        "cispo",
+    ],
+)
 def test_weights_after_a_step_equal_those_of_the_local_backbone(model_folder: Path, algorithm: str):
     config = small_run(algorithm)
     episodes = make_episodes(local_reference(model_folder).logprobs)

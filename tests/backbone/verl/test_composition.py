@@ -179,7 +179,23 @@ def test_facts_and_fixed_keys_have_their_values(base: tuple[RunConfig, DictConfi
 
 
 @pytest.mark.parametrize("plan", [GPU, CPU], ids=["gpu", "cpu"])
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gdpo", "rloo", "reinforce++", "gspo", "cispo"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "gdpo",
+        "rloo",
+        "reinforce++",
+        "reinforce++_baseline",
+        "maxrl",
+        "gspo",
+        "gmpo",
+        "sapo",
+        "cispo",
+    ],
+)
 def test_verl_itself_takes_the_configuration(plan: VerlRunFacts, algorithm: str) -> None:
     pytest.importorskip("transfer_queue", reason="verl's own dependencies are not installed here")
     from verl.trainer.ppo.utils import need_reference_policy

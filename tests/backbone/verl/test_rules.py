@@ -117,11 +117,20 @@ def test_an_algorithm_has_its_papers_values_and_the_users_over_them(name: str) -
         ("cispo", "grpo", "cispo"),
         ("rloo", "rloo", "gpg"),
         ("reinforce++", "reinforce_plus_plus", "vanilla"),
+        ("reinforce++_baseline", "reinforce_plus_plus_baseline", "vanilla"),
+        ("maxrl", "grpo", "vanilla"),
+        ("gmpo", "grpo", "geo_mean"),
+        ("sapo", "grpo", "sapo"),
     ],
 )
 def test_an_algorithm_has_the_names_that_verl_has_for_it(name: str, advantages: str, loss: str) -> None:
     run = run_config(trainer_common__algorithm__adv_estimator=name).astuner
     assert (rules.advantage_estimator(run, GPU), rules.loss_mode(run, GPU)) == (advantages, loss)
+
+
+def test_a_dual_clip_has_verls_name() -> None:
+    assert rules.dual_clip(run_config().astuner, GPU) == 1e9
+    assert rules.dual_clip(run_config(trainer_common__algorithm__clip_ratio_dual=3.0).astuner, GPU) == 3.0
 
 
 def test_a_reference_model_is_there_for_a_kl_that_counts() -> None:

@@ -132,7 +132,22 @@ def test_a_saved_model_keeps_the_generation_config(cluster: VerlCluster, tmp_pat
     assert (after.temperature, after.eos_token_id) == (0.7, [1, 2])
 
 
-@pytest.mark.parametrize("algorithm", ["dr_grpo", "dapo", "gdpo", "rloo", "reinforce++", "gspo", "cispo"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        "dr_grpo",
+        "dapo",
+        "gdpo",
+        "rloo",
+        "reinforce++",
+        "reinforce++_baseline",
+        "maxrl",
+        "gspo",
+        "gmpo",
+        "sapo",
+        "cispo",
+    ],
+)
 def test_every_algorithm_has_the_loss_and_gradient_of_the_local_backbone(
     cluster: VerlCluster, model_folder: Path, tmp_path: Path, algorithm: str
 ):
