@@ -107,17 +107,20 @@ def draw_results(path: Path, results: Sequence[BenchResult], digest: str = "") -
         ends.plot(before, [row] * len(before), "o", color=VALIDATION, markerfacecolor="white",
                   label="before" if label else None)  # fmt: skip
         ends.plot(after, [row] * len(after), "o", color=TRAIN, label="after" if label else None)
-        low, high = result.ci95 or (result.mean_gain, result.mean_gain)
-        errors = [[100 * (result.mean_gain - low)], [100 * (high - result.mean_gain)]]
-        gains.errorbar(100 * result.mean_gain, row, xerr=errors, fmt="o", color=TRAIN, capsize=4)
-        gains.annotate(f"{100 * result.mean_gain:+.1f}", (100 * result.mean_gain, row), xytext=(0, 7),
+        gain = 100 * result.mean_gain
+        # One seed has no interval.
+        errors = None if result.ci95 is None else [[gain - 100 * result.ci95[0]], [100 * result.ci95[1] - gain]]
+        gains.errorbar(gain, row, xerr=errors, fmt="o", color=TRAIN, capsize=4)
+        gains.annotate(f"{gain:+.1f}", (gain, row), xytext=(0, 7),
                        textcoords="offset points", ha="center", color=INK, fontsize=9)  # fmt: skip
     ends.set_xlim(-0.02, 1.02)
     ends.xaxis.set_major_formatter(PercentFormatter(1.0))
     ends.set_yticks(range(len(results)), [f"{result.suite}\n{result.backbone}" for result in results])
     ends.set_ylim(len(results) - 0.5, -0.5)
-    ends.legend(frameon=False, fontsize=9, labelcolor=INK, loc="upper center")
+    figure.legend(*ends.get_legend_handles_labels(), frameon=False, fontsize=9, labelcolor=INK, ncols=2,
+                  loc="outside lower left")  # fmt: skip
     gains.axvline(0, color=MUTED, linewidth=1)
+    gains.margins(x=0.08)
     _save(figure, path, digest)
 
 

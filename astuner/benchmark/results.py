@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -112,6 +112,17 @@ class BenchResult(_Part):
                     f"{self.name} has no validation after step {step} for seed {seed.seed}; it has some at {steps}"
                 )
             seeds.append(seed.model_copy(update={"after": curve[-1][1], "steps": step, "curve": curve}))
+        return self.model_copy(update={"seeds": tuple(seeds), **_statistics(seeds)})
+
+    def of_seeds(self, numbers: Collection[int]) -> BenchResult:
+        """Return the result of some of the seeds.
+
+        Raises:
+            RecordError: If there is no result of a seed.
+        """
+        seeds = [result for result in self.seeds if result.seed in numbers]
+        if missing := sorted({*numbers} - {result.seed for result in seeds}):
+            raise RecordError(f"{self.name} has no result of the seeds {', '.join(map(str, missing))}")
         return self.model_copy(update={"seeds": tuple(seeds), **_statistics(seeds)})
 
 

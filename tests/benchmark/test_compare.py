@@ -106,6 +106,11 @@ def test_the_first_steps_of_a_whole_result_are_compared_with_a_shorter_one():
         ("mean of the curve", pytest.approx(0.5), pytest.approx(0.5), "equal"),
     ]
     assert notes == []
+    some = simulated_result(np.random.default_rng(2), BASE).of_seeds([2, 5])
+    assert [seed.seed for seed in some.seeds] == [2, 5]
+    assert some.mean_gain == pytest.approx(sum(seed.gain for seed in some.seeds) / 2)
+    with pytest.raises(RecordError, match="task-local has no result of the seeds 6, 7"):
+        some.of_seeds([2, 6, 7])
     with pytest.raises(RecordError, match="no validation after step 15 for seed 1; it has some at 0, 10, 20, 30, 40"):
         compare_results([whole], [same], until=15)
 
