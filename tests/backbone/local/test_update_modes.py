@@ -84,7 +84,7 @@ def step(
                 "algorithm": {
                     "adv_estimator": algorithm,
                     "use_kl_in_reward": kl_in_reward,
-                    "overlong_buffer_length": 20,
+                    "overlong_buffer_length": 0 if algorithm == "maxrl" else 20,
                 },
                 "use_kl_loss": algorithm in ("grpo", "gspo"),
                 "mini_batch_num": 2,
