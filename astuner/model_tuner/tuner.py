@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import threading
 from collections import Counter
@@ -95,8 +94,7 @@ class ModelTuner(ModelFaces):
         # Of `_calls_started` and `_calls_by_prompt`: a gateway calls the model in its own thread.
         self._lock = threading.Lock()
         self._calls_started = 0
-        self._call_numbers = itertools.count(1)
-        self._calls_by_prompt: Counter[int] = Counter()
+        self._calls_by_prompt: Counter[tuple[int, ...]] = Counter()
         self._rejected_calls = 0
         self._open_calls: dict[OpenCall, None] = {}
         self._pid = os.getpid()
@@ -369,14 +367,12 @@ class ModelTuner(ModelFaces):
 
     def _call_seed(self, options: ChatOptions, index: int, prompt_ids: Sequence[int]) -> int:
         """Return the seed of answer `index` of a request with this prompt."""
-        number = next(self._call_numbers)
+        prompt = (hash(tuple(prompt_ids)),) if self._settings.seeds_by_prompt else ()
+        with self._lock:
+            self._calls_by_prompt[prompt] += 1
+            number = self._calls_by_prompt[prompt]
         if options.seed is None or self._settings.client_sampling == "override":
-            if self._settings.seeds_by_prompt:
-                prompt = hash(tuple(prompt_ids))
-                with self._lock:
-                    self._calls_by_prompt[prompt] += 1
-                    return hash((self._seed, prompt, self._calls_by_prompt[prompt])) & _MAX_SEED
-            return hash((self._seed, number)) & _MAX_SEED
+            return hash((self._seed, *prompt, number)) & _MAX_SEED
         return options.seed & _MAX_SEED if index == 0 else hash((options.seed, index)) & _MAX_SEED
 
     def _check_degenerate(self, answer: ChatAnswer) -> None:
