@@ -120,7 +120,9 @@ def advantages_of(algorithm: str, forest: list[list[LlmCall]], merge: MergeMode)
     config = AstunerConfig.model_validate(
         {
             "data": {"max_response_length": 9},
-            "trainer_common": {"algorithm": {"adv_estimator": algorithm, "overlong_buffer_length": 8}},
+            "trainer_common": {
+                "algorithm": {"adv_estimator": algorithm, "overlong_buffer_length": 0 if algorithm == "maxrl" else 8}
+            },
         }
     )
     episodes = []

@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "astuner.rollout.name": ("vllm", "auto"),
     "astuner.rollout.top_k": (20, 40),
     "astuner.trainer_common.algorithm.adv_estimator": ("reinforce++", "grpo"),
+    "astuner.trainer_common.algorithm.clip_ratio_dual": (3.0, 4.0),
     "astuner.trainer_common.algorithm.kl_penalty": ("k2", "k1"),
     "astuner.trainer_common.algorithm.loss_agg_mode": ("token-mean", "seq-mean-token-mean"),
     "astuner.trainer_common.algorithm.norm_adv_by_std": (False, True),
