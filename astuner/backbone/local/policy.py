@@ -22,6 +22,7 @@ from astuner.context_tracker import Packing
 from astuner.errors import BackboneError, ModelError
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
 from astuner.llm_engine.context_length import context_length
+from astuner.llm_engine.cpu_linear import use_onednn
 from astuner.model_tuner import ChatCodec
 
 
@@ -44,7 +45,7 @@ class Policy:
         self.uses_lora = config.lora.rank > 0
         base = load_causal_lm(path, self.dtype if self.uses_lora else torch.float32)
         base.to(device)
-        enable_packed_attention(base)
+        self._prepare(base)
         self._pack = pack
         if pack == "tree" and not supports_packing(base):
             raise BackboneError(
@@ -64,6 +65,11 @@ class Policy:
             )
         self._path = path
         self._reference: Any = None
+
+    def _prepare(self, model: Any) -> None:
+        enable_packed_attention(model)
+        if self.device.type == "cpu" and self.dtype == torch.float32:
+            use_onednn(model)
 
     @property
     def max_length(self) -> int:
@@ -110,7 +116,7 @@ class Policy:
             return
         if self._reference is None:
             self._reference = self.frozen_copy()
-            enable_packed_attention(self._reference)
+            self._prepare(self._reference)
         yield self._reference
 
     @torch.no_grad()

@@ -23,6 +23,7 @@ from astuner.config.conditions import uses_starting_model
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, ModelError
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
+from astuner.llm_engine.cpu_linear import is_packed
 from astuner.llm_engine.embedded import fast_forward
 from astuner.llm_engine.embedded.forward import KvShape
 from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_prefix_cache_tokens
@@ -175,6 +176,13 @@ class ModelShape:
         in_embeddings: int = sum(tied.values())
         return self.parameters - in_embeddings
 
+    @property
+    def packed_head(self) -> int:
+        """Number of weights of the head that the engine copies from the embeddings, if they are tied."""
+        embedding, head = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
+        is_tied = head is not None and head.weight is embedding.weight
+        return int(head.weight.numel()) if is_tied and is_packed(head.weight.numel(), self.dtype) else 0
+
     @cached_property
     def activation_bytes(self) -> float:
         """Bytes of a token that the backward pass needs, without the logits."""
@@ -260,7 +268,8 @@ def engine_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) ->
     """Return the embedded engine's weights, and its key-value cache while it samples."""
     parts = [MemoryPart("engine: weights", shape.parameters * shape.width, SMALLER_MODEL)]
     if shape.joins_weights:
-        parts.append(MemoryPart("engine: joined weights", shape.parameters * shape.width, SMALLER_MODEL))
+        joined = (shape.parameters + shape.packed_head) * shape.width
+        parts.append(MemoryPart("engine: joined weights", joined, SMALLER_MODEL))
     if uses_starting_model(config.rollout):
         parts += [replace(part, name=part.name.replace("engine", "starting model")) for part in parts]
     kv, seqs = shape.kv, config.rollout.max_num_seqs

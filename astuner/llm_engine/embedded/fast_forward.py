@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from astuner.llm_engine.cpu_linear import linear, pack
 from astuner.llm_engine.embedded.forward import KvShape, LaneGroup, PrefillChunk
 from astuner.llm_engine.embedded.weights import WeightNames
 
@@ -108,8 +109,8 @@ class _LaneBatch:
 class FastForward:
     """A `Forward` for a model that `supports` accepts.
 
-    On a CPU, the weights of small models are copied and concatenated for speed, and the model is not used again.
-    Otherwise, the model's own weights are used in place, and `load` overwrites them.
+    On a CPU, the weights of small models are copied, concatenated and packed for speed, and the model is not used
+    again. Otherwise, the model's own weights are used in place, and `load` overwrites them.
 
     Args:
         model: source of the weights and the configuration.
@@ -145,7 +146,8 @@ class FastForward:
         """Make the layers use `weights`, or concatenated copies of them."""
         tied = weights["lm_head.weight"] is weights["model.embed_tokens.weight"]
         self._embedding = self._convert(weights["model.embed_tokens.weight"])
-        self._head = self._embedding if tied else self._convert(weights["lm_head.weight"])
+        head = self._embedding if tied else self._convert(weights["lm_head.weight"])
+        self._head = pack(head) if self._fuse else head
         self._final_norm = self._convert(weights["model.norm.weight"])
         self._layers = [self._layer(weights, f"model.layers.{i}.") for i in range(self._num_layers)]
 
@@ -159,7 +161,7 @@ class FastForward:
             kernels = [self._convert(weights[f"{path}.weight"]) for path in paths]
             biases = [self._convert(weights[f"{path}.bias"]) for path in paths if f"{path}.bias" in weights]
             if self._fuse:
-                return ((torch.cat(kernels), torch.cat(biases) if biases else None),)
+                return ((pack(torch.cat(kernels)), torch.cat(biases) if biases else None),)
             return tuple(zip_longest(kernels, biases))
 
         qk_norm = None
@@ -212,7 +214,7 @@ class FastForward:
             attended = [self._attend_lanes(i, batch, q[batch.rows], k[batch.rows], v[batch.rows]) for batch in batches]
             x = self._finish_layer(x, attended[0] if len(attended) == 1 else torch.cat(attended), layer)
         x = functional.rms_norm(x, x.shape[-1:], self._final_norm, self._eps)
-        return functional.linear(x, self._head).float()
+        return linear(x, self._head).float()
 
     def _lane_batches(self, groups: Sequence[LaneGroup], positions: Tensor) -> list[_LaneBatch]:
         batches, begin = [], 0
@@ -306,8 +308,8 @@ class FastForward:
 
 def _project(x: Tensor, parts: _Projection) -> Tensor:
     if len(parts) == 1:
-        return functional.linear(x, *parts[0])
-    return torch.cat([functional.linear(x, weight, bias) for weight, bias in parts], dim=-1)
+        return linear(x, *parts[0])
+    return torch.cat([linear(x, weight, bias) for weight, bias in parts], dim=-1)
 
 
 def _chunk_mask(start: int, stop: int, like: Tensor) -> Tensor | None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from astuner.llm_engine import cpu_linear
 from astuner.llm_engine.embedded import fast_forward
 from astuner.llm_engine.embedded.fast_forward import FastForward, supports
 from astuner.llm_engine.embedded.forward import LaneGroup, PrefillChunk
@@ -63,10 +64,12 @@ def expected_logits(model, sequences):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "in place"])
-def test_computes_what_transformers_computes(name, fused, monkeypatch):
-    if not fused:
+@pytest.mark.parametrize("weights", ["packed", "fused", "in place", "in place, oneDNN"])
+def test_computes_what_transformers_computes(name, weights, monkeypatch):
+    if "in place" in weights:
         monkeypatch.setattr(fast_forward, "_FUSE_PARAMETERS", 0)
+    if weights in ("packed", "in place, oneDNN"):
+        monkeypatch.setattr(cpu_linear, "_MIN_ELEMENTS", 0)
     model = MODELS[name]()
     assert supports(model)
     forward = FastForward(model, 128)
