@@ -34,6 +34,7 @@ from astuner.cli_options import (
     show_usage_error,
     tinker_limits,
 )
+from astuner.cli_repeat import bisect, replay
 from astuner.cli_rescore import rescore
 from astuner.cli_runs import runs
 from astuner.cli_serve import serve
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     cls=TrainByDefaultGroup,
     commands=[
         bench,
+        bisect,
         chat,
         completion,
         doctor,
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
         generate,
         init,
         install,
+        replay,
         rescore,
         runs,
         serve,

@@ -34,7 +34,7 @@ from astuner.schema import Episode
 
 # The engine and the trainer hold the same weights at the start of a step, so their logprobs differ by rounding only
 # (1e-5 in float32, some hundredths in bfloat16). A larger mean difference means that a weight sync failed.
-_MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-2, torch.bfloat16: 0.3}
+MAX_LOGPROB_DIFFERENCE = {torch.float32: 1e-2, torch.bfloat16: 0.3}
 # Larger absolute rewards and advantages make gradients overflow. No reward scale of a working agent reaches it.
 _EXTREME = 1e6
 _MAX_EPISODES_NAMED = 5
@@ -328,7 +328,7 @@ def check_logprob_gap(
     Raises:
         LogprobGapError: the difference is too large to be rounding, or NaN.
     """
-    limit = _MAX_LOGPROB_DIFFERENCE[dtype]
+    limit = MAX_LOGPROB_DIFFERENCE[dtype]
     if not difference <= limit:
         cause = explain_logprob_gap(samples, difference, earlier=earlier)
         raise LogprobGapError(f"{when}: {cause.text} (rounding explains at most {limit})", cause.fix)

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from astuner.errors import ModelError
 from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.weight_digests import differing_weights, weight_digests
 from astuner.schema import SamplingParams
 from astuner.tinker_server import wire
 from astuner.tinker_server.base_model import BaseLanguageModel
@@ -46,7 +47,7 @@ class Sampler:
 
     def __init__(self, base_model: BaseLanguageModel) -> None:
         self._model = base_model.copy()
-        self._device = base_model.device
+        self._device, self._dtype = base_model.device, next(self._model.parameters()).dtype
         self._scoring = threading.Lock()  # A scoring pass has all logits of a prompt in memory.
         self.engine = EmbeddedEngine(self._model, max_model_len=base_model.max_length, tokenizer=base_model.tokenizer)
         self.users = 0
@@ -67,10 +68,21 @@ class Sampler:
             self.idle.set()
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Replace all weights; the sampler must have no users."""
+        """Replace all weights; the sampler must have no users.
+
+        Raises:
+            ModelError: the weights do not fit the model, or the engine does not have them afterwards.
+        """
         self.engine.update_weights(weights, next(_VERSIONS))
         # The engine of a small model has its own copy of the weights.
         load_weights(self._model, weights)
+        held = self.engine.weight_digests()
+        names = differing_weights(weight_digests(weights.items(), self._dtype), held)
+        if names:
+            raise ModelError(
+                f"the sampler does not have the weights of the checkpoint: {len(names)} of {len(held)} differ "
+                f"({', '.join(names[:3])}); they changed, or did not arrive. Report a bug"
+            )
 
     def prompt_logprobs(self, ids: list[int], top: int, temperature: float) -> PromptLogprobs:
         """Return the log-probability of each prompt token, and the `top` most likely tokens at its position.

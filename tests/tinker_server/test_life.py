@@ -13,6 +13,7 @@ import pytest
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import ModelError
+from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.schema import SamplingParams
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore, TrainingRun
@@ -213,6 +214,24 @@ def test_server_shutdown_deletes_ephemeral_checkpoints(base_model: BaseLanguageM
         permanent = training.save_weights_for_sampler("permanent").result().path
     with serving(base_model, tmp_path) as again:
         assert [checkpoint.path for checkpoint in again.service.store.checkpoints()] == [permanent]
+
+
+async def test_a_sampler_that_keeps_old_weights_is_not_used(
+    base_model: BaseLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, lora, policy = CheckpointStore(tmp_path), LoraSettings(rank=2), TinkerPolicy()
+    weights = {name: value + 1.0 for name, value in TrainableModel(base_model, lora, policy).weights().items()}
+    saved = store.save(
+        TrainingRun("run", "tiny", lora, policy, {}, datetime.now(UTC)), "sampler_weights", "x", weights, None
+    )
+    monkeypatch.setattr(FastForward, "load", lambda forward, weights: None)
+    pool = SamplerPool(base_model, store, 1)
+    with pytest.raises(
+        ModelError, match=r"the sampler does not have the weights .* differ \(model\.layers.*_proj\.weight"
+    ):
+        async with pool.acquire(saved):
+            raise AssertionError("a sampler with other weights was used")
+    await asyncio.to_thread(pool.close)
 
 
 async def test_request_cancelled_during_loading_releases_the_sampler(base_model: BaseLanguageModel, tmp_path: Path):

@@ -30,19 +30,23 @@ class GradientNotFinite(BackboneError):
 
 
 class Optimizer:
-    """AdamW, gradient clipping, and the schedule of `trainer_common.optim`."""
+    """AdamW, gradient clipping, and the schedule of `trainer_common.optim`.
+
+    Attributes:
+        total_steps: number of training steps of the run, on which the schedule depends.
+    """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], config: OptimConfig, total_steps: int) -> None:
         self._parameters = list(parameters)
         self._config = config
-        self._total = total_steps
+        self.total_steps = total_steps
         self._adamw = torch.optim.AdamW(
             self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
         )
 
     def lr(self, step: int) -> float:
         """Return the learning rate of training step `step` (1-based)."""
-        return learning_rate(self._config, self._total, step)
+        return learning_rate(self._config, self.total_steps, step)
 
     def step(self, step: int) -> float:
         """Apply the accumulated gradient and clear it; return its norm before clipping.

@@ -15,7 +15,7 @@ from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.micro_batches import MicroBatch, micro_batches
 from astuner.backbone.local.pack_costs import PackCosts, count_pack_costs
 from astuner.backbone.local.packed_attention import MODEL_TYPES, enable_packed_attention, supports_packing
-from astuner.backbone.training.lora import merged_weights, with_lora
+from astuner.backbone.training.lora import iterate_merged, merged_weights, with_lora
 from astuner.config.model import ModelConfig
 from astuner.config.optimizer import PackMode
 from astuner.context_tracker import Packing
@@ -23,6 +23,7 @@ from astuner.errors import BackboneError, ModelError
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.cpu_linear import use_onednn
+from astuner.llm_engine.weight_digests import weight_digests
 from astuner.model_tuner import ChatCodec
 
 
@@ -125,6 +126,14 @@ class Policy:
         if not self.uses_lora:
             return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         return merged_weights(self.model)
+
+    def weight_digests(self) -> dict[str, int]:
+        """Return the checksums of the weights of `full_weights` in the dtype that the policy computes in.
+
+        They do not depend on a tensor that was handed to an engine: adapters are merged again.
+        """
+        weights = iterate_merged(self.model) if self.uses_lora else self.model.state_dict().items()
+        return weight_digests(weights, self.dtype)
 
     def frozen_copy(self) -> Any:
         """Return a frozen copy of the starting model, in the dtype that the policy computes in."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ import torch
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
+from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.memory import return_free_memory
 from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
@@ -21,6 +23,7 @@ from astuner.backbone.local.update import PolicyUpdate
 from astuner.backbone.training.checkpoints import CheckpointFolder, save_synced, unreadable
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import TrainingSession
+from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params, probe_prompt
 from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.conditions import uses_starting_model
 from astuner.distillation import Distiller, load_distiller
@@ -30,6 +33,7 @@ from astuner.llm_engine.starting_model import EngineWithStartingModel
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode, TaskRollout
 
+_ENGINE = "the embedded engine"
 _STATE_FILE = "trainer.pt"
 _MODEL_DIR = "model"
 # The shortest interval over which idle cores are measured.
@@ -55,6 +59,7 @@ class LocalSession(TrainingSession):
         keep = self._config.trainer_common.max_checkpoints_to_keep
         self._checkpoints = CheckpointFolder(context.record.folder / "checkpoints", keep)
         self._distiller: Distiller | None = None
+        self._certificate = SyncCertificate(policy.dtype)
         self._engine: EmbeddedEngine | None = None
         self._starting_model: EmbeddedEngine | None = None
         self._rollout: TaskRollout | None = None
@@ -113,6 +118,7 @@ class LocalSession(TrainingSession):
         else:
             self.spare_cores.adapt_threads()
         self._engine.update_weights(self.policy.full_weights(), step)
+        self._certify(self._engine, step)
         return_free_memory()
 
     def _load_distiller(self) -> Distiller | None:
@@ -126,6 +132,26 @@ class LocalSession(TrainingSession):
             policy=policy.model,
             autocast=policy.autocast,
         )
+
+    @torch.no_grad()
+    def _certify(self, engine: EmbeddedEngine, step: int) -> None:
+        """Check that the engine samples with the policy's weights.
+
+        Raises:
+            BackboneError: it does not.
+        """
+        certificate = self._certificate
+        certificate.begin(self.policy.weight_digests())
+        certificate.check_digests(_ENGINE, step, engine.weight_digests())
+        prompt = probe_prompt(self.context.run_inputs.tokenizer)[: engine.max_model_len - 1]
+        params = probe_params(self._config.rollout.temperature, engine.max_model_len - len(prompt))
+        completion = asyncio.run(engine.generate(prompt, params))
+        ids = torch.tensor([(*prompt, *completion.token_ids)], device=self.policy.device)
+        mask = torch.zeros_like(ids)
+        mask[:, len(prompt) :] = 1
+        with self.policy.autocast():
+            logprobs, _ = token_logprobs(self.policy.model, ids, mask, params.temperature)
+        certificate.check_logprobs(_ENGINE, step, completion.logprobs, logprobs[0, len(prompt) :].tolist())
 
     def _new_engine(self) -> EmbeddedEngine:
         """Return an engine with the weights of the starting model."""
@@ -147,6 +173,7 @@ class LocalSession(TrainingSession):
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all(),
             "progress": {**progress, "step": step},
+            "total_steps": self.optimizer.total_steps,
         }
 
         def write(folder: Path) -> None:
@@ -161,14 +188,14 @@ class LocalSession(TrainingSession):
         checkpoint = self._checkpoints.newest()
         if checkpoint is None:
             return None
+        state = read_state(checkpoint, self.policy.device)
         try:
-            state = torch.load(checkpoint / _STATE_FILE, map_location=self.policy.device, weights_only=True)
             self.policy.load_training_state(state["trained"])
             self.optimizer.load(state["optimiser"])
             torch.set_rng_state(state["rng"].cpu())
             torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
             progress: dict[str, Any] = state["progress"]
-        except Exception as error:  # PyTorch and pickle raise errors of many types for a damaged file
+        except Exception as error:  # a state of other tensors or without some of them
             raise unreadable(checkpoint, first_line(error)) from error
         self._checkpoints.remove_old()
         return progress
@@ -185,6 +212,19 @@ class LocalSession(TrainingSession):
             self._distiller.close()
         for engine in filter(None, (self._engine, self._starting_model)):
             engine.close()
+
+
+def read_state(checkpoint: Path, device: torch.device) -> dict[str, Any]:
+    """Return the state of the trainer in a checkpoint, with its tensors on `device`.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    try:
+        state: dict[str, Any] = torch.load(checkpoint / _STATE_FILE, map_location=device, weights_only=True)
+    except Exception as error:  # PyTorch and pickle raise errors of many types for a damaged file
+        raise unreadable(checkpoint, first_line(error)) from error
+    return state
 
 
 class SpareCores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -50,18 +50,21 @@ def check_target_modules(lora: LoraConfig, model_path: str) -> None:
         with_lora(AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_path)), lora)
 
 
-@torch.no_grad()
 def merged_weights(model: Any) -> Mapping[str, Tensor]:
     """Return all weights of a model that `with_lora` returned, adapters merged in, under the base model's names."""
+    return dict(iterate_merged(model))
+
+
+@torch.no_grad()
+def iterate_merged(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and the tensor of each weight of `merged_weights`, one merged weight at a time."""
     base = model.get_base_model()
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
-    weights = {}
     for name, tensor in base.state_dict().items():
         layer, is_base, kind = name.rpartition(".base_layer.")
         if is_base and kind == "weight":
             # Out of place: merging adapters in and out again would accumulate rounding errors in the weights.
             delta = adapted[layer].get_delta_weight("default")
-            weights[f"{layer}.weight"] = (tensor.float() + delta.float()).to(tensor.dtype)
+            yield f"{layer}.weight", (tensor.float() + delta.float()).to(tensor.dtype)
         elif "lora_" not in name:
-            weights[name.replace(".base_layer", "")] = tensor.detach()
-    return weights
+            yield name.replace(".base_layer", ""), tensor.detach()

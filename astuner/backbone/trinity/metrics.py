@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
+from astuner.algorithms.credit_assignment import check_logprob_gap
 
 # Trinity's Tinker trainer and its verl trainer use different names for some metrics.
 _MEANS = {
@@ -56,3 +59,24 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if read_times:
         metrics["time/trainer_wait"] = sum(read_times)
     return metrics | {"update/optimiser_steps": len(updates)}
+
+
+def check_current_weights(parts: Sequence[Mapping[str, float]], dtype: torch.dtype, step: int) -> None:
+    """Check that the explorer sampled with the trainer's weights, if it should have.
+
+    Trinity hands weights over between its own processes. The first optimizer step of a training step computes the
+    logprobs of its samples with the weights that samples without staleness come from, so that the two agree. With
+    staler samples, the weights differ by design, and nothing is checked.
+
+    Args:
+        parts: Trinity's metrics of each optimizer step.
+        dtype: the dtype that the model computes in.
+        step: the training step.
+
+    Raises:
+        LogprobGapError: their logprobs differ by more than rounding.
+    """
+    first = parts[0] if parts else {}
+    if first.get("staleness/max", 1.0) == 0.0 and first.get(_TRAINED_TOKENS):
+        difference = first["actor/logprob_difference"] / first[_TRAINED_TOKENS]
+        check_logprob_gap(difference, dtype, f"step {step}, Trinity's explorer after the weight sync")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from loguru import logger
 from ray.exceptions import RayError
 
@@ -22,8 +23,8 @@ from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.coordinator import StepSchedule
 from astuner.backbone.trinity.event_consumer import EventConsumer, coordinator_lost
 from astuner.backbone.trinity.events import AdvantagesReady, SampleKey
-from astuner.backbone.trinity.metrics import update_metrics
-from astuner.backbone.trinity.rules import steps_ahead
+from astuner.backbone.trinity.metrics import check_current_weights, update_metrics
+from astuner.backbone.trinity.rules import sampler_dtype, steps_ahead
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.backbone.trinity.sample_digest import check_samples_match
 from astuner.backbone.trinity.training_backends import TrainingBackend
@@ -149,11 +150,14 @@ class TrinitySession(TrainingSession):
         """Return the result of the update that `wait_for_update` waited for.
 
         Raises:
-            BackboneError: the trainer received other samples, or samples that are older than `max_staleness`.
+            BackboneError: the trainer received other samples, samples that are older than `max_staleness`, or samples
+                of other weights than the current ones.
         """
         trained = self._trained
         assert trained is not None
         check_samples_match(episodes, trained.advantages.sample_keys, trained.digests, step)
+        dtype = getattr(torch, sampler_dtype(self._config, self.facts))
+        check_current_weights(trained.metrics, dtype, step)
         metrics = update_metrics(trained.metrics) | {"backlog/steps": self.event_consumer.backlog}
         staleness, max_staleness = metrics.get("staleness/max", 0.0), self._config.asynchrony.max_staleness
         if staleness > max_staleness:

@@ -31,6 +31,7 @@ from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
 from astuner.llm_engine.protocol import reject_unsupported
 from astuner.llm_engine.stop_strings import StopStrings
+from astuner.llm_engine.weight_digests import weight_digests
 from astuner.schema import Completion, SamplingParams
 
 # On a CPU, the operations of smaller models take about 50 µs each. A second thread then gains a third on an idle
@@ -171,6 +172,16 @@ class EmbeddedEngine:
         update = _WeightUpdate(state_dict, policy_version, Future())
         self._post(partial(self._updates.append, update))
         update.done.result()
+
+    def weight_digests(self) -> dict[str, int]:
+        """Return the checksums of the weights that it samples with; see `llm_engine.weight_digests`.
+
+        Raises:
+            ModelError: the engine is closed or has failed.
+        """
+        digests: Future[dict[str, int]] = Future()
+        self._post(lambda: digests.set_result(weight_digests(self._forward.weights().items())))
+        return digests.result()
 
     def raise_if_broken(self) -> None:
         """Raise an exception if the engine can no longer serve requests.

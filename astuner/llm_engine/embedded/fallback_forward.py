@@ -71,6 +71,11 @@ class _Fallback:
         """Load new weights into the model; see `Forward.load`."""
         self._names.copy_into_model(self._names.resolve(weights))
 
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights of the model; see `Forward.weights`."""
+        weights: dict[str, Tensor] = self._model.state_dict()
+        return weights
+
     def _last_logits(self, **arguments: object) -> Tensor:
         """Return the logits at the last position, [batch, vocab_size] float32."""
         arguments["logits_to_keep"] = 1

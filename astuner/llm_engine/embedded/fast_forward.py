@@ -141,6 +141,41 @@ class FastForward:
             self._names.copy_into_model(resolved)
             self._set_weights(self._names.tensors)
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights that the layers use; see `Forward.weights`."""
+        weights = {
+            "model.embed_tokens.weight": self._embedding,
+            "lm_head.weight": self._head,
+            "model.norm.weight": self._final_norm,
+        }
+        for number, layer in enumerate(self._layers):
+            prefix = f"model.layers.{number}."
+            weights[f"{prefix}input_layernorm.weight"] = layer.attention_norm
+            weights[f"{prefix}post_attention_layernorm.weight"] = layer.mlp_norm
+            if layer.qk_norm is not None:
+                weights[f"{prefix}self_attn.q_norm.weight"] = layer.qk_norm[0]
+                weights[f"{prefix}self_attn.k_norm.weight"] = layer.qk_norm[self._heads]
+            for block, names, parts in (
+                ("self_attn", "qkv", layer.qkv),
+                ("self_attn", "o", layer.output),
+                ("mlp", ("gate", "up"), layer.gate_up),
+                ("mlp", ("down",), layer.down),
+            ):
+                paths = [f"{prefix}{block}.{name}_proj" for name in names]
+                weights |= self._projection_weights(paths, parts)
+        return weights
+
+    def _projection_weights(self, paths: Sequence[str], parts: _Projection) -> dict[str, Tensor]:
+        """Return the weights of a projection by name; those that are concatenated are views."""
+        sizes = [len(self._names.tensors[f"{path}.weight"]) for path in paths]
+        weights: dict[str, Tensor] = {}
+        for kind, index in (("weight", 0), ("bias", 1)):
+            tensors = [tensor for part in parts if (tensor := part[index]) is not None]
+            if len(parts) < len(paths) and tensors:
+                tensors = list(torch.split(tensors[0], sizes))
+            weights |= {f"{path}.{kind}": tensor for path, tensor in zip(paths, tensors, strict=False)}
+        return weights
+
     @torch.no_grad()
     def _set_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Make the layers use `weights`, or concatenated copies of them."""

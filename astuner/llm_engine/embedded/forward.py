@@ -96,3 +96,7 @@ class Forward(Protocol):
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Load new weights: one tensor for each of the model's names, including tied ones."""
         ...
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights that it computes with, by the model's names."""
+        ...

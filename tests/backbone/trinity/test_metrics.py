@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from astuner.backbone.trinity.metrics import update_metrics
+from astuner.backbone.trinity.metrics import check_current_weights, update_metrics
+from astuner.errors import LogprobGapError
 
 
 def test_step_metrics_combine_those_of_its_optimizer_steps():
@@ -35,3 +37,14 @@ def test_step_metrics_combine_those_of_its_optimizer_steps():
             "update/optimiser_steps": 2,
         }
     )
+
+
+def test_samples_of_other_weights_stop_the_run_unless_they_are_stale():
+    fresh = {"actor/ratio/trained_tokens": 4.0, "actor/logprob_difference": 4e-4, "staleness/max": 0.0}
+    wrong = fresh | {"actor/logprob_difference": 0.4}
+    check_current_weights([fresh, wrong], torch.float32, 3)  # the weights move between optimizer steps
+    check_current_weights([wrong | {"staleness/max": 1.0}], torch.float32, 3)
+    check_current_weights([wrong], torch.bfloat16, 3)
+    check_current_weights([{"staleness/max": 0.0}], torch.float32, 3)
+    with pytest.raises(LogprobGapError, match=r"step 3, Trinity's explorer after the weight sync: the .* 0.1 "):
+        check_current_weights([wrong], torch.float32, 3)

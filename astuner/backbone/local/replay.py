@@ -1,0 +1,297 @@
+"""Computes the update of a training step again from the record and a checkpoint, and compares it with the record."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from astuner.algorithms import resolve
+from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.backbone.local.backbone import reported_memory_errors
+from astuner.backbone.local.determinism import deterministic_operations
+from astuner.backbone.local.optimizer import Optimizer
+from astuner.backbone.local.policy import Policy
+from astuner.backbone.local.session import read_state
+from astuner.backbone.local.update import PolicyUpdate
+from astuner.backbone.training.checkpoints import complete_checkpoints
+from astuner.backbone.training.model_folder import model_path
+from astuner.config.loading import load_config
+from astuner.config.root import AstunerConfig
+from astuner.errors import LogprobGapError, RecordError
+from astuner.llm_engine.causal_lm import choose_device
+from astuner.run_record import RecordedEpisode, by_token, read_index, read_metrics, read_recorded_episode
+
+# Of runs that are not deterministic: (absolute, relative). Sums have another order, which Adam's division amplifies.
+_TOLERANCES = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (5e-2, 5e-2)}
+# A token whose logprobs of sampler and trainer differ by more was not sampled with these weights, nats.
+_MAX_TOKEN_GAP = {torch.float32: 1e-2, torch.bfloat16: 1.0}
+_SHOWN_METRICS = ("lr", "loss/policy", "loss/kl", "loss/total", "grad_norm")
+_THREADS = "update/cpu_threads"  # those of the replay
+_MAX_STEPS_NAMED = 10
+
+
+@dataclass(frozen=True)
+class ReplayedMetric:
+    """A metric of the update.
+
+    Attributes:
+        name: its name.
+        recorded, replayed: its values in the record and in the new computation.
+        agrees: whether they are equal, within the tolerance.
+    """
+
+    name: str
+    recorded: float | None
+    replayed: float
+    agrees: bool
+
+
+@dataclass(frozen=True)
+class StepReplay:
+    """The comparison of a step's update with the record.
+
+    Attributes:
+        step: the training step.
+        checkpoint: the step of the checkpoint from which the update started; 0 for the starting model.
+        is_exact: whether equal bits are required, because the run was deterministic.
+        metrics: the metrics of the update.
+        differences: what differs in the order of computation; the first is the cause of the others.
+    """
+
+    step: int
+    checkpoint: int
+    is_exact: bool
+    metrics: tuple[ReplayedMetric, ...]
+    differences: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the report."""
+        start = f"the checkpoint of step {self.checkpoint}" if self.checkpoint else "the starting model"
+        between = self.step - self.checkpoint - 1
+        more = f" and {between} further updates from the record" if between else ""
+        yield f"step {self.step}, computed again from {start}{more}:"
+        for metric in self.metrics:
+            if metric.name in _SHOWN_METRICS:
+                state = "agrees" if metric.agrees else "differs"
+                yield f"  {metric.name}: recorded {metric.recorded!r}, computed {metric.replayed!r}: {state}"
+        if self.agrees:
+            yield "the record agrees" + (" to the last bit" if self.is_exact else " within rounding")
+        else:
+            yield f"first difference: {self.differences[0]}"
+            yield from (f"then: {text}" for text in self.differences[1:])
+
+
+def replay_step(folder: Path, step: int) -> StepReplay:
+    """Compute the update of training step `step` again, from the newest checkpoint before it.
+
+    Updates between the checkpoint and the step are repeated first. Nothing is sampled, and the run's folder is not
+    changed.
+
+    Args:
+        folder: the folder of a run of the local backbone.
+        step: 1-based.
+
+    Raises:
+        RecordError: the record or the checkpoints lack what is needed. The error names the steps that can be computed.
+    """
+    config = load_config(folder / "config.yaml").config.astuner
+    _check_kind(config, folder)
+    record = _TrainingRecord(folder)
+    record.check(step)
+    saved = {int(path.name.rpartition("_")[2]): path for path in complete_checkpoints(folder / "checkpoints")}
+    start = max((number for number in saved if number < step), default=0)
+    threads = torch.get_num_threads()
+    with reported_memory_errors(config), contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, threads)
+        device = choose_device(config.trainer_common.device)
+        if config.trainer_common.deterministic:
+            stack.enter_context(deterministic_operations(device))
+        torch.manual_seed(config.trainer_common.seed)
+        path = model_path(config.model.path, "model.path", [Path.cwd(), folder])
+        policy = Policy(config.model, path, device, config.update.pack)
+        states = {number: read_state(saved[number], device) for number in (start, step) if number in saved}
+        total_steps = next(
+            (state["total_steps"] for state in states.values() if "total_steps" in state), record.last_step
+        )
+        optimizer = Optimizer(policy.trainable(), config.trainer_common.optim, total_steps)
+        if start:
+            policy.load_training_state(states[start]["trained"])
+            optimizer.load(states[start]["optimiser"])
+        update = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer)
+        for number in range(start + 1, step + 1):
+            torch.set_num_threads(int(record.metrics.get(number, {}).get(_THREADS) or threads))
+            comparison = _Comparison(
+                config, policy.dtype, record.metrics.get(number, {}), record.episodes(number), number
+            )
+            comparison.run(policy, update)
+            if comparison.differences:
+                break
+        if not comparison.differences and step in states:
+            comparison.compare_weights(policy.training_state(), states[step]["trained"])
+    differences = [f"step {number}: {text}" for text in comparison.differences]
+    return StepReplay(step, start, comparison.is_exact, tuple(comparison.metrics), tuple(differences))
+
+
+def _check_kind(config: AstunerConfig, folder: Path) -> None:
+    algorithm, teacher = config.trainer_common.algorithm, config.trainer_common.distillation.teacher
+    if teacher is not None:
+        raise RecordError(f"{folder} learned from the teacher {teacher}, whose logprobs are not in the record")
+    if config.backbone != "local" or resolve(algorithm).rule is None:
+        raise RecordError(
+            f"{folder} is a run of backbone {config.backbone} with algorithm {algorithm.adv_estimator}; replay "
+            "computes the reinforcement learning updates of the local backbone"
+        )
+
+
+class _TrainingRecord:
+    """The training steps in the record of a run.
+
+    Attributes:
+        metrics: by step.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries = [entry for entry in read_index(folder) if entry.split == "train" and entry.status == "ok"]
+        self.metrics: dict[int, dict[str, float | None]] = {}
+        for row in read_metrics(folder):
+            self.metrics.setdefault(row.step, {}).update(row.metrics)
+
+    @property
+    def last_step(self) -> int:
+        """The last recorded step."""
+        return max(self.metrics, default=0)
+
+    def check(self, step: int) -> None:
+        """Check that the record has the update of a step.
+
+        Raises:
+            RecordError: it does not.
+        """
+        updates = sorted(number for number, metrics in self.metrics.items() if "grad_norm" in metrics)
+        if step not in updates:
+            named = ", ".join(map(str, updates[:_MAX_STEPS_NAMED])) + (", …" if len(updates) > _MAX_STEPS_NAMED else "")
+            raise RecordError(
+                f"{self._folder} has no update of step {step}; "
+                + (f"these steps can be computed again: {named}" if updates else "no step of it had an update")
+            )
+
+    def episodes(self, step: int) -> list[RecordedEpisode]:
+        """Return the episodes that the update of a step trained on.
+
+        Raises:
+            RecordError: one of them is missing, or its tokens are not in the record.
+        """
+        recorded = [read_recorded_episode(self._folder / entry.path) for entry in self._entries if entry.step == step]
+        for each in recorded:
+            if each.withheld is not None:
+                raise RecordError(
+                    f"step {step} cannot be computed again: the record lacks the tokens of {each.episode.episode_id} "
+                    f"({each.withheld}). Steps up to {step - 1} can, if the record has their tokens"
+                )
+        return recorded
+
+
+@dataclass
+class _Comparison:
+    """Compares the update of a step with its record.
+
+    Attributes:
+        config: the run's configuration.
+        dtype: the dtype that the model computes in.
+        recorded_metrics: the metrics of the step.
+        recorded: the episodes that it was trained on.
+        step: the training step.
+    """
+
+    config: AstunerConfig
+    dtype: torch.dtype
+    recorded_metrics: Mapping[str, float | None]
+    recorded: Sequence[RecordedEpisode]
+    step: int
+    metrics: list[ReplayedMetric] = field(default_factory=list, init=False)
+    differences: list[str] = field(default_factory=list, init=False)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the run was deterministic."""
+        return self.config.trainer_common.deterministic
+
+    def run(self, policy: Policy, update: PolicyUpdate) -> None:
+        """Compute the update, which changes the weights, and compare it."""
+        self._compare_sampler()
+        policy.prepare_update()
+        try:
+            result = update.step([each.episode for each in self.recorded], self.step)
+        except LogprobGapError as error:
+            self.differences.append(error.text)
+            return
+        self._compare_samples(result)
+        for name, value in result.metrics.items():
+            recorded = self.recorded_metrics.get(name)
+            agrees = name == _THREADS or (recorded is not None and self._agree(recorded, value))
+            self.metrics.append(ReplayedMetric(name, recorded, value, agrees))
+            if not agrees:
+                self.differences.append(f"{name}: recorded {recorded!r}, computed {value!r}")
+
+    def compare_weights(self, computed: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+        """Compare the weights after the update with those of the step's checkpoint."""
+        for name, value in saved.items():
+            gap = float((computed[name].float() - value.float()).abs().max()) if value.numel() else 0.0
+            if not self._agree(gap, 0.0):
+                self.differences.append(f"weight {name} of the checkpoint: differs by up to {gap:.3g}")
+
+    def _agree(self, recorded: float, computed: float) -> bool:
+        absolute, relative = (0.0, 0.0) if self.is_exact else _TOLERANCES[self.dtype]
+        return recorded == computed or math.isclose(recorded, computed, rel_tol=relative, abs_tol=absolute)
+
+    def _compare_sampler(self) -> None:
+        """Find sampled logprobs that are not those of the recorded weights, by the trainer's recorded ones."""
+        if self.config.trainer_common.mini_batch_num > 1:
+            return  # the weights had moved when the trainer computed some of them
+        for each in self.recorded:
+            for number, (sample, update) in enumerate(zip(each.episode.samples, each.updates, strict=False), 1):
+                for position, trained in enumerate(by_token(sample, update)[1]):
+                    sampled = sample.logprobs[position]
+                    if trained is not None and not abs(sampled - trained) <= _MAX_TOKEN_GAP[self.dtype]:
+                        self.differences.append(
+                            f"logprob of {_token(each, number, position)}: the engine recorded {sampled!r}, the "
+                            f"trainer {trained!r}"
+                        )
+
+    def _compare_samples(self, result: UpdateResult) -> None:
+        """Compare advantages, which come from the recorded rewards, and the trainer's logprobs."""
+        for each, advantage in zip(self.recorded, result.advantages, strict=True):
+            recorded = each.labels.advantage
+            if recorded is None or not self._agree(recorded, advantage):
+                self.differences.append(
+                    f"advantage of episode {each.episode.episode_id}: recorded {recorded!r}, computed from the "
+                    f"recorded rewards {advantage!r}"
+                )
+        columns: tuple[tuple[int, str], ...] = ((0, "advantage"), (1, "trainer's logprob"))
+        for column, name in columns:
+            for each, updates in zip(self.recorded, result.samples, strict=True):
+                samples = zip(each.episode.samples, each.updates, updates, strict=False)
+                for number, (sample, old, new) in enumerate(samples, 1):
+                    pairs = zip(by_token(sample, old)[column], by_token(sample, new)[column], strict=True)
+                    for position, (a, b) in enumerate(pairs):
+                        if (a is None) != (b is None) or (a is not None and b is not None and not self._agree(a, b)):
+                            self.differences.append(
+                                f"{name} of {_token(each, number, position)}: recorded {a!r}, computed {b!r}"
+                            )
+                            break
+
+
+def _token(recorded: RecordedEpisode, sample: int, position: int) -> str:
+    return f"token {position} of sample {sample} of episode {recorded.episode.episode_id}"

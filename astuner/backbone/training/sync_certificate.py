@@ -1,0 +1,118 @@
+"""The check, after each hand-over of weights, that an engine samples with those of the trainer.
+
+Weights that do not arrive raise no error elsewhere: the engine samples with those of an earlier step, or without the
+adapters, and training goes on with wrong probability ratios. The check has two parts. The checksums of all weights are
+compared where the engine can return them, which finds any changed bit and names the weight. The logprobs of a few
+sampled tokens are compared on every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from astuner.algorithms.credit_assignment import MAX_LOGPROB_DIFFERENCE
+from astuner.errors import BackboneError
+from astuner.llm_engine.weight_digests import WeightDigests, differing_weights
+from astuner.schema import SamplingParams
+
+PROBE_TOKENS = 4
+"""Number of tokens that an engine samples for the check."""
+# Equal in each check, so that a cache of the prompt that survives new weights is found, too.
+_PROBE = "The sync of weights after a training step"
+_MAX_NAMED = 3
+
+
+def probe_prompt(tokenizer: Any) -> list[int]:
+    """Return the ids of the prompt of the check; at least one."""
+    return list(tokenizer.encode(_PROBE, add_special_tokens=False)) or [0]
+
+
+def probe_params(temperature: float, room: int, seed: int = 0) -> SamplingParams:
+    """Return the sampling parameters of the check.
+
+    Args:
+        temperature: that of the rollout; 0 becomes 1.
+        room: the largest number of tokens that fit after the prompt.
+        seed: of the sampling.
+    """
+    return SamplingParams(temperature=temperature or 1.0, max_tokens=max(min(PROBE_TOKENS, room), 1), seed=seed)
+
+
+@dataclass
+class SyncCertificate:
+    """Compares the weights of engines with those of the trainer, one hand-over after another.
+
+    Attributes:
+        dtype: the dtype that the model computes in.
+    """
+
+    dtype: torch.dtype
+    _handed_over: WeightDigests = field(default_factory=dict, init=False)
+    _before: WeightDigests = field(default_factory=dict, init=False)
+
+    def begin(self, trainer: WeightDigests) -> None:
+        """Take the checksums of the trainer's weights in the dtype of the engines, before engines are checked."""
+        self._before, self._handed_over = self._handed_over, trainer
+
+    def check_digests(self, engine: str, step: int, found: WeightDigests) -> None:
+        """Compare the checksums of an engine's weights with those of `begin`.
+
+        Args:
+            engine: its name in the message.
+            step: the number of finished training steps.
+            found: the checksums of the weights that the engine samples with.
+
+        Raises:
+            BackboneError: they differ.
+        """
+        expected = self._handed_over
+        names = differing_weights(expected, found)
+        if not names:
+            return
+        compared = len(expected.keys() & found.keys())
+        stale = [name for name in names if found[name] == self._before.get(name)]
+        if len(stale) == len(names):
+            cause = "they still have their old values, so that the new ones have not arrived"
+        elif stale:
+            cause = f"{len(stale)} of them still have their old values, and the others have changed on the way"
+        else:
+            cause = "their values have changed on the way"
+        more = ", …" if len(names) > _MAX_NAMED else ""
+        raise BackboneError(
+            f"{_when(step)}: {engine} does not have the trainer's weights: {len(names)} of {compared} differ "
+            f"({', '.join(names[:_MAX_NAMED])}{more}); {cause}. {_FIX}"
+        )
+
+    def check_logprobs(self, engine: str, step: int, sampled: Sequence[float], trained: Sequence[float]) -> None:
+        """Compare the logprobs of the same sampled tokens.
+
+        Args:
+            engine: its name in the message.
+            step: the number of finished training steps.
+            sampled: those of the engine.
+            trained: those of the trainer.
+
+        Raises:
+            BackboneError: they differ by more than rounding, on average.
+        """
+        gaps = [abs(a - b) for a, b in zip(sampled, trained, strict=True)]
+        difference, limit = sum(gaps) / max(len(gaps), 1), MAX_LOGPROB_DIFFERENCE[self.dtype]
+        if not difference <= limit:  # NaN included
+            raise BackboneError(
+                f"{_when(step)}: {engine} does not sample with the trainer's weights: the logprobs of {len(gaps)} "
+                f"tokens differ by {difference:.3g} nats on average (rounding explains at most {limit}). {_FIX}"
+            )
+
+
+def _when(step: int) -> str:
+    return f"the weight sync after step {step}" if step else "the first weight sync"
+
+
+_FIX = (
+    "Check the transfer of weights to the engine: adapters must be merged in, an engine that sleeps must take the new "
+    "weights, and it must clear its prefix cache. Remove extensions that change weights; otherwise, report a bug"
+)

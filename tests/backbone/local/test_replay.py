@@ -1,0 +1,160 @@
+"""`astuner replay` and `astuner bisect` name an injected change in the record of a deterministic run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from astuner import AstunerJob
+from astuner.cli import astuner
+from astuner.run_record import EpisodeEntry, read_index
+
+MakeJob = Callable[..., AstunerJob]
+
+
+@pytest.fixture
+def record(make_job: MakeJob, tmp_path: Path) -> Path:
+    """The record of a deterministic run of three steps with the checkpoints of the last two."""
+    return make_job(trainer_common__deterministic=True).tune(tmp_path / "first").record
+
+
+def outcome(*arguments: object) -> tuple[int, dict[str, Any]]:
+    """The exit code of a command and its JSON object."""
+    result = CliRunner().invoke(astuner, [*map(str, arguments), "--json"], standalone_mode=False)
+    assert result.exception is None, result.exception
+    return result.return_value, json.loads(result.stdout)
+
+
+def copy_of(record: Path, name: str) -> Path:
+    copy = record.parent.parent / name
+    shutil.copytree(record, copy)
+    return copy
+
+
+def trained(record: Path, step: int) -> EpisodeEntry:
+    """The second trained episode of a step that has an advantage."""
+    entries = [each for each in read_index(record) if each.split == "train" and each.step == step and each.advantage]
+    return entries[1]
+
+
+def edit(record: Path, entry: EpisodeEntry, keys: Sequence[str | int], change: float) -> float:
+    """Add `change` to a number in an episode's file, and return the new number."""
+    path = record / entry.path
+    document = json.loads(path.read_bytes())
+    inner: Any = document
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] += change
+    path.write_text(json.dumps(document))
+    return float(inner[keys[-1]])
+
+
+def edit_metric(record: Path, step: int, name: str, change: float) -> None:
+    path = record / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["step"] == step and name in row.get("metrics", row):
+            row.get("metrics", row)[name] += change
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_injected_changes_are_named(make_job: MakeJob, record: Path, tmp_path: Path):
+    # Another run with the same seed is equal.
+    again = make_job(trainer_common__deterministic=True, rollout__max_env_worker=2).tune(tmp_path / "again").record
+    code, found = outcome("bisect", record, again)
+    assert (code, found["first"], found["steps"]) == (1, None, 3)
+    assert [key for key, _, _ in found["keys"]] == ["astuner.rollout.max_env_worker"]
+    code, found = outcome("bisect", record, copy_of(record, "equal"))
+    assert (code, found["equal"], found["keys"]) == (0, True, [])
+
+    # A step from a checkpoint, one from the starting model, and one with an update in between.
+    for step, checkpoint in ((3, 2), (1, 0), (2, 0)):
+        code, found = outcome("replay", record, "--step", step)
+        assert (code, found["differences"], found["is_exact"], found["checkpoint"]) == (0, [], True, checkpoint)
+        assert {"loss/policy", "loss/total", "grad_norm", "lr"} <= {metric["name"] for metric in found["metrics"]}
+
+    entry = trained(record, 3)
+    sampled = read_sample(record, entry)
+    place = {"step": 3, "episode_id": entry.episode_id, "task_id": entry.task_id, "split": "train"}
+
+    # The logprob of a token.
+    changed = copy_of(record, "logprob")
+    edit(changed, entry, ["episode", "calls", 0, "logprobs", 2], 0.5)
+    edit(changed, entry, ["episode", "samples", 0, "logprobs", sampled[2]], 0.5)
+    code, found = outcome("bisect", record, changed)
+    assert code == 1
+    assert found["first"] | place | {"kind": "logprob", "call": 1, "position": 2} == found["first"]
+    code, found = outcome("replay", changed, "--step", 3)
+    assert code == 1
+    token = f"token {sampled[2]} of sample 1 of episode {entry.episode_id}"
+    assert found["differences"][0].startswith(f"step 3: logprob of {token}: the engine recorded")
+
+    # A token.
+    changed = copy_of(record, "token")
+    edit(changed, entry, ["episode", "calls", 1, "completion_ids", 0], 1)
+    code, found = outcome("bisect", record, changed)
+    assert found["first"] | place | {"kind": "token", "call": 2, "position": 0} == found["first"]
+
+    # A reward.
+    changed = copy_of(record, "reward")
+    edit(changed, entry, ["episode", "reward"], 0.25)
+    code, found = outcome("bisect", record, changed)
+    assert found["first"] | place | {"kind": "reward", "call": None} == found["first"]
+    assert found["first"]["second"] == found["first"]["first"] + 0.25
+    code, found = outcome("replay", changed, "--step", 3)
+    assert (code, found["checkpoint"]) == (1, 2)
+    assert found["differences"][0].startswith("step 3: advantage of episode ")
+    assert entry.task_id in found["differences"][0]
+
+    # An advantage.
+    changed = copy_of(record, "advantage")
+    edit(changed, entry, ["advantage"], 0.125)
+    code, found = outcome("bisect", record, changed)
+    assert found["first"] | place | {"kind": "advantage"} == found["first"]
+    code, found = outcome("replay", changed, "--step", 3)
+    assert found["differences"][0].startswith(f"step 3: advantage of episode {entry.episode_id}: recorded ")
+
+    # The gradient.
+    changed = copy_of(record, "gradient")
+    edit_metric(changed, 2, "grad_norm", 1e-9)
+    code, found = outcome("bisect", record, changed)
+    assert (code, found["first"]["kind"], found["first"]["step"]) == (1, "gradient", 2)
+    assert outcome("bisect", record, changed, "--tolerance", 1e-6)[0] == 0
+    code, found = outcome("replay", changed, "--step", 2)
+    assert (code, found["differences"][0].split(":")[1]) == (1, " grad_norm")
+
+    # The learning rate, in the configuration and in the record.
+    changed = copy_of(record, "rate")
+    config = (changed / "config.yaml").read_text()
+    assert "lr: 0.01" in config
+    (changed / "config.yaml").write_text(config.replace("lr: 0.01", "lr: 0.02"))
+    code, found = outcome("bisect", record, changed)
+    assert (code, found["keys"]) == (1, [["astuner.trainer_common.optim.lr", 0.01, 0.02]])
+    code, found = outcome("replay", changed, "--step", 1)
+    assert (code, found["differences"][0]) == (1, "step 1: lr: recorded 0.01, computed 0.02")
+
+
+def read_sample(record: Path, entry: EpisodeEntry) -> list[int]:
+    """The indices of the trained tokens of an episode's first sample."""
+    sample = json.loads((record / entry.path).read_bytes())["episode"]["samples"][0]
+    return [index for index, count in enumerate(sample["loss_mask"]) if count]
+
+
+def test_a_step_that_cannot_be_computed_names_those_that_can(make_job: MakeJob, tmp_path: Path):
+    record = make_job(trainer_common__total_training_steps=1).tune(tmp_path / "records").record
+    runner = CliRunner()
+
+    def refused(*arguments: object) -> str:
+        result = runner.invoke(astuner, [*map(str, arguments)])
+        assert result.exit_code == 2, result.output
+        return " ".join(result.output.split())
+
+    assert "has no update of step 7; these steps can be computed again: 1" in refused("replay", record, "--step", 7)
+    assert "is not a run" in refused("replay", tmp_path / "nothing", "--step", 1)
+    assert "is not a run" in refused("bisect", record, tmp_path / "nothing")
