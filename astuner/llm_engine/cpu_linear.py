@@ -47,6 +47,11 @@ def pack(weight: Tensor) -> Tensor:
     return packed
 
 
+def unpack(weight: Tensor) -> Tensor:
+    """Return a weight that `pack` returned with the layout and the bits that it had before."""
+    return weight.to_dense() if weight.is_mkldnn else weight
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return `x @ weight.T + bias`, without gradient.
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from astuner.llm_engine import cpu_linear
-from astuner.llm_engine.cpu_linear import OneDnnLinear, linear, pack, use_onednn
+from astuner.llm_engine.cpu_linear import OneDnnLinear, linear, pack, unpack, use_onednn
 
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -31,6 +31,15 @@ def test_packed_weights_give_the_same_products(dtype, rows, bias):
 def test_small_weights_are_not_packed():
     weight = random(8, 8)
     assert pack(weight) is weight
+    assert unpack(weight) is weight
+
+
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+def test_a_packed_weight_is_unpacked_to_the_same_bits(dtype):
+    weight = random(601, 301, dtype=dtype)
+    packed = pack(weight)
+    assert packed.is_mkldnn == cpu_linear.is_packed(weight.numel(), dtype)
+    assert torch.equal(unpack(packed), weight)
 
 
 def models(*, bias: bool) -> tuple[nn.Module, nn.Module]:

@@ -180,7 +180,7 @@ class EmbeddedEngine:
             ModelError: the engine is closed or has failed.
         """
         digests: Future[dict[str, int]] = Future()
-        self._post(lambda: digests.set_result(weight_digests(self._forward.weights().items())))
+        self._post(lambda: digests.set_result(weight_digests(self._forward.weights())))
         return digests.result()
 
     def raise_if_broken(self) -> None:

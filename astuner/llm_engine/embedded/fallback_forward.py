@@ -8,7 +8,7 @@ recurrent ones, but slow. `fallback_forward` tests the former on the model, and 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from loguru import logger
@@ -71,10 +71,9 @@ class _Fallback:
         """Load new weights into the model; see `Forward.load`."""
         self._names.copy_into_model(self._names.resolve(weights))
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights of the model; see `Forward.weights`."""
-        weights: dict[str, Tensor] = self._model.state_dict()
-        return weights
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of the model; see `Forward.weights`."""
+        yield from self._model.state_dict().items()
 
     def _last_logits(self, **arguments: object) -> Tensor:
         """Return the logits at the last position, [batch, vocab_size] float32."""

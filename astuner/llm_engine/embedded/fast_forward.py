@@ -7,7 +7,7 @@ transformers' modules, computed with fewer and larger operations for many sequen
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from astuner.llm_engine.cpu_linear import linear, pack
+from astuner.llm_engine.cpu_linear import linear, pack, unpack
 from astuner.llm_engine.embedded.forward import KvShape, LaneGroup, PrefillChunk
 from astuner.llm_engine.embedded.weights import WeightNames
 
@@ -141,40 +141,34 @@ class FastForward:
             self._names.copy_into_model(resolved)
             self._set_weights(self._names.tensors)
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights that the layers use; see `Forward.weights`."""
-        weights = {
-            "model.embed_tokens.weight": self._embedding,
-            "lm_head.weight": self._head,
-            "model.norm.weight": self._final_norm,
-        }
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights that the layers use; see `Forward.weights`. Packed weights are unpacked one by one."""
+        yield "model.embed_tokens.weight", self._embedding
+        yield "lm_head.weight", unpack(self._head)
+        yield "model.norm.weight", self._final_norm
         for number, layer in enumerate(self._layers):
             prefix = f"model.layers.{number}."
-            weights[f"{prefix}input_layernorm.weight"] = layer.attention_norm
-            weights[f"{prefix}post_attention_layernorm.weight"] = layer.mlp_norm
+            yield f"{prefix}input_layernorm.weight", layer.attention_norm
+            yield f"{prefix}post_attention_layernorm.weight", layer.mlp_norm
             if layer.qk_norm is not None:
-                weights[f"{prefix}self_attn.q_norm.weight"] = layer.qk_norm[0]
-                weights[f"{prefix}self_attn.k_norm.weight"] = layer.qk_norm[self._heads]
+                yield f"{prefix}self_attn.q_norm.weight", layer.qk_norm[0]
+                yield f"{prefix}self_attn.k_norm.weight", layer.qk_norm[self._heads]
             for block, names, parts in (
                 ("self_attn", "qkv", layer.qkv),
                 ("self_attn", "o", layer.output),
                 ("mlp", ("gate", "up"), layer.gate_up),
                 ("mlp", ("down",), layer.down),
             ):
-                paths = [f"{prefix}{block}.{name}_proj" for name in names]
-                weights |= self._projection_weights(paths, parts)
-        return weights
+                yield from self._projection_weights([f"{prefix}{block}.{name}_proj" for name in names], parts)
 
-    def _projection_weights(self, paths: Sequence[str], parts: _Projection) -> dict[str, Tensor]:
-        """Return the weights of a projection by name; those that are concatenated are views."""
+    def _projection_weights(self, paths: Sequence[str], parts: _Projection) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of a projection by name; those that are concatenated are views."""
         sizes = [len(self._names.tensors[f"{path}.weight"]) for path in paths]
-        weights: dict[str, Tensor] = {}
         for kind, index in (("weight", 0), ("bias", 1)):
-            tensors = [tensor for part in parts if (tensor := part[index]) is not None]
+            tensors = [unpack(tensor) for part in parts if (tensor := part[index]) is not None]
             if len(parts) < len(paths) and tensors:
                 tensors = list(torch.split(tensors[0], sizes))
-            weights |= {f"{path}.{kind}": tensor for path, tensor in zip(paths, tensors, strict=False)}
-        return weights
+            yield from zip([f"{path}.{kind}" for path in paths], tensors, strict=False)
 
     @torch.no_grad()
     def _set_weights(self, weights: Mapping[str, Tensor]) -> None:

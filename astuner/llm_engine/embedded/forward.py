@@ -7,7 +7,7 @@ the scheduler only copies along the capacity axis.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -97,6 +97,6 @@ class Forward(Protocol):
         """Load new weights: one tensor for each of the model's names, including tied ones."""
         ...
 
-    def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights that it computes with, by the model's names."""
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights that it computes with, by the model's names."""
         ...
