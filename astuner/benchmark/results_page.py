@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from astuner.benchmark.report import draw_curves, draw_results, result_cells, versions_text
+from astuner.benchmark.report import draw_curves, draw_results, interval_text, result_cells, versions_text
 from astuner.benchmark.results import BenchResult, read_results
 from astuner.run_record.files import write_atomically
 
@@ -66,11 +66,23 @@ def _section(result: BenchResult, pictures: str) -> str:
         f"\n{result.note}\n" if result.note else "",
         f"\n```text\n{result.command}\n```\n\n",
         _table(("seed", "before", "after", "gain", "time"), rows),
+        _source_table(result),
         f"\nThe runs of seeds {', '.join(map(str, result.failed_seeds))} failed.\n" if result.failed_seeds else "",
         f"\n![Validation curves of {_title(result)}]({pictures}/{result.name}.png)\n",
         f"\nVersions: {versions_text(result)}.\n",
     ]
     return "".join(lines)
+
+
+def _source_table(result: BenchResult) -> str:
+    """Return a table of the gains by reader of a mixture; "" without a mixture."""
+    if not result.sources:
+        return ""
+    rows = [
+        [name, f"{gain.before:.1%}", f"{gain.after:.1%}", f"{100 * gain.mean_gain:+.1f}", interval_text(gain.ci95)]
+        for name, gain in result.sources.items()
+    ]
+    return "\n" + _table(("tasks", "before", "after", "gain", "95% interval"), rows)
 
 
 def _title(result: BenchResult) -> str:

@@ -19,6 +19,8 @@ _DETAILS = (
     "reward/mean", "success/rate", "val/reward", "val/success_rate", "val/loss", "loss/policy", "loss/kl", "loss/sft",
     "entropy", "grad_norm", "lr", "time/step",
 )  # fmt: skip
+# The success rate of a validation by reader of a mixture.
+_BY_SOURCE = "val/success_rate/"
 _ALWAYS_PRINTED = ("reward/", "val/", "episodes/")
 _MIN_SECONDS_BETWEEN_LINES = 10.0
 _FORKS = "forks/"
@@ -53,6 +55,9 @@ class ConsoleLogger:
             return
         self._last_line = now
         logger.info("{}", self._line(step, metrics, now))
+        if sources := {name: rate for name, rate in metrics.items() if name.startswith(_BY_SOURCE)}:
+            rates = (f"{name.removeprefix(_BY_SOURCE)} {rate:.0%}" for name, rate in sources.items())
+            logger.info("  success by source: {}", ", ".join(rates))
         to_file = logger.bind(**FILE_ONLY)
         to_file.info("step {} · {}", step, " · ".join(values))
         if "episodes/total" in metrics:

@@ -23,6 +23,7 @@ class ValidationResult:
         episodes: the number of episodes with a reward.
         lost: the number of episodes that have no reward after all attempts; not included in the other numbers.
         pass_at_k: for each k, the unbiased estimate of the probability that one of k episodes of a task succeeds.
+        success_by_source: success rate by reader of a mixture; empty without a mixture.
     """
 
     success_rate: float
@@ -30,6 +31,7 @@ class ValidationResult:
     episodes: int
     lost: int
     pass_at_k: Mapping[int, float] = field(default_factory=dict)
+    success_by_source: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -71,6 +73,15 @@ def success_rates(episodes: Sequence[Episode]) -> dict[str, float]:
     return {task_id: _mean(outcomes) for task_id, outcomes in successes.items()}
 
 
+def success_by_source(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the share of successful episodes by reader of a mixture; empty without a mixture."""
+    successes: dict[str, list[float]] = defaultdict(list)
+    for episode in scored(episodes):
+        if episode.task.source:
+            successes[episode.task.source].append(float(bool(episode.is_success)))
+    return {source: _mean(outcomes) for source, outcomes in sorted(successes.items())}
+
+
 def validation_result(episodes: Sequence[Episode], largest_k: int) -> ValidationResult:
     """Summarise validation episodes.
 
@@ -92,6 +103,7 @@ def validation_result(episodes: Sequence[Episode], largest_k: int) -> Validation
         episodes=len(with_reward),
         lost=len(unscored),
         pass_at_k={k: _mean([pass_at_k(len(o), sum(o), k) for o in successes.values()]) for k in sorted(ks)},
+        success_by_source=success_by_source(episodes),
     )
 
 
@@ -134,6 +146,7 @@ def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
         "tokens/trained": tokens.trained,
         "tokens/saving": tokens.saving,
     }
+    metrics.update({f"success/rate/{source}": rate for source, rate in success_by_source(episodes).items()})
     metrics.update(_lengths(episodes))
     forks = Counter(call.fork.cause for episode in episodes for call in episode.calls if call.fork is not None)
     metrics["episodes/forks"] = forks.total()

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from astuner.benchmark import read_results, write_result
+from astuner.benchmark.results import bench_result
 from astuner.benchmark.results_page import picture_digest, published_page, write_page
-from tests.benchmark.results import fixed_result
+from astuner.benchmark.suite import SuiteEntry
+from tests.benchmark.results import fixed_result, seed_result
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -58,6 +60,22 @@ def test_page_and_pictures_follow_the_files(tmp_path: Path):
     assert (tmp_path / "en/results.md").read_text() != page
     changed = {path.name for path in pictures.iterdir() if path.read_bytes() != before[path.name]}
     assert changed == {"task-local.png", "gains.png"}
+
+
+def test_the_sources_of_a_mixture_have_gains_of_their_own(tmp_path: Path):
+    (tmp_path / "en").mkdir()
+    ends = {1: {"sums": (0.0, 0.75), "legs": (0.25, 0.25)}, 2: {"sums": (0.0, 0.25), "legs": (0.25, 0.75)}}
+    seeds = [seed_result(seed, [0.125, 0.5]).model_copy(update={"sources": ends[seed]}) for seed in ends]
+    result = bench_result(SuiteEntry(name="task", conf="task.yaml"), "local", "a/model", {}, seeds)
+    assert result.sources["sums"].model_dump() == {"before": 0.0, "after": 0.5, "mean_gain": 0.5, "ci95": (0.25, 0.75)}
+    assert read_results(write_result(tmp_path / "results", result)) == [result]
+    write_page(tmp_path)
+    page = (tmp_path / "en/results.md").read_text()
+    assert (
+        "| tasks | before | after | gain | 95% interval |\n| --- | --- | --- | --- | --- |\n| sums | 0.0% | 50.0% |"
+        in page
+    )
+    assert "| legs | 25.0% | 50.0% | +25.0 | 0.0 to 50.0 |" in page
 
 
 @pytest.mark.parametrize(("after", "code"), [(0.8, 0), (0.76, 0), (0.72, 1)])

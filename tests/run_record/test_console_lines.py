@@ -81,6 +81,18 @@ def test_a_validation_has_an_interval(lines: Lines) -> None:
     assert lines.console == [text]
 
 
+def test_a_validation_of_a_mixture_has_a_line_by_source(lines: Lines) -> None:
+    console = lines.logger()
+    rates = {
+        "val/success_rate": 0.84,
+        "val/episodes": 100.0,
+        "val/success_rate/sums": 0.9,
+        "val/success_rate/legs": 0.5,
+    }
+    console.log(0, rates)
+    assert lines.console[1:] == ["  success by source: sums 90%, legs 50%"]
+
+
 def test_fast_steps_are_shown_every_ten_seconds(lines: Lines) -> None:
     console = lines.logger()
     for step in range(1, 1001):

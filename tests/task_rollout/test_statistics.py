@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -43,6 +44,18 @@ def test_validation_counts_episodes_without_reward_as_lost():
     nothing = validation_result([episode("a", None)], 1)
     assert math.isnan(nothing.reward)
     assert (nothing.episodes, nothing.pass_at_k) == (0, {})
+
+
+def test_the_readers_of_a_mixture_have_success_rates_of_their_own():
+    def result(source: str, name: str, success: bool | None) -> Episode:
+        return replace(episode(name, None if success is None else 1.0, success), task=Task(name, "", source=source))
+
+    episodes = [result("sums", "a", True), result("sums", "b", False), result("legs", "a", True)]
+    episodes.append(result("legs", "b", None))
+    assert validation_result(episodes, 1).success_by_source == {"legs": 1.0, "sums": 0.5}
+    metrics = batch_metrics(episodes)
+    assert (metrics["success/rate/legs"], metrics["success/rate/sums"]) == (1.0, 0.5)
+    assert validation_result([episode("a", 1.0, True)], 1).success_by_source == {}
 
 
 def test_batch_metrics_and_totals():

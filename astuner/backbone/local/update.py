@@ -314,11 +314,12 @@ class PolicyUpdate:
             name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
         }
         metrics |= correction_summary({name: float(getattr(sums.correction, name)) for name in CORRECTION_SUMS})
+        if steps > 1:  # the loss of the first mini-batch is computed with the weights before the step
+            metrics["kl/update"] = loss["approx_kl"]
         return metrics | {
             "entropy": values["entropy"] / max(trained_tokens, 1.0),
             "clip_fraction": loss["clip_fraction_low"] + loss["clip_fraction_high"],
             "kl/rollout": values["rollout_kl"] / compared,
-            "kl/update": loss["approx_kl"],
             "ratio/mean": loss["ratio_mean"],
             "ratio/max": loss["ratio_max"],
             "logprob_difference": values["logprob_difference"] / compared,

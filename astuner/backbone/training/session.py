@@ -204,6 +204,7 @@ def run_validation(context: RunContext, session: TrainingSession, state: RunStat
                 "time/validation": timestamp() - started,
             }
             metrics |= {f"val/pass@{k}": value for k, value in result.pass_at_k.items()}
+            metrics |= {f"val/success_rate/{source}": rate for source, rate in result.success_by_source.items()}
             context.record.log_metrics(step, metrics)
             state.latest = validation_entry(result)
             state.validated = step

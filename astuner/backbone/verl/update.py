@@ -278,11 +278,13 @@ class VerlUpdate:
         if not all(map(math.isfinite, norms)):
             raise advantages.gradient_error(step, norms)
         trained = max(total["ratio/trained_tokens"], 1.0)
-        means = {
+        means: dict[str, float] = {
             name: total[name] / n_mini_batches for name in ("loss/policy", "loss/kl", "loss/total") if name in total
         }
         correction = {name: total[f"correction/{name}"] for name in CORRECTION_SUMS}
         correction["gap_max"] = max(flatten(metrics["correction/gap_max"]))
+        if len(norms) > 1:  # the loss of the first mini-batch is computed with the weights before the step
+            means["kl/update"] = total["ratio/kl_sum"] / trained
         return (
             means
             | correction_summary(correction)
@@ -290,7 +292,6 @@ class VerlUpdate:
                 "entropy": total["entropy"] / trained,
                 "clip_fraction": (total["ratio/clipped_low"] + total["ratio/clipped_high"]) / trained,
                 "kl/rollout": total["rollout_kl"] / compared,
-                "kl/update": total["ratio/kl_sum"] / trained,
                 "ratio/mean": total["ratio/ratio_sum"] / trained,
                 "ratio/max": max(flatten(metrics["ratio/ratio_max"])),
                 "logprob_difference": difference,

@@ -130,8 +130,11 @@ def test_ratios_compare_the_trainer_with_itself_where_precision_is_low(make_job:
     first = next(row.metrics for row in rows if "ratio/mean" in row.metrics)
     assert first["logprob_difference"] > 1e-4  # the sampler rounds differently
     assert (first["ratio/mean"], first["ratio/max"], first["clip_fraction"]) == (1.0, 1.0, 0.0)
+    assert "kl/update" not in first  # the loss of the only mini-batch is computed before the update
     rows = read_metrics(make_job("Letters", trainer_common__mini_batch_num=2, **settings).tune(tmp_path / "b").record)
-    assert next(row.metrics for row in rows if "ratio/max" in row.metrics)["ratio/max"] != 1.0
+    first = next(row.metrics for row in rows if "ratio/max" in row.metrics)
+    assert first["ratio/max"] != 1.0
+    assert first["kl/update"] > 0.0
 
 
 def test_a_mini_batch_without_signal_is_left_out(make_job: MakeJob, tmp_path: Path):

@@ -59,6 +59,10 @@ def test_a_run_takes_tasks_of_all_readers_by_weight(selecting: tuple[Runs, Path]
     assert sorted(sources) == ["dataset_file", "random_dummy", "random_dummy"]
     rows = [row.metrics for row in read_metrics(whole) if "tasks/too_easy" in row.metrics]
     assert len(rows) == 6
+    assert all(0.0 <= row[f"success/rate/{source}"] <= 1.0 for row in rows for source in sources)
+    (*_, validation) = [row.metrics for row in read_metrics(whole) if "val/success_rate" in row.metrics]
+    by_source = {name: rate for name, rate in validation.items() if name.startswith("val/success_rate/")}
+    assert by_source == {"val/success_rate/random_dummy": validation["val/success_rate"]}
     left_out = {"too easy": rows[-1]["tasks/too_easy"], "too hard": rows[-1]["tasks/too_hard"]}
     assert read_summary(whole).tasks_left_out == {cause: count for cause, count in left_out.items() if count}
 
