@@ -1,0 +1,117 @@
+"""The training session of bench_scale.py: episodes of many calls, without a model that samples or trains."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from astuner.algorithms import resolve
+from astuner.algorithms.credit_assignment import UpdateResult, shuffle_seed, step_advantages
+from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
+from astuner.algorithms.update_records import TokenValues
+from astuner.backbone.base import RunContext
+from astuner.backbone.training.session import TrainingSession
+from astuner.model_tuner.history import History, Prompt
+from astuner.run_record import count_trained_tokens
+from astuner.schema import Completion, Episode, Message
+from astuner.task_rollout import BatchRequest, OnEpisode
+from astuner.task_runner.samples import with_samples
+
+# Share of the new tokens of a call that the model has sampled; the others are observations.
+SAMPLED = 0.25
+VOCABULARY = 50_000
+LETTERS = 4  # per token
+
+
+class SyntheticSession(TrainingSession):
+    """Records random calls with the code that records those of agents, and makes their samples and their rows."""
+
+    def __init__(self, context: RunContext, calls: int, tokens: int) -> None:
+        self._context = context
+        self._config = context.config.astuner
+        self._calls, self._tokens = calls, tokens
+
+    def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
+        episodes = []
+        for task, repeat in request.episodes():
+            name = f"{request.split}-{request.step:06d}-{task.task_id}-{repeat}"
+            random_numbers = random.Random(name)
+            episode = Episode(
+                episode_id=name,
+                task=task,
+                repeat_index=repeat,
+                status="ok",
+                reward=random_numbers.random(),
+                is_success=True,
+                calls=tuple(self._record_calls(name, random_numbers)),
+                start_time=1.0,
+                end_time=2.0,
+            )
+            rollout = self._config.rollout
+            episode = with_samples(episode, max_samples=rollout.multi_turn.max_sample_per_task, merge="leaf", seed=1)
+            on_attempt(episode)
+            on_episode(episode)
+            episodes.append(episode)
+        return episodes
+
+    def _record_calls(self, name: str, random_numbers: random.Random) -> list[Any]:
+        history = History(self._context.run_inputs.codec, episode_id=name)
+        new = max(self._tokens // self._calls, 2)
+        sampled = max(int(new * SAMPLED), 1)
+        ids: Any = ()
+        messages: list[Message] = []
+        for _ in range(self._calls):
+            observed = random_numbers.choices(range(VOCABULARY), k=new - sampled)
+            # Frameworks build the messages of each request anew.
+            messages = [dict(message) for message in messages]
+            messages.append({"role": "user", "content": "text" * (len(observed) * LETTERS // 4)})
+            completion = Completion(
+                tuple(random_numbers.choices(range(VOCABULARY), k=sampled)),
+                tuple(-random_numbers.random() for _ in range(sampled)),
+                "length",
+            )
+            answer = {"role": "assistant", "content": "word" * (sampled * LETTERS // 4)}
+            prompt = Prompt((*ids, *observed), messages, first_prompt_len=new - sampled)
+            call = history.record(prompt, completion, answer)
+            ids = call.prompt_ids + call.completion_ids
+            messages.append(answer)
+        return history.calls
+
+    def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
+        rows = [
+            TrainingRow.from_sample(sample, index, number).with_temperatures(
+                {call.call_id: call.sampling.temperature for call in episode.calls}
+            )
+            for index, episode in enumerate(episodes)
+            for number, sample in enumerate(episode.samples)
+        ]
+        advantages = step_advantages(self._config, resolve(self._config.trainer_common.algorithm), episodes, None)
+        rows = advantages.assign_to(rows)
+        for part in mini_batches(rows, advantages.groups, 1, shuffle_seed(self._config, step)):
+            row_scales([rows[index] for index in part], "token-mean", self._config.data.max_response_length)
+        values = {}
+        for row in rows:
+            count = count_trained_tokens(episodes[row.episode].samples[row.sample])
+            values[row.episode, row.sample] = TokenValues((-0.5,) * count, (0.5,) * count)
+        return advantages.update_result({}, rows, values)
+
+    def sync(self, step: int) -> None:
+        return
+
+    def save(self, step: int, progress: dict[str, Any]) -> bool:
+        return False
+
+    def load(self) -> dict[str, Any] | None:
+        return None
+
+    def save_model(self, folder: Path, step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def synthetic_session(context: RunContext, calls: int, tokens: int) -> Iterator[SyntheticSession]:
+    """Yield the session, in place of that of the local backbone."""
+    yield SyntheticSession(context, calls, tokens)
