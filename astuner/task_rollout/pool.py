@@ -84,13 +84,17 @@ class EpisodePool(Generic[T]):
         queued_jobs = [_QueuedJob(job, index, state) for index, job in enumerate(jobs)]
         for _ in range(min(self.workers, len(queued_jobs)) - len(self._threads)):
             self._start_worker()
-        for queued in queued_jobs:
-            self._queue.put(queued)
+        for each in queued_jobs:
+            self._queue.put(each)
         pending = set(queued_jobs)
+        del queued_jobs  # a finished job is freed
+        looked_at = time.monotonic()
         while pending:
-            for queued, stuck in self._abandon_stuck(pending):
-                pending.discard(queued)
-                yield queued.index, stuck
+            if time.monotonic() - looked_at >= _POLL_SECONDS:  # not for each of thousands of results
+                looked_at = time.monotonic()
+                for queued, stuck in self._abandon_stuck(pending):
+                    pending.discard(queued)
+                    yield queued.index, stuck
             try:
                 queued, result = self._results.get(timeout=_POLL_SECONDS)
             except queue.Empty:

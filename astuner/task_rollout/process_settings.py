@@ -26,14 +26,16 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from astuner.debugging.breakpoints import is_debugged
+
+T = TypeVar("T")
 
 # The record and the log use these.
 _URGENT: tuple[ModuleType | type, ...] = (
@@ -60,6 +62,25 @@ class ProcessSetting:
     is_urgent: bool = False
 
 
+def _read_if_changed(source: Callable[[], Mapping[Any, Any]], read: Callable[[], T]) -> Callable[[], T]:
+    """Return a function with the result of `read`, which is called again only if the mapping `source()` has changed.
+
+    Two mappings of the same objects are compared ten times as fast as one is read, and every episode compares them.
+    """
+    known: Mapping[Any, Any] | None = None
+    values: list[T] = []
+
+    def read_if_changed() -> T:
+        nonlocal known
+        current = source()
+        if known is None or known != current:
+            known = dict(current)  # before `read`, so that a later change is detected by the next call
+            values[:] = [read()]
+        return values[0]
+
+    return read_if_changed
+
+
 def _attributes(owner: ModuleType | type, names: Sequence[str] = (), *, is_urgent: bool = False) -> ProcessSetting:
     """Return the setting of some attributes of a module or class, by default all. Those added later are ignored."""
     public = (name for name in vars(owner) if not name.startswith("_") or name == "__import__")
@@ -70,7 +91,8 @@ def _attributes(owner: ModuleType | type, names: Sequence[str] = (), *, is_urgen
             if vars(owner).get(name) is not value:
                 setattr(owner, name, value)
 
-    return ProcessSetting(lambda: {name: vars(owner).get(name) for name in names}, restore, is_urgent)
+    read = _read_if_changed(lambda: vars(owner), lambda: {name: vars(owner).get(name) for name in names})
+    return ProcessSetting(read, restore, is_urgent)
 
 
 def _modules() -> ProcessSetting:
@@ -85,7 +107,7 @@ def _modules() -> ProcessSetting:
     def restore(_: object) -> None:
         sys.modules.update({name: earlier[name] for name in changed()})
 
-    return ProcessSetting(changed, restore, is_urgent=True)
+    return ProcessSetting(_read_if_changed(lambda: sys.modules, changed), restore, is_urgent=True)
 
 
 def _warning_filters() -> ProcessSetting:
@@ -98,6 +120,8 @@ def _warning_filters() -> ProcessSetting:
 
     def read() -> list[str]:
         now = filters()
+        if now == earlier:
+            return []
         removed = [f"removed {entry[0]!r}" for entry in earlier if entry not in now]
         return removed + [f"added {entry[0]!r}" for entry in now if entry[0] == "error" and entry not in earlier]
 
@@ -213,7 +237,10 @@ def process_settings(in_main_thread: bool) -> dict[str, ProcessSetting]:
         "the switch interval": ProcessSetting(sys.getswitchinterval, sys.setswitchinterval),
         "the limit of digits": ProcessSetting(sys.get_int_max_str_digits, sys.set_int_max_str_digits),
         "the working directory": ProcessSetting(os.getcwd, os.chdir),
-        "the environment": ProcessSetting(_variables, _environment),
+        # `_data` is the dict of encoded names and values, which is faster to compare.
+        "the environment": ProcessSetting(
+            _read_if_changed(lambda: getattr(os.environ, "_data", os.environ), _variables), _environment
+        ),
         "the garbage collector": _garbage_collector(),
         "the socket timeout": ProcessSetting(socket.getdefaulttimeout, socket.setdefaulttimeout),
         "the locale": ProcessSetting(

@@ -70,6 +70,7 @@ class ProcessState:
         self._waiting: dict[str, set[RunningMark]] = {}
         self._expired: deque[str] = deque()
         self._is_closed = False
+        self._checks_begun = 0
 
     def close(self) -> None:
         """Stop watching."""
@@ -116,9 +117,12 @@ class ProcessState:
 
     def check(self) -> None:
         """Detect changes, and restore the urgent ones."""
+        begun = self._checks_begun
         with self._lock:
-            if self._is_closed:
+            # Another check that began while this one waited has seen the same changes.
+            if self._is_closed or self._checks_begun > begun:
                 return
+            self._checks_begun += 1
             changes = self._restore_streams()
             while self._expired:
                 alarm = f"{self._expired.popleft()}: a timer without a handler expired"

@@ -174,11 +174,13 @@ class TaskRollout:
             yield from self.processes.run(tasks, settings)
 
     def _run_here(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
-        tuners = [self.runner.tuner(task, settings) for task in tasks]
-        processes = [EpisodeProcesses(task.episode_id) for task in tasks]
+        # An entry is made when the episode starts and removed when it has ended: a tuner holds all messages.
+        running: dict[int, tuple[ModelTuner, EpisodeProcesses]] = {}
 
-        def job(task: WorkflowTask, tuner: ModelTuner, children: EpisodeProcesses) -> Job[Episode]:
+        def job(index: int, task: WorkflowTask) -> Job[Episode]:
             async def run() -> Episode:
+                tuner, children = self.runner.tuner(task, settings), EpisodeProcesses(task.episode_id)
+                running[index] = tuner, children
                 with self.running.track(task.episode_id, tuner):
                     with children.owned():
                         episode = await self.runner.run(task, tuner)
@@ -186,19 +188,24 @@ class TaskRollout:
 
             return run
 
-        for index, result in self._pool.run(list(map(job, tasks, tuners, processes))):
+        for index, result in self._pool.run([job(index, task) for index, task in enumerate(tasks)]):
+            task = tasks[index]
+            if index not in running:  # its first line has failed
+                assert not isinstance(result, StuckJob)
+                yield index, _finished_episode(task, (), result)
+                continue
+            tuner, children = running.pop(index)
             if isinstance(result, StuckJob):
-                task, tuner = tasks[index], tuners[index]
-                processes[index].end()
+                children.end()
                 self.runner.gateway.end_episode(tuner)
                 self.runner.environments.release(task.episode_id)
                 stack = format_stack(result.stack)
                 logger.debug(
                     "{}, {}, blocked its thread at\n{}", shorten(task.episode_id), describe_calls(tuner), stack
                 )
-                yield index, replace(_stuck_episode(task, tuner.calls, result), ended_processes=processes[index].ended)
+                yield index, replace(_stuck_episode(task, tuner.calls, result), ended_processes=children.ended)
             else:
-                yield index, _finished_episode(tasks[index], tuners[index], result)
+                yield index, _finished_episode(task, tuner.calls, result)
 
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:
@@ -266,9 +273,9 @@ def failed_episode(
     )
 
 
-def _finished_episode(task: WorkflowTask, tuner: ModelTuner, result: JobResult[Episode]) -> Episode:
-    """Return the episode of a job. An exception that nothing caught makes it `failed`."""
-    episode = result.value or failed_episode(task, tuner.calls, "internal", "it has no result")
+def _finished_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], result: JobResult[Episode]) -> Episode:
+    """Return the episode of a job, which made `calls`. An exception that nothing caught makes it `failed`."""
+    episode = result.value or failed_episode(task, calls, "internal", "it has no result")
     if result.effects:
         logger.warning(
             "episode {} changed settings of the process, which all episodes share. These settings were restored: {}",

@@ -148,7 +148,7 @@ def run_batch(
     on_attempt: OnEpisode = lambda _: None,
 ) -> list[Episode]:
     """Run the episodes of `request` and return them. The progress shows their number, tokens and mean reward."""
-    rewards: list[float] = []
+    rewarded = [0, 0.0]  # number of episodes, and the sum of their rewards
     ended_tokens = 0
 
     def tokens() -> int:
@@ -166,10 +166,11 @@ def run_batch(
 
         def on_episode(episode: Episode) -> None:
             if episode.reward is not None:
-                rewards.append(episode.reward)
+                rewarded[0] += 1
+                rewarded[1] += episode.reward
                 if state.first_reward_seconds is None:
                     state.first_reward_seconds = timestamp() - context.started
-            context.progress.advance(note=f"reward {sum(rewards) / len(rewards):.2f}" if rewards else None)
+            context.progress.advance(note=f"reward {rewarded[1] / rewarded[0]:.2f}" if rewarded[0] else None)
 
         return roll_out(request, on_episode, on_end)
 
