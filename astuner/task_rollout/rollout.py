@@ -190,9 +190,11 @@ class TaskRollout:
 
         for index, result in self._pool.run([job(index, task) for index, task in enumerate(tasks)]):
             task = tasks[index]
-            if index not in running:  # its first line has failed
-                assert not isinstance(result, StuckJob)
-                yield index, _finished_episode(task, (), result)
+            if index not in running:  # it has not made its model
+                if isinstance(result, StuckJob):
+                    yield index, _stuck_episode(task, (), result)
+                else:
+                    yield index, _finished_episode(task, (), result)
                 continue
             tuner, children = running.pop(index)
             if isinstance(result, StuckJob):

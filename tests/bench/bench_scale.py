@@ -97,10 +97,12 @@ class Meter:
     Attributes:
         held: bytes that the episodes hold.
         started: processor time of all threads at the start, seconds.
+        seconds: seconds that the measurement itself took.
     """
 
     held = 0.0
     started = 0.0
+    seconds = 0.0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -112,10 +114,11 @@ class Meter:
         def measured(*arguments: Any) -> Any:
             self.started = time.process_time()
             episodes = run_batch(*arguments)
-            before = time.process_time()
+            before, clock = time.process_time(), time.monotonic()
             chosen = episodes[:: max(1, len(episodes) // MEASURED)]
             self.held = held_bytes(chosen) / len(chosen) * len(episodes)
             self.started += time.process_time() - before
+            self.seconds += time.monotonic() - clock
             return episodes
 
         rl_loop.run_batch = measured  # type: ignore[assignment]
@@ -187,6 +190,8 @@ def run_step(workload: str, episodes: int, calls: int, context: int, folder: Pat
     metrics = {name: value for row in read_metrics(record) for name, value in row.metrics.items()}
     assert metrics["episodes/ok"] == metrics["episodes/total"], metrics
     times = {name: float(value or 0.0) for name, value in metrics.items() if name.startswith("time/")}
+    for name in ("time/rollout", "time/step"):
+        times[name] -= meter.seconds
     size = sum(path.stat().st_size for path in (record / "episodes").rglob("*") if path.is_file())
     return Step(
         episodes=int(metrics["episodes/total"] or 0),
