@@ -22,10 +22,11 @@ from astuner.algorithms.advantages import (
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
+    length_weighted_advantages,
     mean_normalised_advantages,
 )
 from astuner.algorithms.aggregate import sample_scales, token_weights
-from astuner.algorithms.entropy import entropy_from_logprobs
+from astuner.algorithms.entropy import differentiable_entropy, entropy_from_logprobs, high_entropy_threshold
 from astuner.algorithms.kl import token_kl
 from astuner.algorithms.loss_metrics import LossMetrics
 from astuner.algorithms.policy_batch import NO_CLIP, CallTable, ClipRange, PolicyBatch, PolicyLoss
@@ -36,6 +37,7 @@ from astuner.algorithms.policy_loss import (
     reinforce_loss,
     sequence_clipped_loss,
     soft_gate_loss,
+    token_sequence_clipped_loss,
 )
 from astuner.algorithms.registry import Algorithm, ReinforcementRule, resolve
 from astuner.algorithms.reward_shaping import (
@@ -59,6 +61,7 @@ __all__ = [
     "clipped_surrogate_loss",
     "clipped_weight_loss",
     "cross_entropy_losses",
+    "differentiable_entropy",
     "entropy_from_logprobs",
     "episode_sums",
     "geometric_mean_loss",
@@ -66,7 +69,9 @@ __all__ = [
     "group_decoupled_advantages",
     "group_relative_advantages",
     "has_signal",
+    "high_entropy_threshold",
     "leave_one_out_advantages",
+    "length_weighted_advantages",
     "mean_normalised_advantages",
     "overlong_punishment",
     "reinforce_loss",
@@ -77,5 +82,6 @@ __all__ = [
     "sft_token_weights",
     "soft_gate_loss",
     "token_kl",
+    "token_sequence_clipped_loss",
     "token_weights",
 ]

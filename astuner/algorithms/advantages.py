@@ -127,6 +127,31 @@ def group_centred_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -
     return scaled.float()
 
 
+def length_weighted_advantages(
+    rewards: Tensor, group_ids: Tensor, by_std: bool, lengths: Tensor | None = None
+) -> Tensor:
+    """Return reward minus the mean of the group's rewards, weighted by the lengths of the episodes.
+
+    OPO (arXiv:2505.23585): the baseline that minimises the variance of the gradient is the mean reward weighted by the
+    squared norm of the gradient of log π(y), which is about proportional to the length of y: sum of l r / sum of l.
+
+    Args:
+        rewards: [E] float, one per episode.
+        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+        by_std: divide by the group's standard deviation; the paper does not.
+        lengths: [E] integer or float, the numbers of trained tokens, at least 1; None for equal lengths.
+
+    Returns:
+        [E] float32, exactly 0 in a group without variance, including groups of one.
+    """
+    group = _group_index(group_ids)
+    centred = _centred(rewards, group)
+    weights = torch.ones_like(centred) if lengths is None else lengths.to(centred).clamp(min=1)
+    advantages = centred - _group_sum(weights * centred, group) / _group_sum(weights, group)
+    scaled = advantages / _group_std(centred, group) if by_std else advantages
+    return scaled.float()
+
+
 def mean_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
     """Return reward minus the group's mean, divided by the group's mean.
 

@@ -69,6 +69,7 @@ class StepAdvantages:
         call_advantages: for each episode, by call id, the advantages of the calls that have a reward other than the
             episode's.
         has_signal: [E] bool, whether the rewards that an episode is compared with differ; True with a teacher.
+        left_out: indices of episodes that are not trained because an answer was truncated.
     """
 
     episodes: Sequence[Episode]
@@ -77,10 +78,12 @@ class StepAdvantages:
     advantages: Tensor
     call_advantages: Sequence[Mapping[str, float]]
     has_signal: Tensor
+    left_out: frozenset[int] = frozenset()
 
     def trains(self, row: TrainingRow) -> bool:
         """Return whether the algorithm trains a row: with dynamic sampling, groups without signal are left out."""
-        return not self.rule.dynamic_sampling or bool(self.has_signal[row.episode])
+        has_signal = not self.rule.dynamic_sampling or bool(self.has_signal[row.episode])
+        return has_signal and row.episode not in self.left_out
 
     @property
     def groups(self) -> list[str]:
@@ -164,6 +167,8 @@ class StepAdvantages:
             "reward/shaped": float(self.rewards.mean()),
             "update/groups_without_variance": without_signal / max(len(task_has_signal), 1),
         }
+        if self.left_out:
+            step_metrics["update/truncated_episodes"] = float(len(self.left_out))
         return UpdateResult(
             metrics=step_metrics | dict(metrics),
             advantages=tuple(self.advantages.tolist()),
@@ -201,18 +206,19 @@ def step_advantages(
     rewards = punished if kl_sums is None else rewards_with_kl(punished, kl_sums, settings.kl_coef)
     group_of_task: dict[str, int] = {}
     group_ids = torch.tensor([group_of_task.setdefault(e.task.task_id, len(group_of_task)) for e in episodes])
+    lengths = torch.tensor([sum(sum(sample.train_counts) for sample in episode.samples) for episode in episodes])
     parts = reward_components(episodes, settings.component_weights) if rule.by_component else None
     if parts is None:
-        advantages = rule.advantages(rewards, group_ids)
+        advantages = rule.advantages(rewards, group_ids, lengths)
     else:
         advantages = parts.advantages(group_ids, rule.norm_adv_by_std, rewards - raw)
-    call_advantages = advantages_by_call(rule, episodes, rewards - raw, group_ids)
+    call_advantages = advantages_by_call(rule, episodes, rewards - raw, group_ids, lengths)
 
     # Rewards are compared before the KL estimate is subtracted, because its noise makes all of them differ. Dynamic
     # sampling compares them before any shaping.
     compared = raw if rule.dynamic_sampling else punished
     peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
-    compared_by_call = advantages_by_call(rule, episodes, compared - raw, group_ids)
+    compared_by_call = advantages_by_call(rule, episodes, compared - raw, group_ids, lengths)
     calls_differ = torch.tensor([float(any(by_call.values())) for by_call in compared_by_call])
     own_signal = has_signal(compared, peers)
     if parts is not None:
@@ -228,7 +234,9 @@ def step_advantages(
         call_advantages = [
             {call: value * distillation.reward_coef for call, value in by_call.items()} for by_call in call_advantages
         ]
-    result = StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal)
+    truncated = settings.mask_truncated_answers
+    left_out = frozenset(index for index, episode in enumerate(episodes) if truncated and _is_truncated(episode))
+    result = StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal, left_out)
     if not all(map(math.isfinite, result.extremes)):
         raise BackboneError(f"the advantages of a step are not finite, so it has no update: {result.explain_failure()}")
     return result
@@ -239,6 +247,7 @@ def advantages_by_call(
     episodes: Sequence[Episode],
     shaping: Tensor,
     group_ids: Tensor,
+    lengths: Tensor,
 ) -> list[dict[str, float]]:
     """Return, by call id, the advantages of the calls whose reward differs from that of their episode.
 
@@ -253,6 +262,7 @@ def advantages_by_call(
         episodes: E episodes with rewards.
         shaping: [E] float32, added to each episode's reward, and to the rewards of its agents and calls.
         group_ids: [E] int64, equal for the episodes of one task.
+        lengths: [E] int64, the numbers of trained tokens.
 
     Returns:
         One mapping for each episode.
@@ -264,7 +274,7 @@ def advantages_by_call(
             [episodes[index].agent_rewards.get(agent, episodes[index].reward) for index in members],
             dtype=torch.float32,
         )
-        agent_advantages = rule.advantages(rewards + shaping[members], group_ids[members])
+        agent_advantages = rule.advantages(rewards + shaping[members], group_ids[members], lengths[members])
         for index, advantage in zip(members, agent_advantages.tolist(), strict=True):
             if episodes[index].agent_rewards:
                 calls = [call.call_id for call in episodes[index].calls if call.agent_name == agent]
@@ -281,10 +291,15 @@ def advantages_by_call(
             if call.reward not in by_reward:
                 rewards = own.clone()
                 rewards[index] = call.reward
-                centred = rule.advantage_function(rewards + shaping, group_ids, False)
+                centred = rule.advantages(rewards + shaping, group_ids, lengths, by_std=False)
                 by_reward[call.reward] = float(centred[index] / scales[index])
             by_call[index][call.call_id] = by_reward[call.reward]
     return by_call
+
+
+def _is_truncated(episode: Episode) -> bool:
+    trained = {span.call_id for sample in episode.samples for span in sample.spans}
+    return any(call.finish_reason == "length" and call.call_id in trained for call in episode.calls)
 
 
 def _variance_of_calls(episode: Episode) -> float:
@@ -299,9 +314,14 @@ def uses_kl_loss(config: AstunerConfig) -> bool:
     return config.trainer_common.use_kl_loss and config.trainer_common.kl_loss_coef > 0
 
 
+def trains_without_advantage(config: AstunerConfig) -> bool:
+    """Return whether rows whose advantage is 0 have a gradient, of the KL term or of the entropy bonus."""
+    return uses_kl_loss(config) or config.trainer_common.algorithm.entropy_coef > 0
+
+
 def has_gradient(config: AstunerConfig, rows: Sequence[TrainingRow]) -> bool:
-    """Return whether the loss of a mini-batch has a gradient; without KL, some advantage must not be 0."""
-    return uses_kl_loss(config) or any(row.has_advantage for row in rows)
+    """Return whether the loss of a mini-batch has a gradient."""
+    return trains_without_advantage(config) or any(row.has_advantage for row in rows)
 
 
 def shuffle_seed(config: AstunerConfig, step: int) -> str:

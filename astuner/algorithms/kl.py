@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from astuner.config.trainer import KlType
+from astuner.config.algorithm_settings import KlType
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clipped to ± this before `exp` (e^20 ≈ 4.9e8), so that one token cannot overflow a sum. The gradient

@@ -87,7 +87,11 @@ class CallTokens:
 
         The mean times `train_counts` [B, T] is the sum over the calls of the token.
         """
-        sums = call_values.new_zeros(train_counts.numel()).index_add(0, self.places, call_values[self.call_of])
+        return self.means_over_calls(call_values[self.call_of], train_counts)
+
+    def means_over_calls(self, values: Tensor, train_counts: Tensor) -> Tensor:
+        """Return, for each token, the mean over its calls of values [N]; 0 for tokens outside of the calls."""
+        sums = values.new_zeros(train_counts.numel()).index_add(0, self.places, values)
         return sums.view(train_counts.shape) / train_counts.clamp(min=1)
 
 

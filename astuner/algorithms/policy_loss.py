@@ -65,6 +65,34 @@ def sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     return PolicyLoss(losses, metrics)
 
 
+def token_sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
+    """Return -min(s A, clip(s) A) at each token, where s = sg(s of the call) × r / sg(r) and sg is the stop-gradient.
+
+    GSPO-token (arXiv:2507.18071, eq. 13 and 14): the value of s is that of GSPO, but its gradient is that of the token,
+    so each token can have its own advantage. If all tokens of a call have the same advantage, the gradient is that of
+    `sequence_clipped_loss`.
+
+    Raises:
+        BackboneError: `batch.calls` is missing, or does not cover the trained tokens as often as `train_counts` states.
+    """
+    tokens = batch.call_tokens()
+    log_ratio = batch.log_ratio()
+    token_log_ratio = log_ratio.flatten()[tokens.places]
+    sequence_ratio = tokens.means(log_ratio.detach()).exp()[tokens.call_of]
+    ratio = sequence_ratio * (token_log_ratio - token_log_ratio.detach()).exp()
+    advantages = batch.token_advantages().flatten()[tokens.places]
+    losses = tokens.means_over_calls(_surrogate(ratio, advantages, clip), batch.train_counts)
+    metrics = LossMetrics.of(
+        ratio=ratio,
+        weight=torch.ones_like(tokens.places),
+        clipped_low=(ratio < 1 - clip.low) & (advantages < 0),
+        clipped_high=(ratio > 1 + clip.high) & (advantages > 0),
+        token_log_ratio=log_ratio,
+        train_counts=batch.train_counts,
+    )
+    return PolicyLoss(losses, metrics)
+
+
 def geometric_mean_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     """Return -g A at each token, where g is the geometric mean of the clipped ratios of the token's call.
 

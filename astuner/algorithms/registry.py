@@ -9,10 +9,10 @@ from torch import Tensor
 
 from astuner.algorithms import advantages, policy_loss
 from astuner.algorithms.policy_batch import NO_CLIP, ClipRange, PolicyBatch, PolicyLoss
+from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode, ReinforcementSpec
-from astuner.config.trainer import AlgorithmConfig
 
-AdvantageFunction = Callable[[Tensor, Tensor, bool], Tensor]
+AdvantageFunction = Callable[..., Tensor]
 LossFunction = Callable[[PolicyBatch, ClipRange], PolicyLoss]
 
 
@@ -21,11 +21,13 @@ class ReinforcementRule:
     """The advantage estimator and the policy loss of an algorithm.
 
     Attributes:
-        advantage_function: maps (rewards [E], group_ids [E], by_std) to advantages [E], for the E episodes of a step.
+        advantage_function: maps (rewards [E], group_ids [E], by_std), and lengths [E] if `by_length`, to advantages
+            [E], for the E episodes of a step.
         loss_function: maps a `PolicyBatch` and a `ClipRange` to a `PolicyLoss`.
         clip: bounds of the probability ratio; `NO_CLIP` if the algorithm has none.
         norm_adv_by_std: whether advantages are divided by a standard deviation.
         by_component: whether each component of the reward is normalised separately.
+        by_length: whether advantages depend on the lengths of the episodes.
         compares_group: whether rewards are compared within a group only; otherwise, with all episodes of the step.
         dynamic_sampling: whether groups without reward variance are left out (see `has_signal`).
     """
@@ -37,18 +39,26 @@ class ReinforcementRule:
     compares_group: bool
     dynamic_sampling: bool
     by_component: bool = False
+    by_length: bool = False
 
-    def advantages(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
+    def advantages(
+        self, rewards: Tensor, group_ids: Tensor, lengths: Tensor | None = None, *, by_std: bool | None = None
+    ) -> Tensor:
         """Return the advantage of each episode.
 
         Args:
             rewards: [E] float, after reward shaping, of ALL episodes of the training step.
             group_ids: [E] int64, equal for the episodes of one task.
+            lengths: [E] int64, the numbers of trained tokens; None for equal lengths.
+            by_std: replaces `norm_adv_by_std`; None for no replacement.
 
         Returns:
             [E] float32.
         """
-        return self.advantage_function(rewards, group_ids, self.norm_adv_by_std)
+        divides = self.norm_adv_by_std if by_std is None else by_std
+        if self.by_length:
+            return self.advantage_function(rewards, group_ids, divides, lengths)
+        return self.advantage_function(rewards, group_ids, divides)
 
     def policy_loss(self, batch: PolicyBatch) -> PolicyLoss:
         """Return the token losses and metrics of one micro-batch."""
@@ -91,4 +101,5 @@ def _rule(spec: ReinforcementSpec, config: AlgorithmConfig) -> ReinforcementRule
         compares_group=spec.advantage.compares_group,
         dynamic_sampling=spec.dynamic_sampling,
         by_component=spec.advantage.by_component,
+        by_length=spec.advantage.by_length,
     )

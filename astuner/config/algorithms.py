@@ -24,6 +24,7 @@ class AdvantageSpec:
         compares_group: True if it compares the episodes of one task with each other, and so needs more than one.
         verl_name: the nearest `algorithm.adv_estimator` of verl. verl checks it; astuner computes the advantages.
         by_component: whether each component of the reward is normalised separately.
+        by_length: whether advantages depend on the lengths of the episodes.
     """
 
     function: str
@@ -31,6 +32,7 @@ class AdvantageSpec:
     compares_group: bool
     verl_name: str
     by_component: bool = False
+    by_length: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,9 @@ _BATCH_NORMALISED = AdvantageSpec("batch_normalised_advantages", "reward − bat
 _GROUP_CENTRED = AdvantageSpec(
     "group_centred_advantages", "reward − group mean, divided by the batch std", True, "reinforce_plus_plus_baseline"
 )
+_LENGTH_WEIGHTED = AdvantageSpec(
+    "length_weighted_advantages", "reward − group mean weighted by lengths", True, "opo", by_length=True
+)
 _MEAN_NORMALISED = AdvantageSpec("mean_normalised_advantages", "(reward − group mean) / group mean", True, "grpo")
 
 _GROUP_DECOUPLED = AdvantageSpec(
@@ -108,6 +113,9 @@ _CLIPPED_SURROGATE = LossSpec("clipped_surrogate_loss", "clipped ratio", "vanill
 _SEQUENCE_CLIPPED = LossSpec("sequence_clipped_loss", "clipped ratio of the whole answer", "gspo", by_call=True)
 _GEOMETRIC_MEAN = LossSpec(
     "geometric_mean_loss", "geometric mean of the answer's clipped ratios", "geo_mean", by_call=True
+)
+_TOKEN_SEQUENCE_CLIPPED = LossSpec(
+    "token_sequence_clipped_loss", "clipped ratio of the whole answer, with the token's gradient", "gspo"
 )
 _SOFT_GATE = LossSpec("soft_gate_loss", "soft gate of the ratio", "sapo")
 _CLIPPED_WEIGHT = LossSpec("clipped_weight_loss", "REINFORCE, weighted by the clipped ratio", "cispo")
@@ -145,6 +153,12 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         "seq-mean-token-sum-norm",
         ReinforcementSpec(_LEAVE_ONE_OUT, _REINFORCE, norm_adv_by_std=False, clip=None),
     ),
+    "opo": AlgorithmSpec(
+        "OPO: On-Policy RL with Optimal Reward Baseline, arXiv:2505.23585. It sums over a response's tokens; here the "
+        "sum is divided by the constant max_response_length.",
+        "seq-mean-token-sum-norm",
+        ReinforcementSpec(_LENGTH_WEIGHTED, _REINFORCE, norm_adv_by_std=False, clip=None),
+    ),
     "reinforce++": AlgorithmSpec(
         "REINFORCE++, arXiv:2501.03262v9, the variant without a group baseline. The clip range is PPO's, 0.2, and so "
         "is the mean over time steps.",
@@ -166,6 +180,11 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         "GSPO: Group Sequence Policy Optimization, arXiv:2507.18071.",
         "seq-mean-token-mean",
         ReinforcementSpec(_GROUP_RELATIVE, _SEQUENCE_CLIPPED, norm_adv_by_std=True, clip=(3e-4, 4e-4)),
+    ),
+    "gspo_token": AlgorithmSpec(
+        "GSPO-token: Group Sequence Policy Optimization, arXiv:2507.18071, section 4.3.",
+        "seq-mean-token-mean",
+        ReinforcementSpec(_GROUP_RELATIVE, _TOKEN_SEQUENCE_CLIPPED, norm_adv_by_std=True, clip=(3e-4, 4e-4)),
     ),
     "gmpo": AlgorithmSpec(
         "GMPO: Geometric-Mean Policy Optimization, arXiv:2507.20673. The clip range is that of log r.",

@@ -6,16 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode
+from astuner.config.algorithm_settings import TRINITY_LOSS, AlgorithmConfig, KlType
 from astuner.config.conditions import (
     FOR_SFT,
-    KL_COEF_0,
     KL_LOSS_COEF_0,
-    NOT_GDPO,
     SAMPLED_ELSEWHERE,
     TINKER_SERVER,
     VERL_ON_CPU,
-    WITHOUT_KL_IN_REWARD,
     WITHOUT_KL_LOSS,
 )
 from astuner.config.distillation import DistillationConfig
@@ -24,7 +21,6 @@ from astuner.config.section import (
     ALL,
     RAY,
     Count,
-    NonNegativeInt,
     PositiveInt,
     Section,
     Seed,
@@ -36,30 +32,6 @@ from astuner.config.section import (
     unsupported,
 )
 
-KlType = Literal["k1", "k2", "low_var_kl"]
-
-_NOT_FOR_SFT = {"sft": "it learns from transcripts and has no rewards, advantages or probability ratios"}
-_NO_CLIPPING = _NOT_FOR_SFT | {
-    name: "its loss clips no probability ratio; dr_grpo's does"
-    for name, spec in ALGORITHMS.items()
-    if spec.reinforcement and spec.reinforcement.clip is None
-}
-_NO_DUAL_CLIP = _NO_CLIPPING | {
-    name: "only the clipped ratio of grpo and others has a dual clip"
-    for name, spec in ALGORITHMS.items()
-    if spec.reinforcement and spec.reinforcement.loss.function in ("clipped_weight_loss", "geometric_mean_loss")
-}
-_ONLY_REWARDS = _NOT_FOR_SFT | {
-    "maxrl": "it divides rewards by the mean of their group, so it needs rewards of at least 0 that nothing is "
-    "subtracted from"
-}
-_ONLY_SFT = {
-    name: "it trains only what the model itself sampled; sft uses this key"
-    for name, spec in ALGORITHMS.items()
-    if spec.reinforcement
-}
-_TRINITY_LOSS = mirrors("algorithm.policy_loss_fn_args", rule="loss_args")
-
 
 def _ray_address(address: str) -> str:
     host, _, port = address.rpartition(":")
@@ -69,117 +41,6 @@ def _ray_address(address: str) -> str:
 
 
 RayAddress = Annotated[str, AfterValidator(_ray_address)]
-
-
-class AlgorithmConfig(Section):
-    """`trainer_common.algorithm`. A value of null stands for the value in the algorithm's paper."""
-
-    adv_estimator: AlgorithmName = key(
-        "grpo",
-        verl=mirrors("algorithm.adv_estimator", rule="advantage_estimator")
-        + mirrors("algorithm.norm_adv_by_std_in_grpo", rule="divides_by_std")
-        + mirrors("actor_rollout_ref.actor.policy_loss.loss_mode", rule="loss_mode")
-        + mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low")
-        + mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high")
-        + mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation"),
-        trinity=_TRINITY_LOSS,
-        unsupported=(
-            unsupported(
-                "sft", by=("verl",), why="verl trains on transcripts with another program; use --backbone=local"
-            ),
-            unsupported(
-                "sft",
-                by=("trinity",),
-                why="Trinity trains on transcripts in a separate mode, which has no workflow; use --backbone=local",
-            ),
-        ),
-    )
-    """The algorithm (see docs/en/algorithms.md); sft is supervised training on transcripts."""
-    clip_ratio_low: Annotated[float, Field(gt=0, le=1e9)] | None = key(
-        None,
-        wrong_for=_NO_CLIPPING,
-        verl=mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low"),
-        trinity=_TRINITY_LOSS,
-    )
-    """Clip the probability ratio below 1 - this value."""
-    clip_ratio_high: Annotated[float, Field(gt=0, le=1e9)] | None = key(
-        None,
-        wrong_for=_NO_CLIPPING,
-        verl=mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high"),
-        trinity=_TRINITY_LOSS,
-    )
-    """Clip the probability ratio above 1 + this value."""
-    clip_ratio_dual: Annotated[float, Field(gt=1, le=1e9)] | None = key(
-        None,
-        wrong_for=_NO_DUAL_CLIP,
-        verl=mirrors("actor_rollout_ref.actor.clip_ratio_c", rule="dual_clip"),
-        trinity=_TRINITY_LOSS,
-    )
-    """Dual-clip PPO: the largest probability ratio of tokens with negative advantages; null for no limit."""
-    loss_agg_mode: LossAggMode | None = key(
-        None,
-        verl=mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation"),
-        trinity=_TRINITY_LOSS,
-    )
-    """Aggregation of the token losses: over all tokens, over episodes' token means, or over a fixed length."""
-    norm_adv_by_std: bool | None = key(
-        None,
-        wrong_for=_NOT_FOR_SFT,
-        verl=mirrors("algorithm.norm_adv_by_std_in_grpo", rule="divides_by_std"),
-        trinity=_TRINITY_LOSS,
-    )
-    """Divide advantages by the group's standard deviation."""
-    task_norm_patch: bool = key(
-        False,
-        unsupported=(
-            unsupported(
-                True,
-                why="it is no longer supported; norm_adv_by_std sets whether advantages are divided by the group's "
-                "standard deviation",
-            ),
-        ),
-    )
-    """Older name for norm_adv_by_std over the whole batch; not supported."""
-    use_kl_in_reward: bool = key(
-        False,
-        wrong_for=_ONLY_REWARDS,
-        verl=sets("algorithm.use_kl_in_reward"),
-        unsupported=(
-            unsupported(
-                True,
-                by=("trinity",),
-                why="advantages are computed as soon as episodes end, and the trainer computes the starting model's "
-                "logprobs later; write use_kl_loss: true",
-            ),
-        ),
-    )
-    """Subtract the estimated KL to the starting model from the reward."""
-    kl_penalty: KlType = key(
-        "k1",
-        no_effect=(FOR_SFT, WITHOUT_KL_IN_REWARD, KL_COEF_0),
-        verl=mirrors("algorithm.kl_penalty"),
-        trinity="for use_kl_in_reward, which this backbone does not support",
-    )
-    """Estimator of the KL in the reward."""
-    kl_coef: Annotated[float, Field(ge=0, le=1000)] = key(
-        0.001,
-        no_effect=(FOR_SFT, WITHOUT_KL_IN_REWARD),
-        verl=mirrors("algorithm.kl_ctrl.kl_coef"),
-        trinity="for use_kl_in_reward, which this backbone does not support",
-    )
-    """Coefficient of the KL in the reward."""
-    overlong_buffer_length: NonNegativeInt = key(
-        0, wrong_for=_ONLY_REWARDS, trainers="subtracted from the reward before advantages are computed"
-    )
-    """DAPO's soft penalty: up to 1 of reward is lost within this many tokens of max_response_length; 0 is off."""
-    component_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = key(
-        {}, no_effect=(NOT_GDPO,), trainers="weights the components before advantages are computed"
-    )
-    """gdpo: the weights of the components of the reward by name. Default: 1 for each whose name has no dot."""
-    prompt_loss_weight: Annotated[float, Field(ge=0, le=1000)] = key(
-        0.0, wrong_for=_ONLY_SFT, trainers="for sft, which this backbone does not support"
-    )
-    """sft: the weight of tokens that the assistant did not write (its own tokens have weight 1)."""
 
 
 class TrainerCommonConfig(Section):
@@ -332,7 +193,7 @@ class TrainerCommonConfig(Section):
         + sets("trainer.save_interval", rule="updates_between_checkpoints")
         + sets("synchronizer.trainer_sync_interval", rule="updates_between_syncs")
         + sets("algorithm.optimizer.lr_warmup_steps", rule="warmup_updates")
-        + _TRINITY_LOSS,
+        + TRINITY_LOSS,
         resume="same",
     )
     """Optimizer steps per training step."""
@@ -351,7 +212,7 @@ class TrainerCommonConfig(Section):
     use_kl_loss: bool = key(
         True,
         verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss"),
-        trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + _TRINITY_LOSS,
+        trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + TRINITY_LOSS,
         resume="same",
     )
     """Add the KL to the starting model to the loss."""
@@ -360,7 +221,7 @@ class TrainerCommonConfig(Section):
         no_effect=(FOR_SFT, WITHOUT_KL_LOSS),
         verl=sets("actor_rollout_ref.actor.use_kl_loss", rule="has_kl_loss")
         + mirrors("actor_rollout_ref.actor.kl_loss_coef"),
-        trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + _TRINITY_LOSS,
+        trinity=mirrors("algorithm.algorithm_type", rule="algorithm_type") + TRINITY_LOSS,
         resume="same",
     )
     """Coefficient of the KL in the loss."""
@@ -368,7 +229,7 @@ class TrainerCommonConfig(Section):
         "low_var_kl",
         no_effect=(FOR_SFT, WITHOUT_KL_LOSS, KL_LOSS_COEF_0),
         verl=mirrors("actor_rollout_ref.actor.kl_loss_type"),
-        trinity=_TRINITY_LOSS,
+        trinity=TRINITY_LOSS,
         resume="same",
     )
     """Estimator of the KL in the loss."""

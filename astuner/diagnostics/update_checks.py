@@ -70,10 +70,10 @@ def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
     algorithm = config.trainer_common.algorithm
     reinforcement = ALGORITHMS[algorithm.adv_estimator].reinforcement
     # Shaped rewards, components that are normalised separately, and a teacher's part need not have the order of the
-    # rewards.
+    # rewards. A mean weighted by lengths may be on the other side of a reward than the mean.
     has_teacher = config.trainer_common.distillation.teacher is not None
     shaped = algorithm.use_kl_in_reward or algorithm.overlong_buffer_length or has_teacher
-    if reinforcement is None or shaped or reinforcement.advantage.by_component:
+    if reinforcement is None or shaped or reinforcement.advantage.by_component or reinforcement.advantage.by_length:
         return
     groups: dict[str, list[Episode]] = {}
     for episode in update.rollout.scored:

@@ -36,6 +36,13 @@ def published_advantage(name: str, answers: list[Answer], answer: Answer) -> flo
         return answer.reward - mean
     if name == "rloo":
         return answer.reward - (sum(group) - answer.reward) / (len(group) - 1) if len(group) > 1 else 0.0
+    if name == "opo":
+        peers = [other for other in answers if other.group == answer.group]
+        lengths = [len(other.tokens) for other in peers]
+        rewards = [other.reward for other in peers]
+        return answer.reward - sum(length * reward for length, reward in zip(lengths, rewards, strict=True)) / sum(
+            lengths
+        )
     if name == "reinforce++":
         return standardised(answer.reward, rewards)
     if name == "reinforce++_baseline":
@@ -80,12 +87,16 @@ def published_objective(name: str, answers: list[Answer], logprobs: list[list[Te
             total += sum(ppo_term(r, advantage, 0.2, 0.2) for r in ratios) * by_length
         elif name == "dapo":
             total += sum(ppo_term(r, advantage, 0.2, 0.28) for r in ratios) * mean_of_tokens
-        elif name == "rloo":
+        elif name in ("rloo", "opo"):
             total += advantage * sum(current) * by_length
         elif name in ("reinforce++", "reinforce++_baseline"):
             total += sum(ppo_term(r, advantage, 0.2, 0.2) for r in ratios) * mean_of_tokens
         elif name == "gspo":
             total += ppo_term(math.prod(ratios) ** (1 / len(ratios)), advantage, 3e-4, 4e-4) / len(answers)
+        elif name == "gspo_token":
+            of_answer = (math.prod(ratios) ** (1 / len(ratios))).detach()
+            terms = [ppo_term(of_answer * r / r.detach(), advantage, 3e-4, 4e-4) for r in ratios]
+            total += sum(terms) * mean_of_answer
         elif name == "gmpo":
             total += gmpo_term(log_ratios, advantage) / len(answers)
         elif name == "sapo":

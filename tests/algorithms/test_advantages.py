@@ -15,11 +15,12 @@ from astuner.algorithms import (
     group_relative_advantages,
     has_signal,
     leave_one_out_advantages,
+    length_weighted_advantages,
     mean_normalised_advantages,
 )
 from astuner.errors import BackboneError
 
-GROUPED = [group_relative_advantages, leave_one_out_advantages]
+GROUPED = [group_relative_advantages, leave_one_out_advantages, length_weighted_advantages]
 ALL = [*GROUPED, batch_normalised_advantages, group_centred_advantages, group_decoupled_advantages]
 
 episodes = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.7, 1.0, -2.0]), st.integers(-3, 3)), min_size=1, max_size=12)
@@ -81,6 +82,19 @@ def test_negative_rewards_have_no_advantage_over_the_groups_mean():
         BackboneError, match=r"rewards must be at least 0; the smallest is -0\.5\. Write algorithm: grpo"
     ):
         mean_normalised_advantages(torch.tensor([1.0, -0.5]), torch.tensor([0, 0]), by_std=False)
+
+
+def test_the_baseline_weighted_by_lengths_hand_worked():
+    # Group 5: (6 × 1 + 2 × 0) / 8 = 0.75. Group 1: (1 × 2 + 3 × 0 + 1 × 1) / 5 = 0.6, std of 2 0 1: 1.
+    rewards, groups = torch.tensor([1.0, 0.0, 2.0, 0.0, 1.0]), torch.tensor([5, 5, 1, 1, 1])
+    lengths = torch.tensor([6, 2, 1, 3, 1])
+    expected = [0.25, -0.75, 1.4, -0.6, 0.4]
+    assert length_weighted_advantages(rewards, groups, False, lengths).tolist() == pytest.approx(expected)
+    assert length_weighted_advantages(rewards, groups, True, lengths)[2:].tolist() == pytest.approx(
+        expected[2:], rel=1e-5
+    )
+    equal = length_weighted_advantages(rewards, groups, False)
+    torch.testing.assert_close(equal, group_relative_advantages(rewards, groups, False))
 
 
 def test_centred_advantages_divided_by_the_std_of_the_batch_hand_worked():

@@ -24,8 +24,8 @@ from astuner.algorithms import (
     token_kl,
     token_weights,
 )
+from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, LossAggMode
-from astuner.config.trainer import AlgorithmConfig
 from tests.algorithms.published import PUBLISHED, Answer, published_objective
 
 REINFORCEMENT = [name for name in ALGORITHMS if name != "sft"]
@@ -114,7 +114,9 @@ def hand_worked_loss(config: AlgorithmConfig) -> float:
         tokens = list(range(place, place + len(values)))
         rows.append(TrainingRow(tokens, [(0, len(values))], episode))
         place += len(values)
-    return float(mini_batch_loss(algorithm, [rows], logprobs, old, algorithm.rule.advantages(REWARDS, GROUPS)))
+    lengths = torch.tensor([len(values) for values in LOGPROBS])
+    advantages = algorithm.rule.advantages(REWARDS, GROUPS, lengths)
+    return float(mini_batch_loss(algorithm, [rows], logprobs, old, advantages))
 
 
 @pytest.mark.parametrize(
@@ -134,6 +136,9 @@ def hand_worked_loss(config: AlgorithmConfig) -> float:
         # A0 = 1 - 0, A1 = 0 - 1, A2 = 2 - 0.5, A3 = 0 - 1.5, A4 = 1 - 1; sums of log π: -3, -4, -1, -4, -6.
         #   -(1 × -3 - 1 × -4 + 1.5 × -1 - 1.5 × -4) / 50 = -5.5 / 50
         (AlgorithmConfig(adv_estimator="rloo"), -0.11),
+        # Baselines (2 × 1 + 3 × 0) / 5 = 0.4 and (2 × 2 + 4 × 0 + 2 × 1) / 8 = 0.75: A = 0.6 -0.4 1.25 -0.75 0.25.
+        #   -(0.6 × -3 - 0.4 × -4 + 1.25 × -1 - 0.75 × -4 + 0.25 × -6) / 50 = -0.05 / 50
+        (AlgorithmConfig(adv_estimator="opo"), -0.001),
         # All 5 rewards: mean 0.8, deviations 0.2 -0.8 1.2 -0.8 0.2, variance 2.8 / 4, g = 1 / √0.7 = 1.195229.
         #   sums of clipped terms 2.1, 2.9, 1.9, 4.0, 1.7 (1.2 + 0.5), over 13 tokens:
         #   g (-0.2 × 2.1 + 0.8 × 2.9 - 1.2 × 1.9 + 0.8 × 4.0 - 0.2 × 1.7) / 13 = 2.48 g / 13
@@ -156,6 +161,8 @@ def hand_worked_loss(config: AlgorithmConfig) -> float:
         #   2: √0.875 = 0.935414, kept (A > 0: the smaller); 3: 0.8775^¼ = 0.96786 → 0.9997
         #   (-1.0004 a + 0.9997 a - 0.935414 + 0.9997) / 5 = (-0.0007 × 0.70711 + 0.064286) / 5
         (AlgorithmConfig(adv_estimator="gspo"), 0.0127582),
+        # The same values, and other gradients.
+        (AlgorithmConfig(adv_estimator="gspo_token"), 0.0127582),
         # Weights cut at 1.28 from above only: -A × sum of w log π
         #   0: a (1.28 + 1.8) = 3.08 a      1: -a (0.5 + 1.1 + 2.0) = -3.6 a
         #   2: 0.5 × 1.95 = 0.975           3: -(1.28 + 0.75 + 1.0 + 0.9) = -3.93
@@ -194,7 +201,9 @@ def test_published_formula(name: str, answers: list[Answer]):
         rows.append(TrainingRow(list(range(place, place + len(answer.tokens))), [(0, len(answer.tokens))], episode))
         place += len(answer.tokens)
     advantages = algorithm.rule.advantages(
-        torch.tensor([answer.reward for answer in answers]), torch.tensor([answer.group for answer in answers])
+        torch.tensor([answer.reward for answer in answers]),
+        torch.tensor([answer.group for answer in answers]),
+        torch.tensor([len(answer.tokens) for answer in answers]),
     )
     logprobs = table[:, 0].clone().requires_grad_()
     loss = mini_batch_loss(algorithm, [rows], logprobs, table[:, 1], advantages, max_response_length=6)

@@ -18,10 +18,10 @@ from astuner.algorithms.correction import (
     correction_summary,
     resolve_correction,
 )
+from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.corrections import CORRECTIONS, CorrectionName
 from astuner.config.optimizer import CorrectionConfig
 from astuner.config.root import AstunerConfig
-from astuner.config.trainer import AlgorithmConfig
 from astuner.errors import BackboneError
 
 # Row 0 is one call with r = π_old / μ of 2.5, 0.6 and 1.2 (product 1.8, geometric mean 1.2164), and A = 1. Row 1 is one

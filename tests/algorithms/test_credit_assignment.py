@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from astuner.algorithms import ReinforcementRule, resolve
 from astuner.algorithms.credit_assignment import StepAdvantages, advantages_by_call, step_advantages
+from astuner.algorithms.training_rows import TrainingRow
+from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import AstunerConfig
-from astuner.config.trainer import AlgorithmConfig
 from astuner.context_tracker import MergeMode, build_samples, response_length
 from astuner.errors import BackboneError
 from astuner.schema import Episode, Fork, Judgement, LlmCall, Task
@@ -47,7 +48,7 @@ def test_agents_are_compared_across_episodes():
         episode(0.0, call("a1", "a", -1.0), call("b1", "b", 1.0), a=-1.0, b=1.0),
         episode(0.0, call("a2", "a", 0.0), call("b2", "b", 0.0), a=0.0, b=0.0),
     ]
-    by_call = advantages_by_call(rule, episodes, torch.zeros(3), GROUP)
+    by_call = advantages_by_call(rule, episodes, torch.zeros(3), GROUP, torch.ones(3))
     assert by_call == [{"a0": 1.0, "b0": -1.0}, {"a1": -1.0, "b1": 1.0}, {"a2": 0.0, "b2": 0.0}]
 
 
@@ -57,7 +58,7 @@ def test_agent_that_is_missing_in_an_episode():
         episode(9.0, call("b1", "b", 9.0), b=9.0),
         episode(4.0, call("x2")),
     ]
-    by_call = advantages_by_call(rule, episodes, torch.zeros(3), GROUP)
+    by_call = advantages_by_call(rule, episodes, torch.zeros(3), GROUP, torch.ones(3))
     # `a` and `b` are compared with the reward of the third episode, which has no rewards by agent or call.
     assert by_call == [{"a0": -1.0}, {"b1": 2.5}, {}]
 
@@ -68,7 +69,7 @@ def test_call_has_the_advantage_of_an_episode_with_its_reward():
         episode(1.0, call("d0")),
         episode(3.0, call("e0")),
     ]
-    by_call = advantages_by_call(rule, episodes, torch.tensor([1.0, 0.0, 0.0]), GROUP)
+    by_call = advantages_by_call(rule, episodes, torch.tensor([1.0, 0.0, 0.0]), GROUP, torch.ones(3))
     # With the shaping, 0 becomes 1 of a group (1, 1, 3), and 4 becomes 5 of a group (5, 1, 3).
     assert by_call == [{"c0": pytest.approx(1 - 5 / 3), "c1": 2.0, "c2": 2.0}, {}, {}]
 
@@ -78,7 +79,7 @@ def test_call_is_divided_by_the_std_of_the_episodes_rewards():
     calls = (call("c0", reward=0.0), call("c1", reward=0.01), call("c2", reward=1.49))
     episodes = [episode(0.5, *calls), *[episode(0.0, call(f"d{index}")) for index in range(3)]]
     group = torch.zeros(4, dtype=torch.int64)
-    (by_call, *others) = advantages_by_call(rule_of("grpo"), episodes, torch.zeros(4), group)
+    (by_call, *others) = advantages_by_call(rule_of("grpo"), episodes, torch.zeros(4), group, torch.ones(4))
     # Three quarters of the rewards, divided by 0.25.
     assert by_call == {
         "c0": 0.0,
@@ -88,11 +89,13 @@ def test_call_is_divided_by_the_std_of_the_episodes_rewards():
     assert others == [{}, {}, {}]
     # RLOO subtracts the mean of the others, which is 0. REINFORCE++ takes mean and std over the whole batch.
     by_std = replace(rule_of("rloo"), norm_adv_by_std=True)
-    assert advantages_by_call(by_std, episodes, torch.zeros(4), group)[0]["c2"] == pytest.approx(5.96, rel=1e-4)
-    apart = torch.arange(4)
-    assert advantages_by_call(rule_of("reinforce++"), episodes, torch.zeros(4), apart)[0]["c2"] == pytest.approx(
-        4.47, rel=1e-4
+    assert advantages_by_call(by_std, episodes, torch.zeros(4), group, torch.ones(4))[0]["c2"] == pytest.approx(
+        5.96, rel=1e-4
     )
+    apart = torch.arange(4)
+    assert advantages_by_call(rule_of("reinforce++"), episodes, torch.zeros(4), apart, torch.ones(4))[0][
+        "c2"
+    ] == pytest.approx(4.47, rel=1e-4)
 
 
 def test_mean_advantage_of_an_episodes_calls_is_that_of_the_episode():
@@ -101,7 +104,7 @@ def test_mean_advantage_of_an_episodes_calls_is_that_of_the_episode():
     episodes += [episode(0.25, call("d")), episode(1.0, call("e"))]
     for algorithm in ("grpo", "dr_grpo", "rloo", "reinforce++", "gspo", "cispo", "dapo"):
         advantages = rule_of(algorithm).advantages(rewards, GROUP)
-        by_call = advantages_by_call(rule_of(algorithm), episodes, torch.zeros(3), GROUP)[0]
+        by_call = advantages_by_call(rule_of(algorithm), episodes, torch.zeros(3), GROUP, torch.ones(3))[0]
         assert sum(by_call.values()) / 3 == pytest.approx(float(advantages[0]), abs=1e-6)
 
 
@@ -112,7 +115,7 @@ def test_equal_episodes_with_unequal_calls_have_bounded_advantages():
     """
     episodes = [episode(0.5, call("c0", reward=0.0), call("c1", reward=1.0))]
     episodes += [episode(0.5, call("d")), episode(0.5, call("e"))]
-    by_call = advantages_by_call(rule_of("grpo"), episodes, torch.zeros(3), GROUP)[0]
+    by_call = advantages_by_call(rule_of("grpo"), episodes, torch.zeros(3), GROUP, torch.ones(3))[0]
     assert by_call == {"c0": pytest.approx(-9.428, rel=1e-3), "c1": pytest.approx(9.428, rel=1e-3)}
 
 
@@ -233,3 +236,33 @@ def test_without_weights_and_undotted_names_the_reward_is_the_only_component():
     assert result.advantages.tolist() == pytest.approx([0.70711, -0.70711], abs=1e-5)
     weighted = gdpo(episodes, component_weights={"a.x": 1.0})
     assert weighted.advantages.tolist() == pytest.approx([-0.70711, 0.70711], abs=1e-5)
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_episodes_with_a_truncated_answer_are_left_out_but_compared(masks: bool):
+    calls = [replace(call(f"c{index}"), finish_reason="length" if index == 1 else "stop") for index in range(3)]
+    episodes = [
+        replace(episode(reward, made), episode_id=f"e{index}", samples=tuple(build_samples((made,))))
+        for index, (reward, made) in enumerate(zip((1.0, 0.0, 0.0), calls, strict=True))
+    ]
+    config = AstunerConfig.model_validate(
+        {"trainer_common": {"algorithm": {"adv_estimator": "dr_grpo", "mask_truncated_answers": masks}}}
+    )
+    result = step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
+    assert result.advantages.tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    rows = [TrainingRow.from_sample(e.samples[0], index) for index, e in enumerate(episodes)]
+    trained = result.assign_to(rows)
+    assert [row.episode for row in trained] == ([0, 2] if masks else [0, 1, 2])
+    metrics = result.update_result({}, trained).metrics
+    assert metrics.get("update/truncated_episodes") == (1.0 if masks else None)
+
+
+def test_the_baseline_of_opo_is_weighted_by_the_trained_tokens():
+    long = replace(call("c0"), completion_ids=(2, 3, 4), logprobs=(-1.0, -1.0, -1.0))
+    episodes = [
+        replace(episode(reward, made), samples=tuple(build_samples((made,))))
+        for reward, made in ((1.0, long), (0.0, call("c1")))
+    ]
+    config = AstunerConfig.model_validate({"trainer_common": {"algorithm": {"adv_estimator": "opo"}}})
+    result = step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
+    assert result.advantages.tolist() == pytest.approx([0.25, -0.75])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from astuner.algorithms import (
     reinforce_loss,
     sequence_clipped_loss,
     soft_gate_loss,
+    token_sequence_clipped_loss,
 )
 from astuner.errors import BackboneError
 
@@ -144,6 +146,30 @@ def test_calls_are_clipped_as_a_whole_and_share_one_gradient():
     assert gradient_of(loss.token_losses, batch) == [[0, 0, -1.0, 0], [call_ratio, call_ratio, call_ratio, 0]]
 
 
+def test_the_gradient_of_a_token_is_that_of_its_call_if_the_advantages_are():
+    calls = table((0, 0, 2), (0, 0, 3), (1, 0, 3))
+    batch = batch_of(mask=[[2, 2, 1, 0], [1, 1, 1, 0]], calls=calls)
+    by_call, by_token = (f(batch, CLIP) for f in (sequence_clipped_loss, token_sequence_clipped_loss))
+    torch.testing.assert_close(by_token.token_losses, by_call.token_losses)
+    # Weighted by its number of calls divided by their lengths, each token has the gradient of the call.
+    weights = [
+        torch.autograd.grad((loss.token_losses[1] * batch.train_counts[1]).sum(), batch.logprobs, retain_graph=True)[0]
+        for loss in (by_call, by_token)
+    ]
+    torch.testing.assert_close(*weights)
+    assert by_token.metrics.summary() == pytest.approx(by_call.metrics.summary())
+
+
+def test_each_token_of_a_call_has_its_advantage():
+    # One call of ratios 1.5, 1.1, 0.5: s = 0.9379 for all tokens, within the clip range.
+    batch = batch_of(ratios=[[1.5, 1.1, 0.5]], mask=[[1, 1, 1]], advantages=[1.0], calls=table((0, 0, 3)))
+    batch = replace(batch, advantages=torch.tensor([[2.0, 0.0, -1.0]]))
+    loss = token_sequence_clipped_loss(batch, CLIP)
+    call_ratio = 0.825 ** (1 / 3)
+    assert loss.token_losses.tolist() == [pytest.approx([-2 * call_ratio, 0.0, call_ratio])]
+    assert gradient_of(loss.token_losses, batch) == [[-2 * call_ratio, 0.0, call_ratio]]
+
+
 def test_overlapping_calls_each_keep_their_ratio():
     # A call of the first two tokens and one of all three: tokens 0 and 1 were sampled twice.
     batch = batch_of(ratios=[[1.2, 0.9, 1.1]], mask=[[2, 2, 1]], advantages=[1.0], calls=table((0, 0, 2), (0, 0, 3)))
@@ -196,6 +222,7 @@ def test_gradcheck(function, clip):
         (clipped_surrogate_loss, CLIP),
         (sequence_clipped_loss, CLIP),
         (clipped_weight_loss, CLIP),
+        (token_sequence_clipped_loss, CLIP),
         (geometric_mean_loss, CLIP),
         (soft_gate_loss, NO_CLIP),
         (reinforce_loss, NO_CLIP),

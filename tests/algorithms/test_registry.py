@@ -8,9 +8,9 @@ import torch
 
 from astuner.algorithms import NO_CLIP, ClipRange, resolve
 from astuner.algorithms.reference import PARTS
+from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName
 from astuner.config.reference import with_generated_parts
-from astuner.config.trainer import AlgorithmConfig
 
 PPO = ClipRange(0.2, 0.2)
 
@@ -44,6 +44,8 @@ def test_the_table_in_the_documentation_is_up_to_date() -> None:
         ("reinforce++", PPO, "token-mean", True, False),
         ("reinforce++_baseline", PPO, "token-mean", True, False),
         ("maxrl", PPO, "seq-mean-token-mean", False, False),
+        ("opo", NO_CLIP, "seq-mean-token-sum-norm", False, False),
+        ("gspo_token", ClipRange(3e-4, 4e-4), "seq-mean-token-mean", True, False),
         ("gmpo", ClipRange(0.4, 0.4), "seq-mean-token-mean", True, False),
         ("sapo", NO_CLIP, "seq-mean-token-mean", True, False),
         ("gspo", ClipRange(3e-4, 4e-4), "seq-mean-token-mean", True, False),

@@ -99,11 +99,12 @@ def test_advantages_of_other_episodes(evidence: Evidence):
     assert found("advantages_contradict_rewards", replace(update, samples=samples, advantages=scaled)) == []
 
 
-def test_components_that_are_normalised_separately_need_not_have_the_order_of_the_rewards(evidence: Evidence):
+@pytest.mark.parametrize("algorithm", ["gdpo", "opo"])
+def test_advantages_that_need_not_have_the_sign_and_order_of_the_rewards(evidence: Evidence, algorithm: str):
     update = evidence.update(evidence.ordinary())
     start = update.rollout.start
     config = with_values(
-        RunConfig(astuner=start.config), {"astuner.trainer_common.algorithm.adv_estimator": "gdpo"}
+        RunConfig(astuner=start.config), {"astuner.trainer_common.algorithm.adv_estimator": algorithm}
     ).astuner
     rollout = replace(update.rollout, start=replace(start, config=config))
     moved = {name: -value for name, value in update.advantages.items()}

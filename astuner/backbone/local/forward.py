@@ -7,13 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from astuner.algorithms import entropy_from_logprobs
+from astuner.algorithms import differentiable_entropy, entropy_from_logprobs
 from astuner.backbone.local.packed_attention import packed_logits
 from astuner.context_tracker import Packing
 
 
 def token_logprobs(
-    model: Any, token_ids: Tensor, mask: Tensor, temperature: Tensor | float, packing: Packing | None = None
+    model: Any,
+    token_ids: Tensor,
+    mask: Tensor,
+    temperature: Tensor | float,
+    packing: Packing | None = None,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each selected token given the tokens before it, and the entropy at its position.
 
@@ -24,9 +30,10 @@ def token_logprobs(
         temperature: divides the logits, as in the sampler; 0 (greedy) leaves them unchanged. A tensor [B, T] has the
             temperature of each selected token.
         packing: a packing of the B rows, which computes every distinct prefix once; needs `enable_packed_attention`.
+        entropy_gradient: whether the entropies have a gradient, which needs more memory.
 
     Returns:
-        Two [B, T] float32 tensors, 0 for other tokens. The entropy has no gradient.
+        Two [B, T] float32 tensors, 0 for other tokens.
     """
     rows, columns = mask.ne(0).nonzero(as_tuple=True)
     places = _nodes(packing, token_ids)[rows, columns - 1] if packing else columns - 1
@@ -44,9 +51,9 @@ def token_logprobs(
         logits = logits / temperature
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs[index, token_ids[rows, columns]]
-    result, entropies = torch.zeros((2, *token_ids.shape), device=token_ids.device).unbind()
-    entropies[rows, columns] = entropy_from_logprobs(logprobs)[index]
-    return result.index_put((rows, columns), chosen), entropies
+    entropies = differentiable_entropy(logprobs) if entropy_gradient else entropy_from_logprobs(logprobs)
+    empty = torch.zeros(token_ids.shape, device=token_ids.device)
+    return empty.index_put((rows, columns), chosen), empty.index_put((rows, columns), entropies[index])
 
 
 def _scaled(logits: Tensor, index: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from astuner.algorithms import (
     PolicyBatch,
     ReinforcementRule,
     episode_sums,
+    high_entropy_threshold,
     token_kl,
     token_weights,
 )
@@ -34,6 +36,7 @@ from astuner.algorithms.credit_assignment import (
     has_gradient,
     shuffle_seed,
     step_advantages,
+    trains_without_advantage,
     uses_kl_loss,
 )
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
@@ -168,6 +171,27 @@ class PolicyUpdate:
     def _uses_kl_in_reward(self) -> bool:
         return self.config.trainer_common.algorithm.use_kl_in_reward
 
+    @property
+    def _entropy_coef(self) -> float:
+        return self.config.trainer_common.algorithm.entropy_coef
+
+    @torch.no_grad()
+    def _entropy_threshold(self, rows: Sequence[TrainingRow]) -> float:
+        """Return the entropy above which the tokens of a mini-batch are trained."""
+        share = self.config.trainer_common.algorithm.high_entropy_share
+        if share == 1:
+            return -math.inf
+        parts = []
+        for batch in self._micro_batches(rows):
+            assert batch.temperature is not None  # the rows are those of calls
+            with self.policy.autocast():
+                _, entropies = token_logprobs(
+                    self.policy.model, batch.token_ids, batch.train_counts, batch.temperature, batch.packing
+                )
+            parts.append((entropies.flatten(), batch.train_counts.flatten()))
+        entropies, counts = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        return high_entropy_threshold(entropies, counts, share)
+
     def _update_weights(
         self, rows: Sequence[TrainingRow], advantages: StepAdvantages, sums: _Sums, step: int
     ) -> dict[str, float]:
@@ -221,14 +245,17 @@ class PolicyUpdate:
         """
         scales = row_scales(rows, self.algorithm.loss_agg_mode, self.config.data.max_response_length)
         indexes = list(range(len(rows)))
-        if not uses_kl_loss(self.config):
+        threshold = self._entropy_threshold(rows)
+        if not trains_without_advantage(self.config):
             # A row whose advantage is zero has no gradient. `scales` already accounts for its tokens.
             indexes = [index for index in indexes if rows[index].has_advantage]
             self.on_rows(len(rows) - len(indexes))
         rows, scales = [rows[index] for index in indexes], scales[indexes]
         for batch in self._micro_batches(rows):
             batch_scales = scales[list(batch.rows)].to(self.policy.device)
-            loss, logprobs, entropies = self._loss(batch, batch_scales, sums, first=first, only=only)
+            loss, logprobs, entropies = self._loss(
+                batch, batch_scales, sums, first=first, only=only, threshold=threshold
+            )
             loss.backward()  # type: ignore[no-untyped-call]
             sums.token_values.add(rows, batch, logprobs, entropies)
             del loss, logprobs, entropies
@@ -236,7 +263,7 @@ class PolicyUpdate:
             return_free_memory()
 
     def _loss(
-        self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool
+        self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool, threshold: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the contribution of a micro-batch to the loss of its mini-batch, its logprobs and its entropies.
 
@@ -246,6 +273,7 @@ class PolicyUpdate:
             sums: sums over the step, which are updated.
             first: whether the mini-batch is the first of the step.
             only: whether the mini-batch is the only one of the step.
+            threshold: the entropy above which a token's policy loss counts.
 
         Returns:
             The loss, and the logprobs [B, T] and entropies [B, T] without gradient.
@@ -258,6 +286,7 @@ class PolicyUpdate:
                 batch.train_counts,
                 batch.temperature,
                 batch.packing,
+                entropy_gradient=self._entropy_coef > 0,
             )
         weights = token_weights(batch.train_counts, scales)
         old_logprobs = batch.logprobs
@@ -273,7 +302,7 @@ class PolicyUpdate:
             sampler_logprobs=batch.logprobs,
         )
         result, correction = corrected_loss(self._rule, self._correction, policy_batch)
-        loss = (result.token_losses * weights).sum()
+        loss = (result.token_losses * (entropy.detach() > threshold) * weights).sum()
         sums.add("loss/policy", loss)
         sums.add_loss(result.metrics, correction)
         sums.add("entropy", (entropy * batch.train_counts).sum())
@@ -286,8 +315,10 @@ class PolicyUpdate:
             kl = (policy_batch.only_trained(token_kl(logprobs, reference, common.kl_loss_type)) * weights).sum()
             sums.add("loss/kl", kl)
             loss = loss + common.kl_loss_coef * kl
+        if self._entropy_coef > 0:
+            loss = loss - self._entropy_coef * (entropy * weights).sum()
         sums.add("loss/total", loss)
-        return loss, logprobs.detach(), entropy
+        return loss, logprobs.detach(), entropy.detach()
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
         with self.policy.reference() as model:

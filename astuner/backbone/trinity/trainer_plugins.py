@@ -19,8 +19,8 @@ from astuner.backbone.trinity.advantage_fn import EPISODE, MINI_BATCH_SIZE, SAMP
 from astuner.backbone.trinity.coordinator import coordinator
 from astuner.backbone.trinity.events import BatchConsumed, MetricsLogged
 from astuner.backbone.trinity.sample_digest import content_digest
+from astuner.config.algorithm_settings import AlgorithmConfig, KlType
 from astuner.config.optimizer import CorrectionConfig
-from astuner.config.trainer import AlgorithmConfig, KlType
 
 
 class WithReference(AlgorithmType):

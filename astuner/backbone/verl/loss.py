@@ -19,8 +19,8 @@ from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_
 from astuner.algorithms.correction import CORRECTION_SUMS, Correction, corrected_loss, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.algorithms.update_records import TokenValues
+from astuner.config.algorithm_settings import AlgorithmConfig, KlType
 from astuner.config.root import AstunerConfig
-from astuner.config.trainer import AlgorithmConfig, KlType
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,8 @@ class RowLoss:
             kl = token_kl(logprobs, _to_padded(data["ref_log_prob"]), self.kl_type)
             sums["loss/kl"] = (batch.only_trained(kl) * weights).sum()
             loss = loss + self.kl_coef * sums["loss/kl"]
+        if self.algorithm.entropy_coef > 0:
+            loss = loss - self.algorithm.entropy_coef * (batch.only_trained(entropy) * weights).sum()
         sums["loss/total"] = loss
         sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
         sums |= {f"correction/{name}": getattr(correction, name) for name in CORRECTION_SUMS}

@@ -21,6 +21,7 @@ from astuner.algorithms.credit_assignment import (
     has_gradient,
     shuffle_seed,
     step_advantages,
+    trains_without_advantage,
     uses_kl_loss,
 )
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales
@@ -198,9 +199,10 @@ class VerlUpdate:
             if has_gradient(self.config, [rows[index] for index in part])
         ]
         scales = self._row_scales(credited, parts)
-        # Rows without an advantage contribute to the scales, and to the KL loss, but to no gradient otherwise.
+        # Rows without an advantage contribute to the scales, the KL loss and the entropy bonus only.
         with_gradient = [
-            [number for number in part if uses_kl_loss(self.config) or credited[number].has_advantage] for part in parts
+            [number for number in part if trains_without_advantage(self.config) or credited[number].has_advantage]
+            for part in parts
         ]
         assigned = assign_rows(with_gradient, stored.lengths, self.trainer.workers)
         mini_batch_size = len(assigned[0][0]) * self.trainer.workers

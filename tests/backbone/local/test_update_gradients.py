@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
 from astuner.schema import Episode, LlmCall, Task
-from tests.algorithms.published import PUBLISHED, Answer, published_objective
+from tests.algorithms.published import PUBLISHED, Answer, ppo_term, published_advantage, published_objective
 
 MAX_LENGTH = 9
 PROMPT = 4
@@ -33,11 +34,11 @@ class KeepsGradient(Optimizer):
         return 1.0
 
 
-def float64_logprobs(model: torch.nn.Module, ids: list[int]) -> Tensor:
-    """Return log π of the tokens after the prompt."""
+def float64_values(model: torch.nn.Module, ids: list[int]) -> tuple[Tensor, Tensor]:
+    """Return log π of the tokens after the prompt, and the entropies at their positions."""
     tokens = torch.tensor([ids])
-    logprobs = model(input_ids=tokens).logits[0, :-1].log_softmax(-1)
-    return logprobs.gather(-1, tokens[0, 1:, None])[PROMPT - 1 :, 0]
+    logprobs = model(input_ids=tokens).logits[0, PROMPT - 1 : -1].log_softmax(-1)
+    return logprobs.gather(-1, tokens[0, PROMPT:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
 
 
 def answered(policy: Policy) -> tuple[list[list[int]], list[Answer]]:
@@ -56,22 +57,18 @@ def answered(policy: Policy) -> tuple[list[list[int]], list[Answer]]:
     return ids, answers
 
 
-@pytest.mark.parametrize("pack", ["none", "tree"])
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_gradient_of_a_step_is_that_of_the_published_formula(model_folder: Path, name: str, pack: PackMode) -> None:
+def step_gradient(
+    folder: Path, ids: list[list[int]], answers: list[Answer], algorithm: dict[str, object], pack: PackMode = "none"
+) -> Tensor:
+    """Return the gradient of a training step of one mini-batch."""
     config = AstunerConfig.model_validate(
         {
             "data": {"max_response_length": MAX_LENGTH},
             "update": {"pack": pack},
-            "trainer_common": {
-                "algorithm": {"adv_estimator": name},
-                "use_kl_loss": False,
-                "correction": {"mode": "none"},
-            },
+            "trainer_common": {"algorithm": algorithm, "use_kl_loss": False, "correction": {"mode": "none"}},
         }
     )
-    policy = Policy(ModelConfig(), str(model_folder), torch.device("cpu"), pack)
-    ids, answers = answered(policy)
+    policy = Policy(ModelConfig(), str(folder), torch.device("cpu"), pack)
     episodes = []
     for number, (tokens, answer) in enumerate(zip(ids, answers, strict=True)):
         old = tuple(value for _, value in answer.tokens)
@@ -84,12 +81,42 @@ def test_gradient_of_a_step_is_that_of_the_published_formula(model_folder: Path,
     # The logprobs of the answers are not those of the policy, on purpose.
     update._check_logprob_gap = lambda *_: None  # type: ignore[method-assign]
     update.step(episodes, 1)
+    return optimizer.gradient.double()
 
-    model = Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none").model.double()
-    objective = published_objective(
-        name, answers, [list(float64_logprobs(model, tokens)) for tokens in ids], MAX_LENGTH
-    )
-    (-objective).backward()
-    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad])
+
+def assert_gradient(gradient: Tensor, model: torch.nn.Module, loss: Tensor) -> None:
+    """Compare with the gradient of a loss in float64."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    expected = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
     assert expected.norm() > 1e-2
-    assert (optimizer.gradient.double() - expected).norm() <= 1e-5 * expected.norm()
+    assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("pack", ["none", "tree"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_gradient_of_a_step_is_that_of_the_published_formula(model_folder: Path, name: str, pack: PackMode) -> None:
+    ids, answers = answered(Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none"))
+    gradient = step_gradient(model_folder, ids, answers, {"adv_estimator": name}, pack)
+    model = Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none").model.double()
+    logprobs = [list(float64_values(model, tokens)[0]) for tokens in ids]
+    assert_gradient(gradient, model, -published_objective(name, answers, logprobs, MAX_LENGTH))
+
+
+@pytest.mark.parametrize("pack", ["none", "tree"])
+def test_entropy_bonus_and_high_entropy_tokens_in_float64(model_folder: Path, pack: PackMode) -> None:
+    """Token means over 8 answers, as in grpo: the policy loss of the third of the tokens with the highest entropy."""
+    ids, answers = answered(Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none"))
+    model = Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none").model.double()
+    values = [float64_values(model, tokens) for tokens in ids]
+    entropies = torch.cat([entropy for _, entropy in values]).detach()
+    bound = float(entropies.sort(descending=True).values[math.floor(len(entropies) / 3 + 0.5) - 1])
+    loss = torch.zeros((), dtype=torch.float64)
+    for answer, (logprobs, entropy) in zip(answers, values, strict=True):
+        advantage = published_advantage("grpo", answers, answer)
+        weight = 1 / len(answers) / len(answer.tokens)
+        for new, (_, old), value in zip(logprobs, answer.tokens, entropy, strict=True):
+            if float(value.detach()) >= bound:
+                loss = loss - ppo_term((new - old).exp(), advantage, 0.2, 0.2) * weight
+            loss = loss - 0.05 * value * weight
+    settings: dict[str, object] = {"adv_estimator": "grpo", "entropy_coef": 0.05, "high_entropy_share": 1 / 3}
+    assert_gradient(step_gradient(model_folder, ids, answers, settings, pack), model, loss)

@@ -48,6 +48,7 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.rollout.gpu_memory_utilization": (0.8,),
     "astuner.trainer_common.algorithm.clip_ratio_low": (0.17,),
     "astuner.trainer_common.algorithm.clip_ratio_high": (0.33,),
+    "astuner.trainer_common.algorithm.clip_ratio_dual": (2.5,),
     "astuner.trainer_common.algorithm.loss_agg_mode": ("token-mean",),
     "astuner.trainer_common.algorithm.norm_adv_by_std": (False,),
     "astuner.trainer_common.correction.mode": ("auto", "geo_rs"),

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from astuner.algorithms import resolve, sample_scales
 from astuner.algorithms.correction import Correction
+from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.optimizer import CorrectionConfig
-from astuner.config.trainer import AlgorithmConfig
 from tests.algorithms.published import PUBLISHED, Answer, published_objective
 
 pytestmark = pytest.mark.verl
@@ -33,7 +33,7 @@ def answers_of(seed: int) -> list[Answer]:
 
 
 def row_loss_gradient(config: AlgorithmConfig, answers: list[Answer]) -> list[Tensor]:
-    """Return the gradient of the loss that a verl worker computes, by answer."""
+    """Return the gradient of the loss that a verl worker computes, by answer, and last that of the entropies."""
     from tensordict import TensorDict
 
     from astuner.backbone.verl.loss import RowLoss
@@ -44,8 +44,9 @@ def row_loss_gradient(config: AlgorithmConfig, answers: list[Answer]) -> list[Te
     algorithm = resolve(config)
     assert algorithm.rule is not None
     rewards = torch.tensor([answer.reward for answer in answers])
-    advantages = algorithm.rule.advantages(rewards, torch.tensor([answer.group for answer in answers]))
     lengths = [len(answer.tokens) for answer in answers]
+    groups = torch.tensor([answer.group for answer in answers])
+    advantages = algorithm.rule.advantages(rewards, groups, torch.tensor(lengths))
     scales = sample_scales(torch.tensor(lengths), torch.arange(len(answers)), algorithm.loss_agg_mode, MAX_LENGTH)
     old = [torch.tensor([value for _, value in answer.tokens]) for answer in answers]
     data = TensorDict(
@@ -66,11 +67,11 @@ def row_loss_gradient(config: AlgorithmConfig, answers: list[Answer]) -> list[Te
     )
     # The model's output has an entry for each token; the one before a token has its logprob.
     logprobs = [torch.tensor([new for new, _ in answer.tokens], requires_grad=True) for answer in answers]
-    output = nested([torch.cat([torch.zeros(PROMPT - 1), row, torch.zeros(1)]) for row in logprobs])
     flat = torch.cat([torch.cat([torch.zeros(PROMPT - 1), row, torch.zeros(1)]) for row in logprobs])
     loss = RowLoss(config, 0.0, "k1", Correction(CorrectionConfig(mode="none"), False), own_ratio=False)
-    value, _ = loss({"log_probs": flat, "entropy": torch.zeros_like(output.values())}, data)
-    return list(torch.autograd.grad(value, logprobs))
+    entropy = torch.ones(len(flat), requires_grad=True)
+    value, _ = loss({"log_probs": flat, "entropy": entropy}, data)
+    return list(torch.autograd.grad(value, [*logprobs, entropy], materialize_grads=True))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -89,7 +90,7 @@ def test_gradient_is_that_of_the_published_formula(name: str) -> None:
             for value in torch.autograd.grad(objective, places, allow_unused=True)
         ]
     )
-    difference = torch.cat(gradient).double() - expected
+    difference = torch.cat(gradient[:-1]).double() - expected
     assert expected.norm() > 1e-2
     assert difference.norm() <= 1e-5 * expected.norm()
 
@@ -99,6 +100,7 @@ def test_gradient_is_that_of_the_published_formula(name: str) -> None:
     [
         ("grpo", "vanilla", {"clip_ratio_dual": 1.3}),
         ("gspo", "gspo", {}),
+        ("gspo_token", "gspo", {}),
         ("gmpo", "geo_mean", {}),
         ("sapo", "sapo", {}),
     ],
@@ -136,8 +138,17 @@ def test_gradient_is_that_of_verls_own_loss(name: str, mode: str, settings: dict
         config=actor,
     )
     (theirs,) = torch.autograd.grad(loss, current)
-    ours = torch.cat(row_loss_gradient(config, answers))
+    ours = torch.cat(row_loss_gradient(config, answers)[:-1])
     assert (ours - theirs[mask.bool()]).norm() <= 1e-5 * ours.norm()
     if settings:
-        without = torch.cat(row_loss_gradient(AlgorithmConfig(adv_estimator=name), answers))
+        without = torch.cat(row_loss_gradient(AlgorithmConfig(adv_estimator=name), answers)[:-1])
         assert (ours - without).norm() > 1e-2 * ours.norm()
+
+
+def test_the_entropy_bonus_has_the_weights_of_the_tokens() -> None:
+    answers = answers_of(1)
+    assert not row_loss_gradient(AlgorithmConfig(), answers)[-1].any()
+    gradient = row_loss_gradient(AlgorithmConfig(entropy_coef=0.5), answers)[-1]
+    lengths = [len(answer.tokens) for answer in answers]
+    expected = [torch.tensor([0.0] * (PROMPT - 1) + [-0.5 / n / len(answers)] * n + [0.0]) for n in lengths]
+    torch.testing.assert_close(gradient, torch.cat(expected))
