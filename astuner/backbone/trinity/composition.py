@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
+import difflib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,8 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from astuner.backbone.base import missing_packages
 from astuner.backbone.training.attention import attention_error
+from astuner.backbone.training.declarations import engine_argument_errors, verl_classes
 from astuner.backbone.trinity.preflight import machine_problems
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
+from astuner.config.declared_fields import field_errors
 from astuner.config.keys import KeyPath, dotted, parts
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import RunConfig
@@ -36,6 +42,11 @@ if TYPE_CHECKING:
 PROJECT, NAME = (str(trainer_mapping("trinity").fixed[key].value) for key in ("project", "name"))
 """Trinity keeps its state in `{checkpoint_root_dir}/{PROJECT}/{NAME}`."""
 _TRAINER_CONFIG = ("trainer", "trainer_config")
+_SECTIONS = {"model": "HFModelConfig", "actor": "FSDPActorConfig", "ref": "FSDPActorConfig", "rollout": "RolloutConfig"}
+"""Sections of `trainer.trainer_config`, and verl's classes of them."""
+_RENAMED = ("log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")
+_STRATEGY = ("trainer", "trainer_strategy")
+_ENGINE_ARGS = ("explorer", "rollout_model", "extra_engine_args")
 _WRAPPER = "actor_rollout_ref"
 _ATTENTION = (*_TRAINER_CONFIG, "model", "override_config", "attn_implementation")
 
@@ -193,6 +204,8 @@ def _invalid_values(
             text = attention_error(name, override.value, flash_attention=facts.flash_attention)
             if text:
                 yield override_problem(override, trainer_mapping("trinity"), text, facts.origins)
+        for text in _passed_through_errors(override):
+            yield override_problem(override, trainer_mapping("trinity"), text, facts.origins)
         tree: dict[str, Any] = {}
         _set(tree, override.path, override.value)
         try:
@@ -201,6 +214,44 @@ def _invalid_values(
             reason = str(error).partition("\n")[0].rstrip(".")
             text = f"trinity.{dotted(override.path)} cannot be {override.value!r}: {reason}; write another value"
             yield override_problem(override, trainer_mapping("trinity"), text, facts.origins)
+
+
+def _passed_through_errors(override: TrainerOverride) -> Iterator[str]:
+    """Yield the errors in values that Trinity passes to verl's classes and to vLLM."""
+    path, name = override.path, ("trinity", *override.path)
+    if path == _STRATEGY and override.value not in ("fsdp", "fsdp2"):
+        reason = "astuner's keys are mapped to verl's FSDP engine"
+        yield f"{dotted(name)} is {override.value!r}; expected 'fsdp' or 'fsdp2': {reason}"
+    if path[: len(_ENGINE_ARGS)] == _ENGINE_ARGS:
+        yield from engine_argument_errors(name[: len(_ENGINE_ARGS) + 1], path[len(_ENGINE_ARGS) :], override.value)
+    if path[:2] != _TRAINER_CONFIG:
+        return
+    if not path[2:]:
+        if isinstance(override.value, Mapping):
+            for below, value in leaves(override.value):
+                yield from _passed_through_errors(replace(override, path=(*path, *below), value=value))
+        else:
+            yield f"{dotted(name)} is {override.value!r}; expected a section with some of {', '.join(_SECTIONS)}"
+    elif path[2] not in _SECTIONS:
+        near = difflib.get_close_matches(path[2], _SECTIONS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_SECTIONS)}"
+        yield f"unknown section {dotted(name[:4])!r}; {hint}"
+    elif ".".join(path[2:]) in _ignored_keys():
+        yield f"{dotted(name)} has no effect: Trinity sets it from its other keys; remove it"
+    # verl renames these keys of the reference model before it converts the section.
+    elif (classes := verl_classes()) and path[2:3] + path[3:4] not in {("ref", key) for key in _RENAMED}:
+        yield from field_errors(classes, _SECTIONS[path[2]], name[:4], path[3:], override.value)
+
+
+@cache
+def _ignored_keys() -> frozenset[str]:
+    """Return the keys of `trainer_config` that the installed Trinity ignores."""
+    spec = find_spec("trinity")
+    file = Path(spec.origin).parent / "trainer" / "verl" / "config.py" if spec and spec.origin else None
+    for node in ast.parse(file.read_text(encoding="utf-8")).body if file and file.is_file() else ():
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FROZEN_KEYS":
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
 
 
 def _set(tree: dict[str, Any], path: KeyPath, value: object) -> None:

@@ -11,10 +11,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from astuner.backbone.base import missing_packages
 from astuner.backbone.training.attention import attention_error, flash_attention_command
+from astuner.backbone.training.declarations import engine_argument_errors, verl_classes
 from astuner.backbone.verl.rules import trainers_per_node
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.composition import isolated_hydra, origin_of
 from astuner.config.conditions import is_cut
+from astuner.config.declared_fields import all_fields, field_errors
 from astuner.config.keys import dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import AstunerConfig, RunConfig
@@ -22,6 +24,11 @@ from astuner.config.trainer_mapping import trainer_mapping
 from astuner.config.trainer_overrides import TrainerOverride, override_problem, override_problems, trainer_overrides
 
 _ATTENTION = ("actor_rollout_ref", "model", "override_config", "attn_implementation")
+_ENGINE_ARGS = ("actor_rollout_ref", "rollout", "engine_kwargs", "vllm")
+_STRATEGIES = tuple(
+    ("actor_rollout_ref", *section, "strategy")
+    for section in (("actor",), ("ref",), ("actor", "fsdp_config"), ("ref", "fsdp_config"))
+)
 _GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 
 
@@ -41,7 +48,7 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
     overrides = trainer_overrides(config.verl, "verl", composed)
     values = mapping.values(config, facts, _machine(config.astuner, facts))
     problems = override_problems(overrides, mapping, values, composed, facts.origins)
-    raise_problems([*problems, *_attention_problems(overrides, facts), *_machine_problems(config, facts)])
+    raise_problems([*problems, *_value_problems(overrides, composed, facts), *_machine_problems(config, facts)])
     with open_dict(composed):
         for name, value in values.items():
             OmegaConf.update(composed, name.removeprefix("+"), value, merge=False, force_add=True)
@@ -64,15 +71,39 @@ def packaged_config() -> DictConfig:
         return compose("ppo_trainer")
 
 
-def _attention_problems(overrides: Iterable[TrainerOverride], facts: VerlRunFacts) -> Iterator[Problem]:
-    """Yield the attention implementations that the workers cannot import."""
+def _value_problems(
+    overrides: Iterable[TrainerOverride], packaged: DictConfig, facts: VerlRunFacts
+) -> Iterator[Problem]:
+    """Yield the values that verl's classes, vLLM or transformers do not have."""
     has_flash_attention = facts.flash_attention and facts.device == "cuda"
     for override in overrides:
+        name = dotted(("verl", *override.path))
+        texts = [*_field_errors(override, packaged)]
         if override.path == _ATTENTION:
-            name = dotted(("verl", *_ATTENTION))
-            text = attention_error(name, override.value, flash_attention=has_flash_attention)
-            if text:
-                yield override_problem(override, trainer_mapping("verl"), text, facts.origins)
+            texts.append(attention_error(name, override.value, flash_attention=has_flash_attention))
+        if override.path in _STRATEGIES and override.value not in ("fsdp", "fsdp2"):
+            reason = "astuner's keys are mapped to verl's FSDP engine"
+            texts.append(f"{name} is {override.value!r}; expected 'fsdp' or 'fsdp2': {reason}")
+        for text in filter(None, texts):
+            yield override_problem(override, trainer_mapping("verl"), text, facts.origins)
+
+
+def _field_errors(override: TrainerOverride, packaged: DictConfig) -> Iterator[str]:
+    """Yield the errors in a value below a section that verl converts to one of its classes."""
+    path, name = override.path, ("verl", *override.path)
+    if path[: len(_ENGINE_ARGS)] == _ENGINE_ARGS:
+        yield from engine_argument_errors(name[: len(_ENGINE_ARGS) + 1], path[len(_ENGINE_ARGS) :], override.value)
+        return
+    for end in range(len(path) - 1, 0, -1):
+        section = OmegaConf.select(packaged, dotted(path[:end]))
+        if isinstance(section, DictConfig) and "_target_" in section:
+            classes, target = verl_classes(), section._get_node("_target_")
+            cls = str(target).rpartition(".")[2]
+            # verl renames some keys of the reference model before it converts the section.
+            is_listed = path[end] in section and path[end] not in all_fields(classes, cls)
+            if cls in classes and not is_listed:
+                yield from field_errors(classes, cls, name[: end + 1], path[end:], override.value)
+            return
 
 
 def _machine(run: AstunerConfig, facts: VerlRunFacts) -> Iterator[str]:

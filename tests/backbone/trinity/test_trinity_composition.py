@@ -271,14 +271,14 @@ def composed_from(path: Path, *overrides: str, plan: TrinityRunFacts = TINKER) -
 def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Write) -> None:
     path = write(
         "  explorer.runner_prepare_concurrency: 2\n"
-        "  explorer:\n    rollout_model:\n      enforce_eager: true\n      extra_engine_args: {swap_space: 4}\n"
+        "  explorer:\n    rollout_model:\n      enforce_eager: true\n      extra_engine_args: {block_size: 32}\n"
         "  model:\n    tinker: {train_unembed: true}\n"
         "  trainer.trainer_config.actor.fsdp_config.reshard_after_forward: false\n"
     )
     composed = composed_from(path, "trinity.explorer.env_vars.A=b", "trinity.log.level=DEBUG")
     assert composed["explorer"]["runner_prepare_concurrency"] == 2
     assert composed["explorer"]["rollout_model"]["enforce_eager"] is True
-    assert composed["explorer"]["rollout_model"]["extra_engine_args"] == {"max_num_seqs": 64, "swap_space": 4}
+    assert composed["explorer"]["rollout_model"]["extra_engine_args"] == {"max_num_seqs": 64, "block_size": 32}
     assert composed["explorer"]["env_vars"] == {"A": "b"}
     assert composed["model"]["tinker"]["train_unembed"] is True
     trainer = composed["trainer"]["trainer_config"]
@@ -329,6 +329,39 @@ def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Wr
         (
             "  explorer:\n    runner_prepare_concurrency: many\n",
             r"^run\.yaml:11: trinity\.explorer\.runner_prepare_concurrency cannot be 'many': .*; write another value$",
+        ),
+        (
+            "  trainer.trainer_strategy: megatron\n",
+            r"^run\.yaml:10: trinity\.trainer\.trainer_strategy is 'megatron'; expected 'fsdp' or 'fsdp2': ",
+        ),
+        (
+            "  trainer:\n    trainer_config: {actor: {fsdp_config: {fsdp_size: one}}}\n",
+            r"^run\.yaml:1[01]: trinity\.\S+\.actor\.fsdp_config\.fsdp_size is .one.; expected int$",
+        ),
+        (
+            "  trainer.trainer_config.actor.fsdp_config.fsdp_sise: 2\n",
+            r"^run\.yaml:10: unknown key 'trinity\.\S+\.fsdp_sise'; did you mean 'trinity\.\S+\.fsdp_size'\?$",
+        ),
+        (
+            "  trainer.trainer_config.actors.lr: 2\n",
+            r"unknown section 'trinity\.trainer\.\S+'; did you mean 'actor'\?$",
+        ),
+        ("  trainer.trainer_config: fsdp\n", r"is 'fsdp'; expected a section with some of model, actor, ref, rollout$"),
+        (
+            "  trainer.trainer_config.actor.megatron.x: 2\n",
+            r"unknown key 'trinity\.\S+\.actor\.megatron'; the installed ",
+        ),
+        (
+            "  trainer.trainer_config.actor_rollout_ref.actor.grad_clip: 2\n",
+            r"^run\.yaml:10: trinity\.trainer\.trainer_config\.actor\.grad_clip has no effect: Trinity sets it ",
+        ),
+        (
+            "  explorer.rollout_model.extra_engine_args: {block_sise: 32}\n",
+            r"unknown key 'trinity\.\S+\.extra_engine_args\.block_sise'; did you mean '\S+\.block_size'\?$",
+        ),
+        (
+            "  explorer.rollout_model.extra_engine_args: {seed: first}\n",
+            r"^run\.yaml:10: trinity\.explorer\.rollout_model\.extra_engine_args\.seed is 'first'; expected int$",
         ),
         ("  explorer: 3\n", r"^run\.yaml:10: trinity\.explorer is 3; expected a section with some of name, "),
         ("  +zzz: 3\n", r"^run\.yaml:10: unknown key 'trinity\.zzz'; trinity has mode, project, "),

@@ -356,6 +356,22 @@ def test_values_of_a_cpu_can_be_changed(write: Write) -> None:
             "  trainer: 3\n",
             r"^run\.yaml:10: verl\.trainer cannot be set: astuner's training loop .*; remove it$",
         ),
+        (
+            "  actor_rollout_ref.actor.strategy: megatron\n",
+            r"^run\.yaml:10: verl\.actor_rollout_ref\.actor\.strategy is 'megatron'; expected 'fsdp' or 'fsdp2': ",
+        ),
+        (
+            "  actor_rollout_ref:\n    actor:\n      fsdp_config: {fsdp_size: one}\n",
+            r"^run\.yaml:12: verl\.actor_rollout_ref\.actor\.fsdp_config\.fsdp_size is 'one'; expected int$",
+        ),
+        (
+            "  +actor_rollout_ref.actor.fsdp_config.fsdp_sise: 2\n",
+            r"^run\.yaml:10: unknown key 'verl\.\S+\.fsdp_sise'; did you mean 'verl\.\S+\.fsdp_size'\?$",
+        ),
+        (
+            "  +actor_rollout_ref.model.zzz: 2\n",
+            r"unknown key 'verl\.\S+\.zzz'; the installed HFModelConfig has no such ",
+        ),
         ("  ray_kwargs: 3\n", r"^run\.yaml:10: verl\.ray_kwargs is 3; expected a section with some of ray_init, "),
         ("  zzz: 3\n", r"^run\.yaml:10: unknown key 'verl\.zzz'; verl has model_engine, actor_rollout_ref, "),
         ("  total_epochs: 3\n", r"did you mean 'verl\.trainer\.total_epochs'\?"),
