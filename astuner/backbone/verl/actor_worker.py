@@ -8,19 +8,23 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from omegaconf import DictConfig
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from astuner.backbone.verl.entropy import disable_entropy_gradient
 from astuner.redaction.output import redact_output
 
 
 class ActorWorker(ActorRolloutRefWorker):
     """Actor, reference model and rollout adapter on one accelerator."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
         redact_output()
-        super().__init__(*args, **kwargs)
+        if not config.actor.entropy_coeff:
+            disable_entropy_gradient()
+        super().__init__(config, *args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_learning_rate(self, rate: float) -> None:

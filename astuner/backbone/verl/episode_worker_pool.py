@@ -109,11 +109,14 @@ class EpisodeWorkerPool:
         job: the workers' settings.
         running: registry of running episodes, to which the workers' episodes are added.
         policy_version: version of the weights that the engines sample with.
+        interrupted: whether a batch did not end, so that the engines may still have requests.
     """
 
     job: WorkerJob
     running: ActiveEpisodes
     policy_version: int = 0
+    interrupted: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
     _actors: list[Any] = field(default_factory=list, init=False)
     _env_workers: list[int] = field(default_factory=list, init=False)
     _node_ids: list[str] = field(default_factory=list, init=False)
@@ -170,7 +173,7 @@ class EpisodeWorkerPool:
             threading.Thread(target=self._share_thread, args=(index, share, results), daemon=True).start()
         episodes: list[Episode] = []
         unfinished = len(requests)
-        with self.running.include_remote(self._reports):
+        with self.running.include_remote(self._reports), self._closed_after_errors():
             while unfinished:
                 result = results.get()
                 if isinstance(result, AstunerError):
@@ -188,8 +191,19 @@ class EpisodeWorkerPool:
         report_failures(list(last_attempts.values()), request)
         return ordered
 
+    @contextlib.contextmanager
+    def _closed_after_errors(self) -> Iterator[None]:
+        """Kill the workers if the batch does not end, for example after Ctrl-C. No further batch can run."""
+        try:
+            yield
+        except BaseException:
+            self.interrupted = True
+            self.close()
+            raise
+
     def close(self) -> None:
         """Kill the workers, which also ends their threads."""
+        self._closed = True
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
@@ -254,6 +268,9 @@ class EpisodeWorkerPool:
             raise
         # A RayError of any kind: when a node fails, Ray loses the actor, its objects, or their owner.
         except (RayError, _WorkerStuckError) as error:
+            if self._closed:  # by this process
+                missing.clear()
+                return "the run was interrupted"
             logger.warning(
                 "an episode worker was lost in {} step {} ({}); {} of its episodes had not finished",
                 share.split,

@@ -32,15 +32,20 @@ def _merged_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:
         gathered: Tensor = shard.full_tensor() if isinstance(shard, DTensor) else shard
         return gathered.float()
 
-    for name in state:
-        if ".lora_" in name:
-            continue
-        weight = full_tensor(name)
-        module, is_base, kind = name.rpartition(".base_layer.")
-        if is_base and kind == "weight":
-            lora_a, lora_b = (full_tensor(f"{module}.{part}.default.weight") for part in ("lora_A", "lora_B"))
-            weight = weight + scale * (lora_b @ lora_a)
-        yield name.removeprefix("base_model.model.").replace(".base_layer", ""), weight.to(engine._autocast_dtype)
+    try:
+        for name in state:
+            if ".lora_" in name:
+                continue
+            weight = full_tensor(name)
+            module, is_base, kind = name.rpartition(".base_layer.")
+            if is_base and kind == "weight":
+                lora_a, lora_b = (full_tensor(f"{module}.{part}.default.weight") for part in ("lora_A", "lora_B"))
+                weight = weight + scale * (lora_b @ lora_a)
+            yield name.removeprefix("base_model.model.").replace(".base_layer", ""), weight.to(engine._autocast_dtype)
+    finally:
+        # verl moves the shards to the GPU before it calls this function.
+        if engine._is_offload_param:
+            fsdp.offload_fsdp_model_to_cpu(engine.module)
 
 
 fsdp.FSDPEngine._merged_lora_per_tensor_param = _merged_weights

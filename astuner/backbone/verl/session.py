@@ -71,7 +71,9 @@ class VerlSession(TrainingSession):
         return str(self.dtype).removeprefix("torch.")
 
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
-        """Run the episodes on the workers."""
+        """Run the episodes on the workers. Engines that sleep since a checkpoint are woken by a weight sync."""
+        if not self.trainer.engines_awake:
+            self.sync(self.worker_pool.policy_version)
         episodes = self.worker_pool.run(request, on_episode, on_attempt)
         check_engines_alive(self.trainer.servers)
         return episodes
@@ -98,7 +100,6 @@ class VerlSession(TrainingSession):
                 teacher_path=inputs.teacher_path,
                 device=torch.device("cpu"),
             )
-            self.trainer.free_engines()  # verl's engines take weights while they sleep
         check_engines_alive(self.trainer.servers)  # verl would wait forever for an engine that has died
         self.trainer.sync_weights(step)
         self.worker_pool.policy_version = step
@@ -115,14 +116,26 @@ class VerlSession(TrainingSession):
         def save_model(folder: Path) -> None:
             self.save_model(folder, step)
 
+        self._free_engines()
         self._checkpoints.save(step, self.trainer, save_model, progress)
         return True
 
     def load(self) -> dict[str, Any] | None:
         """Have verl's workers restore the newest checkpoint; return its progress, or None if there is no checkpoint."""
+        self._free_engines()
         return self._checkpoints.load(self.trainer)
 
     def save_model(self, folder: Path, step: int) -> None:
         """Write the model as a Hugging Face folder, with adapters merged."""
+        self._free_engines()
         self.trainer.save_model(folder, self.compute_dtype)
         self.context.run_inputs.codec.save(folder)
+
+    def _free_engines(self) -> None:
+        """Give the memory of the engines to a checkpoint.
+
+        An engine sleeps only when its requests have ended. After an interrupted rollout, that may take longer than the
+        run has left, so its engines stay awake.
+        """
+        if not self.worker_pool.interrupted:
+            self.trainer.free_engines()

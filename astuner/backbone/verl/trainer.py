@@ -100,6 +100,9 @@ class VerlTrainer(PPOTrainerSync):
 
     astuner supplies the tasks, the advantages and the training loop. verl's data loader, replay buffer and `fit` are
     not used.
+
+    Attributes:
+        engines_awake: whether the engines have weights and can serve requests.
     """
 
     def __init__(self, config: DictConfig, loss: RowLoss) -> None:
@@ -111,9 +114,10 @@ class VerlTrainer(PPOTrainerSync):
         """
         super().__init__(config=config)
         self._loss = loss
+        self.engines_awake = False
 
     def init(self) -> None:
-        """Start workers and engines, and sync the weights to the engines."""
+        """Start workers and engines. The engines sleep until the first weight sync."""
         super().init()
         self.actor_rollout_wg.set_loss_fn(self._loss)
 
@@ -153,12 +157,16 @@ class VerlTrainer(PPOTrainerSync):
         return [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
 
     def sync_weights(self, step: int) -> None:
-        """Send the weights to the engines as policy version `step`."""
+        """Send the weights to the engines as policy version `step`, and wake the engines."""
+        self.free_engines()  # they take weights while they sleep
         self.checkpoint_manager.update_weights(step)
+        self.engines_awake = True
 
     def free_engines(self) -> None:
-        """Make the engines release memory for the update. The next weight sync wakes them up."""
-        self.checkpoint_manager.sleep_replicas()
+        """Make the engines release their memory, unless they sleep. A weight sync wakes them up."""
+        if self.engines_awake:
+            self.checkpoint_manager.sleep_replicas()
+            self.engines_awake = False
 
     def put(self, keys: list[str], rows: list[RowFields]) -> None:
         """Store fields of rows, either of new rows or in addition to the fields of existing ones."""

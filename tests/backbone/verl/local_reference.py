@@ -35,7 +35,7 @@ class LocalReference:
     def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[UpdateResult, Weights]:
         """Do the first training step, and return its result and the new weights.
 
-        The result lacks `update/changed_weights`, which only the local backbone measures.
+        The result lacks `update/changed_weights` and `update/cpu_threads`, which only the local backbone measures.
         """
         from astuner.backbone.local.optimizer import Optimizer
         from astuner.backbone.local.update import PolicyUpdate
@@ -46,6 +46,7 @@ class LocalReference:
         result = update.step(episodes, 1)
         metrics = dict(result.metrics)
         assert metrics.pop("update/changed_weights") > 0.0
+        assert metrics.pop("update/cpu_threads") >= 1
         return replace(result, metrics=metrics), {
             name: value.clone() for name, value in self.policy.model.state_dict().items()
         }
