@@ -14,6 +14,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from astuner.backbone.verl.entropy import disable_entropy_gradient
+from astuner.llm_engine.weight_digests import weight_digests
 from astuner.redaction.output import redact_output
 
 
@@ -50,6 +51,18 @@ class ActorWorker(ActorRolloutRefWorker):
         if self.rank == 0:
             _save_pretrained(Path(folder), self.actor.model_config.local_path, weights, torch_dtype)
         torch.distributed.barrier()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def weight_digests(self, dtype: str) -> dict[str, int]:
+        """Return the checksums of all weights, with adapters merged, from the first worker; see `weight_digests`.
+
+        Args:
+            dtype: name of the torch dtype that the weights are rounded to first.
+        """
+        named_weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=False)
+        # The iterator gathers each weight from all workers, so that every worker must exhaust it.
+        digests = weight_digests(named_weights, getattr(torch, dtype))
+        return digests if self.rank == 0 else {}
 
 
 def _save_pretrained(folder: Path, model_path: str, weights: dict[str, Any], dtype: torch.dtype) -> None:

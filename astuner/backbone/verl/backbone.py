@@ -180,7 +180,7 @@ def _start_session(
     worker_pool = EpisodeWorkerPool(job, context.active_episodes)
     stack.callback(worker_pool.close)
     worker_pool.start()
-    return VerlSession(context, trainer, worker_pool, engine, dtype, facts.total_steps)
+    return VerlSession(context, trainer, worker_pool, dtype, facts.total_steps)
 
 
 def _rollout_engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -51,31 +52,62 @@ class VerlEngine:
             )
         # The logprobs of verl's vLLM are those after penalties and constraints, which the trainer cannot recompute.
         reject_unsupported(params, "verl's rollout engine")
-        sampling: dict[str, Any] = {
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "top_k": params.top_k,
-            "max_tokens": min(params.max_tokens, max_new_tokens),
-            "stop_token_ids": list(params.stop_token_ids),
-            "repetition_penalty": 1.0,
-            "logprobs": True,
-        }
-        if params.seed is not None:
-            sampling["seed"] = params.seed % 2**63
-        try:
-            output = await self._client.generate(
-                current_episode() or uuid4().hex, prompt_ids=list(prompt_ids), sampling_params=sampling
-            )
-        except RayTaskError as error:
-            if isinstance(error.cause, AstunerError):
-                raise error.cause from None
-            raise ModelError(f"the rollout engine raised {type(error.cause).__name__}: {error.cause}") from error
-        except RayError as error:
-            raise ModelError(f"the rollout engine died: {str(error).splitlines()[0]}") from error
+        sampling = _sampling_options(params, max_new_tokens)
+        request_id = current_episode() or uuid4().hex
+        with _ray_errors():
+            output = await self._client.generate(request_id, prompt_ids=list(prompt_ids), sampling_params=sampling)
         return _to_completion(output, params)
 
     def close(self) -> None:
         """Do nothing: verl owns the engines."""
+
+
+async def generate_on(server: Any, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
+    """Sample one completion from one of verl's engines.
+
+    Args:
+        server: the engine's Ray actor.
+        prompt_ids: at least one token id.
+        params: sampling parameters without penalties and constraints; the engine must have room for `max_tokens`.
+
+    Raises:
+        ModelError: the engine failed, or its actor died.
+    """
+    sampling = _sampling_options(params, params.max_tokens)
+    with _ray_errors():
+        output = await server.generate.remote(
+            prompt_ids=list(prompt_ids), sampling_params=sampling, request_id=uuid4().hex
+        )
+    return _to_completion(output, params)
+
+
+def _sampling_options(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
+    """Return the parameters of a request in verl's format."""
+    sampling: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_tokens": min(params.max_tokens, max_new_tokens),
+        "stop_token_ids": list(params.stop_token_ids),
+        "repetition_penalty": 1.0,
+        "logprobs": True,
+    }
+    if params.seed is not None:
+        sampling["seed"] = params.seed % 2**63
+    return sampling
+
+
+@contextlib.contextmanager
+def _ray_errors() -> Iterator[None]:
+    """Raise the errors of an engine's actor as `ModelError`, and astuner's own errors as they are."""
+    try:
+        yield
+    except RayTaskError as error:
+        if isinstance(error.cause, AstunerError):
+            raise error.cause from None
+        raise ModelError(f"the rollout engine raised {type(error.cause).__name__}: {error.cause}") from error
+    except RayError as error:
+        raise ModelError(f"the rollout engine died: {str(error).splitlines()[0]}") from error
 
 
 def _to_completion(output: Any, params: SamplingParams) -> Completion:

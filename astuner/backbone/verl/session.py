@@ -13,10 +13,11 @@ from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.session import TrainingSession
+from astuner.backbone.training.sync_certificate import SyncCertificate, probe_prompt
 from astuner.backbone.verl.checkpoint import VerlCheckpoints
 from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool
-from astuner.backbone.verl.rollout_engine import VerlEngine, check_engines_alive
-from astuner.backbone.verl.trainer import VerlTrainer, check_weight_sync
+from astuner.backbone.verl.rollout_engine import check_engines_alive
+from astuner.backbone.verl.trainer import VerlTrainer, certify_sync
 from astuner.backbone.verl.update import VerlUpdate
 from astuner.distillation import Distiller, load_distiller
 from astuner.schema import Episode
@@ -30,7 +31,6 @@ class VerlSession(TrainingSession):
         context: inputs of the run.
         trainer: verl's trainer, started.
         worker_pool: the workers that run episodes, started.
-        engine: all of verl's engines.
         dtype: the dtype that the model computes in.
         total_steps: number of training steps of the run.
     """
@@ -40,19 +40,18 @@ class VerlSession(TrainingSession):
         context: RunContext,
         trainer: VerlTrainer,
         worker_pool: EpisodeWorkerPool,
-        engine: VerlEngine,
         dtype: torch.dtype,
         total_steps: int,
     ) -> None:
         self.context = context
         self.trainer = trainer
         self.worker_pool = worker_pool
-        self.engine = engine
         self.dtype = dtype
         self.total_steps = total_steps
         self._config = context.config.astuner
         keep = self._config.trainer_common.max_checkpoints_to_keep
         self._checkpoints = VerlCheckpoints(context.record.folder / "checkpoints", keep)
+        self._certificate = SyncCertificate(dtype)
         self._is_synced = False
         self._distiller: Distiller | None = None
 
@@ -84,7 +83,7 @@ class VerlSession(TrainingSession):
         return self._verl_update.step(episodes, step)
 
     def sync(self, step: int) -> None:
-        """Copy the weights to the engines. The first call checks that they arrive.
+        """Copy the weights to the engines, and check that they arrive.
 
         Raises:
             BackboneError: the engines do not sample with the trainer's weights.
@@ -103,12 +102,9 @@ class VerlSession(TrainingSession):
         check_engines_alive(self.trainer.servers)  # verl would wait forever for an engine that has died
         self.trainer.sync_weights(step)
         self.worker_pool.policy_version = step
-        if not self._is_synced:
-            tokenizer = self.context.run_inputs.tokenizer
-            prompt = tokenizer.encode("The first sync of weights", add_special_tokens=False)
-            temperature = self._config.rollout.temperature or 1.0
-            check_weight_sync(self.trainer, self.engine, prompt, self.dtype, temperature)
-            self._is_synced = True
+        self._is_synced = True
+        prompt = probe_prompt(self.context.run_inputs.tokenizer)
+        certify_sync(self.trainer, self._certificate, step, prompt, self._config.rollout.temperature or 1.0)
 
     def save(self, step: int, progress: dict[str, Any]) -> bool:
         """Have verl's workers write the checkpoint of `step`."""

@@ -19,16 +19,17 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested
 
-from astuner.algorithms.credit_assignment import check_logprob_gap
+from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params
 from astuner.backbone.verl.actor_worker import ActorWorker
 from astuner.backbone.verl.batch_layout import RowFields, sample_fields
 from astuner.backbone.verl.cluster import check_ray_resources
 from astuner.backbone.verl.loss import RowLoss, row_loss
-from astuner.backbone.verl.rollout_engine import VerlEngine
+from astuner.backbone.verl.rollout_engine import generate_on
 from astuner.backbone.verl.rules import EMBEDDED
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
-from astuner.schema import CallSpan, Completion, Sample, SamplingParams
+from astuner.llm_engine.weight_digests import WeightDigests
+from astuner.schema import CallSpan, Completion, Sample
 
 _PARTITION = "train"
 _SAMPLE_FIELDS = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
@@ -42,7 +43,6 @@ _LOSS_FIELDS = [
     "mini_batch",
     "row",
 ]
-_SYNC_CHECK_TOKENS = 16
 
 
 @contextlib.contextmanager
@@ -156,6 +156,16 @@ class VerlTrainer(PPOTrainerSync):
         """The engines' Ray actors."""
         return [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
 
+    @property
+    def engine_servers(self) -> list[Any]:
+        """The Ray actor of each engine that takes requests; further nodes of an engine take none."""
+        return [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
+
+    def weight_digests(self, dtype: str) -> WeightDigests:
+        """Return the checksums of all weights, with adapters merged, rounded to a dtype; see `weight_digests`."""
+        digests: list[WeightDigests] = self.actor_rollout_wg.weight_digests(dtype)
+        return next(filter(None, digests))
+
     def sync_weights(self, step: int) -> None:
         """Send the weights to the engines as policy version `step`, and wake the engines."""
         self.free_engines()  # they take weights while they sleep
@@ -255,50 +265,54 @@ class VerlTrainer(PPOTrainerSync):
         self.actor_rollout_wg.save_model(str(folder), dtype)
 
 
-def check_weight_sync(
-    trainer: VerlTrainer, engine: VerlEngine, prompt_ids: list[int], dtype: torch.dtype, temperature: float
+def certify_sync(
+    trainer: VerlTrainer, certificate: SyncCertificate, step: int, prompt_ids: list[int], temperature: float
 ) -> None:
     """Check that every engine samples with the trainer's weights.
 
-    Each engine samples a completion of the prompt, and the trainer recomputes its logprobs.
+    Each engine samples a completion of the prompt, and the trainer recomputes its logprobs. Embedded engines also
+    return the checksums of their weights.
 
     Args:
         trainer: the trainer, after a weight sync.
-        engine: client of all of verl's engines.
+        certificate: compares them; the same in all calls.
+        step: the number of finished training steps.
         prompt_ids: at least one token id.
-        dtype: the dtype that the model computes in.
         temperature: temperature of training.
 
     Raises:
-        BackboneError: the logprobs differ by more than rounding.
+        BackboneError: an engine does not.
+        ModelError: an engine has failed.
     """
-    max_tokens = min(_SYNC_CHECK_TOKENS, engine.max_model_len - len(prompt_ids))
-    # Divisible by the number of data-parallel workers; load balancing gives every engine at least one request.
-    n_requests = trainer.workers * max(len(trainer.servers), 1)
+    servers = trainer.engine_servers
+    names = [f"engine {number} of {len(servers)}" for number in range(1, len(servers) + 1)]
+    rollout = trainer.config.actor_rollout_ref.rollout
+    if rollout.name == EMBEDDED:
+        certificate.begin(trainer.weight_digests(str(certificate.dtype).removeprefix("torch.")))
+        for name, found in zip(names, ray.get([each.weight_digests.remote() for each in servers]), strict=True):
+            certificate.check_digests(name, step, found)
+    params = probe_params(temperature, rollout.max_model_len - len(prompt_ids))
 
     async def sample_completions() -> list[Completion]:
-        params = [SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=i) for i in range(n_requests)]
-        return await asyncio.gather(*(engine.generate(prompt_ids, each) for each in params))
+        return await asyncio.gather(*(generate_on(server, prompt_ids, params) for server in servers))
 
     completions = asyncio.run(sample_completions())
-    keys = [f"first-sync-{number}" for number in range(n_requests)]
-    trainer.put(keys, [sample_fields(_as_sample(prompt_ids, completion)) for completion in completions])
+    # The number of rows must be divisible by the number of data-parallel workers.
+    rows = completions + completions[:1] * (-len(completions) % trainer.workers)
+    keys = [f"sync-{step}-{number}" for number in range(len(rows))]
+    trainer.put(keys, [sample_fields(_as_sample(prompt_ids, completion)) for completion in rows])
     try:
-        lengths = [len(prompt_ids) + len(completion.token_ids) for completion in completions]
-        policy_logprobs = trainer.policy_logprobs(keys, lengths)
+        lengths = [len(prompt_ids) + len(completion.token_ids) for completion in rows]
+        logprobs = trainer.policy_logprobs(keys, lengths)
     finally:
         trainer.clear(keys)
-    # The maximum over the engines, so that a mean does not hide a single engine without the weights.
-    worst = max(
-        float((policy - torch.tensor(completion.logprobs)).abs().mean())
-        for policy, completion in zip(policy_logprobs, completions, strict=True)
-    )
-    check_logprob_gap(worst, dtype, "first weight sync")
+    for name, completion, trained in zip(names, completions, logprobs, strict=False):
+        certificate.check_logprobs(name, step, completion.logprobs, trained.tolist())
 
 
 def _as_sample(prompt_ids: Sequence[int], completion: Completion) -> Sample:
     start, ids = len(prompt_ids), (*prompt_ids, *completion.token_ids)
     mask = (0,) * start + (1,) * len(completion.token_ids)
     logprobs = (0.0,) * start + completion.logprobs
-    span = CallSpan("first-sync", start, len(ids))
+    span = CallSpan("sync", start, len(ids))
     return Sample(ids, mask, logprobs, tuple(range(len(ids))), 1.0, (span,))

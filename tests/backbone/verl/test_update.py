@@ -45,22 +45,36 @@ def test_stored_rows_equal_the_samples(cluster: VerlCluster, model_folder: Path)
     cluster.trainer.clear(stored.keys)
 
 
-def test_stale_weights_are_detected(cluster: VerlCluster, model_folder: Path, tmp_path: Path):
+def test_weights_that_differ_are_named(cluster: VerlCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import ray
 
-    from astuner.backbone.verl.trainer import check_weight_sync
+    from astuner.backbone.training.sync_certificate import SyncCertificate
+    from astuner.backbone.verl import trainer
+    from astuner.backbone.verl.trainer import certify_sync
 
-    def check() -> None:
-        check_weight_sync(cluster.trainer, cluster.engine, [5, 6, 7], torch.float32, 1.0)
+    certificate = SyncCertificate(torch.float32)
+
+    def check(step: int) -> None:
+        certify_sync(cluster.trainer, certificate, step, [5, 6, 7], 1.0)
 
     cluster.trainer.sync_weights(0)
-    check()
-    stale = {name: value * 1.3 for name, value in saved_weights(cluster.trainer, tmp_path / "model").items()}
-    ray.get(cluster.trainer.servers[-1].load_weights.remote(stale, 0))  # only the last engine
-    with pytest.raises(BackboneError, match="first weight sync: the logprobs of the rollout and of the trainer differ"):
-        check()
+    check(0)
+    servers = cluster.trainer.servers
+    last = f"engine {len(servers)} of {len(servers)}"
+    # Only the last engine has one weight with another bit.
+    sent = saved_weights(cluster.trainer, tmp_path / "model")
+    name = "model.layers.1.mlp.up_proj.weight"
+    sent[name].view(torch.int32)[3, 5] ^= 1
+    ray.get(servers[-1].load_weights.remote(sent, 0))
+    with pytest.raises(BackboneError, match=rf"the weight sync after step 1: {last} .* 1 of 25 differ \({name}\)"):
+        check(1)
+    # Without checksums, as from vLLM, a difference of the logprobs is found.
+    ray.get(servers[-1].load_weights.remote({each: value * 1.3 for each, value in sent.items()}, 0))
+    monkeypatch.setattr(trainer, "EMBEDDED", "another engine")
+    with pytest.raises(BackboneError, match=f"the weight sync after step 2: {last} does not sample with the trainer"):
+        check(2)
     cluster.trainer.sync_weights(0)
-    check()
+    check(3)
 
 
 def test_a_checkpoint_of_another_number_of_workers_is_rejected(cluster: VerlCluster, tmp_path: Path):

@@ -76,6 +76,10 @@ class EmbeddedServer:
         """
         await asyncio.to_thread(self._engine.update_weights, weights, policy_version)
 
+    async def weight_digests(self) -> dict[str, int]:
+        """Return the checksums of the weights that the engine samples with."""
+        return await asyncio.to_thread(self._engine.weight_digests)
+
     async def sleep(self) -> None:
         """Release the memory of the prefix cache."""
         self._engine.free_cache()
