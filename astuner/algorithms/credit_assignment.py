@@ -22,7 +22,7 @@ from astuner.algorithms import (
     overlong_punishment,
     rewards_with_kl,
 )
-from astuner.algorithms.reward_components import reward_components
+from astuner.algorithms.reward_components import RewardComponents, reward_components
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.algorithms.update_records import SampleKey, TokenValues, sample_updates
 from astuner.config.root import AstunerConfig
@@ -204,9 +204,7 @@ def step_advantages(
         response_lengths, config.data.max_response_length, settings.overlong_buffer_length
     )
     rewards = punished if kl_sums is None else rewards_with_kl(punished, kl_sums, settings.kl_coef)
-    group_of_task: dict[str, int] = {}
-    group_ids = torch.tensor([group_of_task.setdefault(e.task.task_id, len(group_of_task)) for e in episodes])
-    lengths = torch.tensor([sum(sum(sample.train_counts) for sample in episode.samples) for episode in episodes])
+    group_ids, lengths = _group_ids(episodes), _lengths(episodes)
     parts = reward_components(episodes, settings.component_weights) if rule.by_component else None
     if parts is None:
         advantages = rule.advantages(rewards, group_ids, lengths)
@@ -216,14 +214,7 @@ def step_advantages(
 
     # Rewards are compared before the KL estimate is subtracted, because its noise makes all of them differ. Dynamic
     # sampling compares them before any shaping.
-    compared = raw if rule.dynamic_sampling else punished
-    peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
-    compared_by_call = advantages_by_call(rule, episodes, compared - raw, group_ids, lengths)
-    calls_differ = torch.tensor([float(any(by_call.values())) for by_call in compared_by_call])
-    own_signal = has_signal(compared, peers)
-    if parts is not None:
-        own_signal = parts.have_signal(group_ids) | has_signal(punished - raw, peers)
-    signal = own_signal | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
+    signal = _signal(rule, episodes, torch.zeros_like(raw) if rule.dynamic_sampling else punished - raw, parts)
     if rule.dynamic_sampling:
         advantages = torch.where(signal, advantages, 0.0)
     distillation = config.trainer_common.distillation
@@ -240,6 +231,56 @@ def step_advantages(
     if not all(map(math.isfinite, result.extremes)):
         raise BackboneError(f"the advantages of a step are not finite, so it has no update: {result.explain_failure()}")
     return result
+
+
+def tasks_with_signal(config: AstunerConfig, algorithm: Algorithm, episodes: Sequence[Episode]) -> set[str]:
+    """Return the ids of the tasks that dynamic sampling keeps: the rewards of their episodes are not all equal.
+
+    Args:
+        config: the run's configuration.
+        algorithm: the resolved algorithm; it must have a rule.
+        episodes: episodes with a reward and samples.
+    """
+    rule, weights = algorithm.rule, config.trainer_common.algorithm.component_weights
+    assert rule is not None
+    if not episodes:
+        return set()
+    parts = reward_components(episodes, weights) if rule.by_component else None
+    signal = _signal(rule, episodes, torch.zeros(len(episodes)), parts).tolist()
+    return {episode.task.task_id for episode, differs in zip(episodes, signal, strict=True) if differs}
+
+
+def _signal(
+    rule: ReinforcementRule, episodes: Sequence[Episode], shaping: Tensor, parts: RewardComponents | None
+) -> Tensor:
+    """Return, for each episode, whether the rewards that it is compared with differ, [E] bool.
+
+    Args:
+        rule: the algorithm's rule.
+        episodes: E episodes with rewards.
+        shaping: [E] float32, added to the rewards before they are compared.
+        parts: the components of the rewards, if the algorithm compares those.
+    """
+    raw = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
+    group_ids = _group_ids(episodes)
+    peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
+    by_call = advantages_by_call(rule, episodes, shaping, group_ids, _lengths(episodes))
+    calls_differ = torch.tensor([float(any(advantages.values())) for advantages in by_call])
+    own_signal = has_signal(raw + shaping, peers)
+    if parts is not None:
+        own_signal = parts.have_signal(group_ids) | has_signal(shaping, peers)
+    return own_signal | (torch.zeros_like(calls_differ).index_add(0, peers, calls_differ)[peers] > 0)
+
+
+def _group_ids(episodes: Sequence[Episode]) -> Tensor:
+    """Return [E] int64, equal for the episodes of one task."""
+    index_of_task: dict[str, int] = {}
+    return torch.tensor([index_of_task.setdefault(e.task.task_id, len(index_of_task)) for e in episodes])
+
+
+def _lengths(episodes: Sequence[Episode]) -> Tensor:
+    """Return [E] int64, the numbers of trained tokens."""
+    return torch.tensor([sum(sum(sample.train_counts) for sample in episode.samples) for episode in episodes])
 
 
 def advantages_by_call(

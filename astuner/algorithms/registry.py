@@ -99,7 +99,7 @@ def _rule(spec: ReinforcementSpec, config: AlgorithmConfig) -> ReinforcementRule
         ),
         norm_adv_by_std=spec.norm_adv_by_std if config.norm_adv_by_std is None else config.norm_adv_by_std,
         compares_group=spec.advantage.compares_group,
-        dynamic_sampling=spec.dynamic_sampling,
+        dynamic_sampling=(config.dynamic_sampling or spec.dynamic_sampling) != "none",
         by_component=spec.advantage.by_component,
         by_length=spec.advantage.by_length,
     )

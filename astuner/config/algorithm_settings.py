@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astuner.config.algorithms import ALGORITHMS, AlgorithmName, LossAggMode
-from astuner.config.conditions import FOR_SFT, KL_COEF_0, NOT_GDPO, WITHOUT_KL_IN_REWARD
-from astuner.config.section import NonNegativeInt, Section, key, mirrors, sets, unsupported
+from astuner.config.algorithms import ALGORITHMS, AlgorithmName, DynamicSampling, LossAggMode
+from astuner.config.conditions import FOR_SFT, KL_COEF_0, NOT_GDPO, WITHOUT_KL_IN_REWARD, WITHOUT_REFILL
+from astuner.config.section import NonNegativeInt, PositiveInt, Section, key, mirrors, sets, unsupported
 
 KlType = Literal["k1", "k2", "low_var_kl"]
 
@@ -26,6 +26,11 @@ _NO_DUAL_CLIP = _NO_CLIPPING | {
 _ONLY_REWARDS = _NOT_FOR_SFT | {
     "maxrl": "it divides rewards by the mean of their group, so it needs rewards of at least 0 that nothing is "
     "subtracted from"
+}
+_NO_GROUPS = _NOT_FOR_SFT | {
+    name: "it compares all episodes of a step with each other, not those of one task; reinforce++_baseline does"
+    for name, spec in ALGORITHMS.items()
+    if spec.reinforcement and not spec.reinforcement.advantage.compares_group
 }
 _ONLY_SFT = {
     name: "it trains only what the model itself sampled; sft uses this key"
@@ -132,6 +137,24 @@ class AlgorithmConfig(Section):
         trinity="for use_kl_in_reward, which this backbone does not support",
     )
     """Coefficient of the KL in the reward."""
+    dynamic_sampling: DynamicSampling | None = key(
+        None,
+        wrong_for=_NO_GROUPS,
+        trainers="groups are left out before the trainer gets them",
+        unsupported=(
+            unsupported(
+                "refill",
+                by=("trinity",),
+                why="Trinity's explorer runs the tasks of a training step in one batch and cannot add further ones; "
+                "use drop, --backbone=local or --backbone=verl",
+            ),
+        ),
+    )
+    """Groups whose rewards are all equal: none trains them, drop leaves them out, refill also runs further tasks."""
+    max_refills: PositiveInt = key(
+        3, no_effect=(WITHOUT_REFILL,), trainers="bounds the batches of further tasks that astuner runs"
+    )
+    """refill: how often a step runs further tasks at most, each time as many as it has too few groups."""
     overlong_buffer_length: NonNegativeInt = key(
         0, wrong_for=_ONLY_REWARDS, trainers="subtracted from the reward before advantages are computed"
     )

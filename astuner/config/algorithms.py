@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+DynamicSampling = Literal["none", "drop", "refill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,14 @@ class ReinforcementSpec:
         norm_adv_by_std: whether advantages are divided by a standard deviation.
         clip: the distances `low` and `high` that the probability ratio may have from 1; None for a loss that clips no
             ratio.
-        dynamic_sampling: whether groups without reward variance are left out.
+        dynamic_sampling: the default of the key of this name.
     """
 
     advantage: AdvantageSpec
     loss: LossSpec
     norm_adv_by_std: bool
     clip: tuple[float, float] | None
-    dynamic_sampling: bool = False
+    dynamic_sampling: DynamicSampling = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         "DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476.",
         "token-mean",
         ReinforcementSpec(
-            _GROUP_RELATIVE, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=(0.2, 0.28), dynamic_sampling=True
+            _GROUP_RELATIVE, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=(0.2, 0.28), dynamic_sampling="drop"
         ),
     ),
     "gdpo": AlgorithmSpec(

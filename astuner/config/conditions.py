@@ -112,6 +112,10 @@ NO_REJECTION_FROM_BELOW = Condition(
     "unless trainer_common.correction.mode is a geo_rs mode",
     lambda run: _has_mode(run, lambda spec: spec.rejects != "geometric"),
 )
+WITHOUT_REFILL = Condition(
+    "unless trainer_common.algorithm.dynamic_sampling is refill",
+    lambda run: run.trainer_common.algorithm.dynamic_sampling != "refill",
+)
 NOT_GDPO = Condition(
     "unless trainer_common.algorithm.adv_estimator is gdpo",
     lambda run: run.trainer_common.algorithm.adv_estimator != "gdpo",

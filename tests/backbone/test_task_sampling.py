@@ -235,3 +235,24 @@ def test_a_run_without_mixture_filter_and_curriculum_needs_no_sampler() -> None:
     weighted = TaskSet(tasks.training, (), weights={"": 1.0})
     assert TaskOrder.from_config(config, weighted).sampler is not None
     assert TaskOrder.from_config(config, weighted).total_steps(2, None) == order.total_steps(2, None)
+
+
+@given(st.lists(st.lists(st.integers(1, 6), max_size=3), min_size=1, max_size=12), st.booleans(), st.booleans())
+def test_further_tasks_continue_the_passes(refills: list[list[int]], shuffle: bool, by_success: bool) -> None:
+    settings = {"shuffle": shuffle, "curriculum": CURRICULUM if by_success else None}
+    sampler = sampler_of({"": 7}, batch_size=3, **settings)
+    drawn: Counter[str] = Counter()
+    for step, counts in enumerate(refills, start=1):
+        resumed = sampler_of({"": 7}, batch_size=3, **settings)
+        resumed.restore(through_checkpoint(sampler.state()))
+        taken = sampler.batch(step)
+        assert resumed.batch(step) == taken
+        for count in counts:
+            further = sampler.further_tasks(count, taken)
+            assert resumed.further_tasks(count, taken) == further
+            assert len(further) == min(count, 7 - len(taken))
+            taken = taken + further
+        assert len({task.task_id for task in taken}) == len(taken)
+        drawn.update(task.task_id for task in taken)
+        sampler.record(step, dict.fromkeys(drawn, 0.5))
+        assert by_success or max(drawn.values()) - min(drawn[f"/{number}"] for number in range(7)) <= 2

@@ -138,6 +138,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
     algorithm.pop("prompt_loss_weight", None)
     algorithm.pop("overlong_buffer_length", None)
     algorithm.pop("clip_ratio_dual", None)
+    algorithm.pop("dynamic_sampling", None)
     if algorithm.get("adv_estimator") in ("sft", "rloo", "opo", "sapo", "maxrl"):
         algorithm["adv_estimator"] = "gspo"
     run["workflow"] = {"files": ["a b", "${x}"], "env": {"A": "{b}"}, "agents": {"a.b": "${x}: y"}}

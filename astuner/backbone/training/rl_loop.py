@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from loguru import logger
 
-from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.algorithms import resolve
+from astuner.algorithms.credit_assignment import UpdateResult, tasks_with_signal
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.checkpoints import write_model
 from astuner.backbone.training.run_state import RunState
@@ -28,7 +29,7 @@ from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
 from astuner.errors import JudgeUnavailableError, LogprobGapError, NoSignalError
 from astuner.run_record import RunFinding, RunSummary, plot_run
-from astuner.schema import Episode
+from astuner.schema import Episode, Task
 from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
 
 _NO_UPDATE = UpdateResult({}, (), signal=False)
@@ -142,8 +143,7 @@ class RlLoop:
         started = timestamp()
 
         # Roll out.
-        request = batch_request(self.config, self.order.batch(step), self.config.rollout.num_repeat, "train", step)
-        episodes = run_batch(context, state, session.roll_out, request, f"{self._step_name(step)}: rollout")
+        episodes, refills = self._roll_out(step)
         rolled_out = timestamp()
         usable = [episode for episode in episodes if episode.status == "ok"]
         self._failed_steps = 0 if usable else self._failed_steps + 1
@@ -172,7 +172,7 @@ class RlLoop:
                 state.step = step
                 state.totals.add(episodes)
                 metrics = batch_metrics(episodes) | result.metrics | self.end_task_step(step, success_rates(episodes))
-                metrics |= {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
+                metrics |= refills | {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
                 ids = [episode.episode_id for episode in usable]
                 context.record.end_step(
                     dict(zip(ids, result.advantages, strict=False)), dict(zip(ids, result.samples, strict=False))
@@ -181,7 +181,51 @@ class RlLoop:
                 context.record.log_metrics(step, metrics)
         self._check_judge(episodes)
         self._check_signal(result.signal, any_usable=bool(usable))
-        return f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
+        note = f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
+        return f"{note}, {len(episodes)} episodes" if refills else note
+
+    def _roll_out(self, step: int) -> tuple[list[Episode], dict[str, float]]:
+        """Run the episodes of a step.
+
+        With `dynamic_sampling: refill`, further tasks follow while the step has fewer groups with a learning signal
+        than its batch has tasks: Yu et al., "DAPO", arXiv:2503.14476, section 3.2.
+
+        Returns:
+            The episodes, and the metrics of the refills; empty without them.
+        """
+        tasks = list(self.order.batch(step))
+        episodes = self._run_tasks(tasks, step, "rollout")
+        settings = self.config.trainer_common.algorithm
+        # If every episode fails, further ones fail, too.
+        if settings.dynamic_sampling != "refill" or all(episode.status != "ok" for episode in episodes):
+            return episodes, {}
+        size, refills = len(tasks), 0
+        missing = size - self._count_groups(episodes)
+        while missing > 0 and refills < settings.max_refills:
+            further = self.order.further_tasks(missing, tasks)
+            if not further:
+                break
+            refills += 1
+            tasks += further
+            episodes += self._run_tasks(further, step, f"refill {refills}")
+            missing = size - self._count_groups(episodes)
+        if missing > 0:
+            why = "max_refills is reached" if refills == settings.max_refills else "there are no further tasks"
+            logger.info("step {}: {} of {} groups have a learning signal, and {}", step, size - missing, size, why)
+        return episodes, {
+            "refill/batches": refills,
+            "refill/tasks": len(tasks) - size,
+            "refill/missing_groups": missing,
+        }
+
+    def _run_tasks(self, tasks: Sequence[Task], step: int, name: str) -> list[Episode]:
+        request = batch_request(self.config, tasks, self.config.rollout.num_repeat, "train", step)
+        return run_batch(self.context, self.state, self.session.roll_out, request, f"{self._step_name(step)}: {name}")
+
+    def _count_groups(self, episodes: Sequence[Episode]) -> int:
+        """Return the number of groups of `episodes` with a learning signal."""
+        usable = [episode for episode in episodes if episode.status == "ok"]
+        return len(tasks_with_signal(self.config, resolve(self.config.trainer_common.algorithm), usable))
 
     def _step_name(self, step: int) -> str:
         return f"step {step}/{self.total_steps}"

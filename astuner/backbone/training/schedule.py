@@ -64,6 +64,11 @@ class TaskOrder:
         start = index * self.batch_size
         return [self.tasks[i] for i in order[start : start + self.batch_size]]
 
+    def further_tasks(self, count: int, taken: Sequence[Task]) -> list[Task]:
+        """Return up to `count` tasks for the latest step in addition to those that it has; needs the sampler."""
+        assert self.sampler is not None
+        return self.sampler.further_tasks(count, taken)
+
 
 def learning_rate(config: OptimConfig, total_steps: int, step: int) -> float:
     """Return the learning rate of training step `step` (1-based): linear warm-up, then the schedule.

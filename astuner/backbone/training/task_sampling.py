@@ -1,4 +1,4 @@
-"""Draws the tasks of each step where they depend on weights of readers or on the success of earlier steps."""
+"""Draws the tasks of each step where they depend on weights of readers or on the results of earlier steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import heapq
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -120,7 +120,8 @@ class TaskSampler:
         reader = config.task_reader
         difficulty = next((entry for entry in reader.filters if isinstance(entry, DifficultyFilter)), None)
         curriculum = reader.curriculum if reader.curriculum.enable else None
-        if not tasks.weights and difficulty is None and curriculum is None:
+        refills = config.trainer_common.algorithm.dynamic_sampling == "refill"
+        if not tasks.weights and difficulty is None and curriculum is None and not refills:
             return None
         return TaskSampler(
             tasks.training,
@@ -178,6 +179,17 @@ class TaskSampler:
             self._drawn.pop(self._state.step - self._steps_ahead - _BATCHES_KEPT, None)
         return self._drawn[step]
 
+    def further_tasks(self, count: int, taken: Sequence[Task]) -> list[Task]:
+        """Return the next tasks for the step whose batch was drawn last, or fewer if there are not as many.
+
+        Later batches continue after them.
+
+        Args:
+            count: the number of tasks.
+            taken: the tasks that the step already has, which it gets no second time.
+        """
+        return self._next(count, {task.task_id for task in taken})
+
     @property
     def _uses_results(self) -> bool:
         return self._difficulty is not None or self._curriculum is not None
@@ -185,30 +197,36 @@ class TaskSampler:
     def _draw(self, step: int) -> list[Task]:
         self._take_results(step)
         left_out = self._state.left_out
-        active = {name: [task for task in ids if task not in left_out] for name, ids in self._ids.items()}
-        if not any(active.values()):
+        if left_out.keys() >= self._tasks.keys():
             logger.warning("step {}: the difficulty filter leaves out all tasks, so all of them come back", step)
             for task in left_out:
                 self._state.recent.pop(task, None)
             left_out.clear()
-            active = self._ids
-        picks = self._shares({name: len(ids) for name, ids in active.items()})
+        return self._next(self._batch_size, set())
+
+    def _next(self, size: int, taken: Set[str]) -> list[Task]:
+        """Return up to `size` tasks that are not left out, and whose ids are not in `taken`."""
+        unusable = self._state.left_out.keys() | taken
+        active = {name: [task for task in ids if task not in unusable] for name, ids in self._ids.items()}
+        picks = self._shares({name: len(ids) for name, ids in active.items()}, size)
         draws: dict[str, Iterator[str]] = {}
         for name in dict.fromkeys(picks):
             count = picks.count(name)
-            drawn = self._by_success(name, active[name], count, step) if self._curriculum else self._pass(name, count)
-            draws[name] = iter(drawn)
+            if self._curriculum is None:
+                draws[name] = iter(self._pass(name, count, taken))
+            else:
+                draws[name] = iter(self._by_success(name, active[name], count, len(taken)))
         return [self._tasks[next(draws[name])] for name in picks]
 
-    def _shares(self, available: Mapping[str, int]) -> list[str]:
-        """Return the reader of each task of a batch, by smooth weighted round robin.
+    def _shares(self, available: Mapping[str, int], size: int) -> list[str]:
+        """Return the reader of each of `size` tasks, by smooth weighted round robin.
 
         Where a reader has fewer tasks than its share of a batch, the others fill the batch.
         """
         left = {name: count for name, count in available.items() if count}
         sources = self._state.sources
         picks: list[str] = []
-        while left and len(picks) < self._batch_size:
+        while left and len(picks) < size:
             for name in left:
                 sources[name].credit += self._weights[name]
             pick = max(left, key=lambda name: sources[name].credit)
@@ -219,16 +237,17 @@ class TaskSampler:
                 del left[pick]
         return picks
 
-    def _pass(self, name: str, count: int) -> list[str]:
-        """Return the next tasks of the passes over a reader's tasks. There are at least `count` that are not left out.
+    def _pass(self, name: str, count: int, taken: Set[str]) -> list[str]:
+        """Return the next tasks of the passes over a reader's tasks, of which at least `count` can be drawn.
 
         Where a batch contains the end of a pass, the tasks of the next pass that it already has are deferred to the
         next batch.
         """
         source, left_out = self._state.sources[name], self._state.left_out
         queue = [task for task in source.deferred if task in self._tasks and task not in left_out]
-        drawn, source.deferred = queue[:count], queue[count:]
-        in_batch = set(drawn)
+        drawn = [task for task in queue if task not in taken][:count]
+        in_batch = {*drawn, *taken}
+        source.deferred = [task for task in queue if task not in drawn]
         while len(drawn) < count:
             order = self._order(name, source.passes)
             if source.position >= len(order):
@@ -253,12 +272,13 @@ class TaskSampler:
             cached = self._orders[name] = (number, order)
         return cached[1]
 
-    def _by_success(self, name: str, active: Sequence[str], count: int, step: int) -> list[str]:
+    def _by_success(self, name: str, active: Sequence[str], count: int, n_taken: int) -> list[str]:
         """Return tasks drawn without replacement, with weights that are largest where half of the episodes succeed.
 
         Algorithm A-Res of Efraimidis and Spirakis, "Weighted random sampling with a reservoir", 2006.
         """
-        rng = random.Random(f"{self._seed}|{name}|curriculum|{step}")
+        again = f"|{n_taken}" if n_taken else ""
+        rng = random.Random(f"{self._seed}|{name}|curriculum|{self._state.step}{again}")
         keys = {task: math.log(1.0 - rng.random()) / self._learnability(task) for task in active}
         return heapq.nlargest(count, active, key=keys.__getitem__)
 

@@ -142,3 +142,13 @@ class RemovesTheRecord(Letters):
         if workflow_task.episode_id.startswith("train-000002"):
             shutil.rmtree(os.environ["RECORD_TO_REMOVE"], ignore_errors=True)
         return await super().execute(workflow_task, model_tuner)
+
+
+class SomeEqual(Workflow):
+    """One answer; the rewards of a group differ unless its task is unlucky."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
+        return WorkflowOutput(
+            reward=0.0 if workflow_task.metadata["unlucky"] else float(workflow_task.repeat_index % 2)
+        )
