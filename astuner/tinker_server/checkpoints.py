@@ -24,12 +24,14 @@ from torch import Tensor
 from astuner.backbone.training.checkpoints import atomic_dir, save_synced
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import RecordError, first_line
+from astuner.llm_engine.weight_digests import WeightDigests
 from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.wire import LoraSettings
 
 Kind = Literal["weights", "sampler_weights"]
 KINDS: tuple[Kind, ...] = ("weights", "sampler_weights")
 _SCHEME = "tinker://"
+_DIGESTS = "digests.json"
 _ADVICE = "Free disk space, or start the server with another --checkpoint-dir."
 
 
@@ -100,6 +102,10 @@ class TinkerCheckpoint:
         state: dict[str, Any] = self._read("optimiser.pt", read)
         return state
 
+    def digests(self) -> WeightDigests:
+        """Read the checksums of all weights of the model; empty for a checkpoint that was saved without them."""
+        return _read_json(self.folder / _DIGESTS)
+
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
         if not self.folder.is_dir():
             raise TinkerRequestError(
@@ -156,11 +162,22 @@ class CheckpointStore:
         weights: Mapping[str, Tensor],
         optimizer_state: dict[str, Any] | None,
         *,
+        digests: WeightDigests | None = None,
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         ephemeral: bool = False,
     ) -> TinkerCheckpoint:
         """Write a checkpoint.
+
+        Args:
+            run: the training run.
+            kind, name: the parts of its path.
+            weights: the trained weights.
+            optimizer_state: the optimizer's state; None to leave it out.
+            digests: the checksums of all weights of the model, with which samplers are compared.
+            ttl_seconds: seconds until it is deleted.
+            overwrite: whether to replace a checkpoint of this name.
+            ephemeral: whether it is deleted with its client session.
 
         Raises:
             TinkerRequestError: the name exists and `overwrite` is false.
@@ -178,6 +195,8 @@ class CheckpointStore:
             save_file(dict(weights), partial_folder / "trained.safetensors")
             if optimizer_state is not None:
                 save_synced(optimizer_state, partial_folder / "optimiser.pt")
+            if digests is not None:
+                _write_json(digests, partial_folder / _DIGESTS)
             _write_info(checkpoint, partial_folder)
         run_file = self.folder / run.run_id / "run.json"
         if not run_file.exists():

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from astuner.errors import ModelError
 from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.llm_engine.weight_digests import differing_weights, weight_digests
+from astuner.llm_engine.weight_digests import WeightDigests, differing_weights, weight_digests
 from astuner.schema import SamplingParams
 from astuner.tinker_server import wire
 from astuner.tinker_server.base_model import BaseLanguageModel
@@ -67,21 +67,29 @@ class Sampler:
         if self.users == 0:
             self.idle.set()
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
+    def load(self, weights: Mapping[str, Tensor], expected: WeightDigests) -> None:
         """Replace all weights; the sampler must have no users.
 
+        Args:
+            weights: the weights.
+            expected: the checksums of the trainer's weights; empty if they are unknown.
+
         Raises:
-            ModelError: the weights do not fit the model, or the engine does not have them afterwards.
+            ModelError: the weights do not fit the model, or the engine does not have those of the trainer afterwards.
         """
+        before = self.engine.weight_digests()
         self.engine.update_weights(weights, next(_VERSIONS))
         # The engine of a small model has its own copy of the weights.
         load_weights(self._model, weights)
         held = self.engine.weight_digests()
-        names = differing_weights(weight_digests(weights.items(), self._dtype), held)
+        names = differing_weights(expected or weight_digests(weights.items(), self._dtype), held)
         if names:
+            stale = all(held[name] == before.get(name) for name in names)
             raise ModelError(
-                f"the sampler does not have the weights of the checkpoint: {len(names)} of {len(held)} differ "
-                f"({', '.join(names[:3])}); they changed, or did not arrive. Report a bug"
+                f"the sampler of the Tinker server does not have the trainer's weights: {len(names)} of {len(held)} "
+                f"differ ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}); "
+                + ("they are those from before the hand-over" if stale else "they changed on the way")
+                + ". Report a bug"
             )
 
     def prompt_logprobs(self, ids: list[int], top: int, temperature: float) -> PromptLogprobs:
@@ -171,6 +179,7 @@ class SamplerPool:
                 return sampler
             run = partial(asyncio.get_running_loop().run_in_executor, self._executor)
             weights = await run(self._weights, source)
+            expected = {} if source is None else await run(source.digests)
             if len(self._samplers) < self._max_samplers:
                 sampler = await run(Sampler, self._base_model)
             else:
@@ -179,7 +188,7 @@ class SamplerPool:
                 sampler = samplers.pop(least_used)
                 await sampler.idle.wait()
             try:
-                await run(sampler.load, weights)
+                await run(sampler.load, weights, expected)
             except Exception:
                 sampler.engine.close()
                 raise

@@ -148,6 +148,7 @@ class TinkerService:
                 name,
                 trainable.weights(),
                 None,
+                digests=trainable.weight_digests(),
                 ttl_seconds=request.ttl_seconds,
                 ephemeral=request.path is None,
             )

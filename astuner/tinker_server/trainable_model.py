@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from astuner.backbone.training.lora import merged_weights, with_lora
+from astuner.backbone.training.lora import iterate_merged, merged_weights, with_lora
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
 from astuner.config.model import LoraConfig
 from astuner.errors import ModelError
+from astuner.llm_engine.weight_digests import weight_digests
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.forward_pass import DatumBatch, ForwardPass, batches
@@ -134,6 +135,11 @@ class TrainableModel:
         else:
             named = self.model.state_dict()
         return {name: value.detach().cpu().clone().contiguous() for name, value in named.items()}
+
+    def weight_digests(self) -> dict[str, int]:
+        """Return the checksums of all weights, with adapters merged, in the dtype of the samplers."""
+        weights = iterate_merged(self.model) if self._uses_lora else self.model.state_dict().items()
+        return weight_digests(weights, self._base_model.dtype)
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer's state."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from astuner.llm_engine.embedded.fast_forward import FastForward
+from astuner.tinker_server import sampling as sampling_module
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.service import Limits
 from tests.tinker_server.served import Served, datum, logprobs_of, serving, tinker
@@ -173,3 +176,37 @@ async def test_one_engine_serves_several_sets_of_weights(
         for which, answer in zip(order, answers, strict=True):
             for sequence in answer.sequences:
                 assert_sampled_from(models[which], ids, sequence)
+
+
+FAILURES = {
+    "an adapter that never arrives": "_proj.weight.*they are those from before the hand-over",
+    "an engine that keeps old weights": "_proj.weight.*they are those from before the hand-over",
+    "one corrupted tensor": r"1 of \d+ differ \(model.layers.1.mlp.up_proj.weight\); they changed on the way",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_sampler_without_the_trainers_weights_is_named(
+    base_model: BaseLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+):
+    load = FastForward.load
+
+    def flips_a_bit(forward: FastForward, weights: Mapping[str, Tensor]) -> None:
+        copies = {name: value.clone() for name, value in weights.items()}
+        copies["model.layers.1.mlp.up_proj.weight"].view(torch.int32)[3, 5] ^= 1
+        load(forward, copies)
+
+    with serving(base_model, tmp_path, Limits(engines=1)) as served:
+        client = served.client()
+        training = client.create_lora_training_client(served.model, rank=2)
+        sampled(training.save_weights_and_get_sampling_client(), prompt(4))
+        train(training, 1, lr=1e-6)  # so small that the logprobs of the old weights look right
+        if failure == "an adapter that never arrives":
+            monkeypatch.setattr(sampling_module, "weights_with_adapters", lambda base, *_: base.weights())
+        elif failure == "an engine that keeps old weights":
+            monkeypatch.setattr(FastForward, "load", lambda forward, weights: None)
+        else:
+            monkeypatch.setattr(FastForward, "load", flips_a_bit)
+        text = f"the sampler of the Tinker server does not have the trainer's weights: .*{FAILURES[failure]}"
+        with pytest.raises(tinker.TinkerError, match=text):
+            sampled(training.save_weights_and_get_sampling_client(), prompt(4))
