@@ -34,6 +34,7 @@ bench:  ## print one line of JSON for each benchmark; needs `pip install -e ".[d
 	python tests/bench/bench_gateway.py
 	python tests/bench/bench_rescore.py
 	python tests/bench/bench_memory.py --cases tiny tiny_lora
+	python tests/bench/bench_sync.py --cases tiny
 
 demo:  ## tune the tiny math agent
 	astuner --conf tutorial/example_math_agent/math_agent_tiny.yaml

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from astuner import AstunerJob
+
 FOLDER = Path(__file__).parent
 # Two turns, a retry of the second, and another agent.
 WORKLOAD = [
@@ -75,6 +77,22 @@ def test_isolation():
     result = json.loads(process.stdout.splitlines()[-1])
     assert (result["episodes"], result["workers"], result["pairs"]) == (2, 2, 1)
     assert 0 < result["worker_uss_mb"] < result["worker_pss_mb"]
+
+
+def test_the_cost_of_certificate_and_correction(model_folder: Path, tmp_path: Path):
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "question {number}"}}\n' for number in range(4)))
+    job = AstunerJob(model=model_folder, model__renderer="qwen3", data__train_batch_size=2, rollout__num_repeat=4)
+    settings = {"max_response_length_in_one_turn": 6, "max_model_len": 256, "compute_madness_checklist": []}
+    job.configure({f"rollout.{name}": value for name, value in settings.items()})
+    job.set_workflow(f"{FOLDER.parent / 'backbone' / 'local' / 'agents.py'}->Letters")
+    conf = job.set_data("file", tmp_path / "tasks.jsonl").dump_job_as_yaml(tmp_path / "small.yaml")
+    command = [sys.executable, str(FOLDER / "bench_sync.py"), "--conf", str(conf), "--steps", "2"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])["small"]
+    assert result["steps"] > 0
+    assert 0 < result["time/certificate"] < 1
+    assert 0 < result["time/correction"] < 1
 
 
 def test_the_gateway_loses_and_crosses_no_call():
