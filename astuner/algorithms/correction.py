@@ -22,6 +22,7 @@ from torch import Tensor
 from astuner.algorithms.kl import LOG_RATIO_LIMIT
 from astuner.algorithms.policy_batch import CallTokens, PolicyBatch, PolicyLoss
 from astuner.algorithms.registry import ReinforcementRule
+from astuner.config.conditions import is_cut
 from astuner.config.corrections import CORRECTIONS, CorrectionSpec
 from astuner.config.optimizer import CorrectionConfig
 from astuner.config.root import AstunerConfig
@@ -85,6 +86,26 @@ class Correction:
             return weights * kept, metrics
         assert calls is not None
         return calls.to_tokens(weights * kept, batch.train_counts), metrics
+
+    def metrics_by_staleness(self, batch: PolicyBatch, staleness: Tensor, ages: int) -> list[CorrectionMetrics]:
+        """Return the metrics of the tokens of each staleness.
+
+        Args:
+            batch: B rows of T tokens, with `sampler_logprobs` and `calls`.
+            staleness: [C] int64, how many training steps older than the trained weights those are that sampled a call.
+            ages: the number of results.
+
+        Returns:
+            The metrics of the calls with staleness 0, 1, …; those of the last include all larger values.
+        """
+        assert batch.calls is not None
+        binned = staleness.clamp(max=ages - 1)
+        metrics = []
+        for age in range(ages):
+            calls = batch.calls.select(binned == age)
+            counts = CallTokens.of(calls, batch.train_counts.shape[1]).counts(batch.train_counts)
+            metrics.append(self.factors(replace(batch, calls=calls, train_counts=counts))[1])
+        return metrics
 
     def _weights(self, ratios: Tensor) -> Tensor:
         """Return the importance weights after truncation or masking."""
@@ -185,7 +206,7 @@ def correction_summary(sums: Mapping[str, float], suffix: str = "") -> dict[str,
     """Return the metrics of a step, by name.
 
     Args:
-        sums: the sums of `CorrectionMetrics`, by name; without `gap_max`, the largest gap is left out.
+        sums: the sums of `CorrectionMetrics`, by name.
         suffix: the end of each name.
 
     Returns:
@@ -196,12 +217,11 @@ def correction_summary(sums: Mapping[str, float], suffix: str = "") -> dict[str,
     squares = sums["ratio_squares"]
     summary = {
         "gap_mean": sums["gap_sum"] / tokens,
+        "gap_max": sums["gap_max"],
         "effective_sample_size": sums["ratio_sum"] ** 2 / (tokens * squares) if squares else 1.0,
         "truncated": sums["truncated"] / tokens,
         "masked": sums["masked"] / tokens,
     }
-    if "gap_max" in sums:
-        summary["gap_max"] = sums["gap_max"]
     return {f"correction/{name}{suffix}": value for name, value in summary.items()}
 
 
@@ -220,15 +240,18 @@ def resolve_correction(config: AstunerConfig, *, low_precision: bool, can_differ
     Args:
         config: the run's configuration.
         low_precision: whether the model computes in another dtype than float32.
-        can_differ: whether the sampler can differ from the trainer for another reason: another engine or older weights.
+        can_differ: whether the sampler can differ from the trainer because it is another engine or has older weights.
 
     Returns:
-        `auto` is `token_tis` where the two can differ. Its weight of a token has less variance than the product over
-        an answer, which in long answers is soon 0 or truncated. On trinity, a step with several mini-batches cannot
-        have old logprobs of the trainer, so the ratio to the sampler is the correction, and `auto` is `none`.
+        `auto` is `token_tis` where the two can differ, also by top-p or top-k. Its weight of a token has less variance
+        than the product over an answer, which in long answers is soon 0 or truncated. On trinity, a step with several
+        mini-batches cannot have old logprobs of the trainer, so the ratio to the sampler is the correction, and `auto`
+        is `none`.
     """
     section = config.trainer_common.correction
     has_no_recomputation = config.backbone == "trinity" and config.trainer_common.mini_batch_num > 1
+    # Engines of trinity do not return the logprobs after the cut, so that the correction could not see it.
+    can_differ |= is_cut(config.rollout) and config.backbone != "trinity"
     if section.mode == "auto":
         corrects = (low_precision or can_differ) and not has_no_recomputation and section.old_logprobs != "sampler"
         section = CorrectionConfig(mode="token_tis" if corrects else "none", old_logprobs=section.old_logprobs)

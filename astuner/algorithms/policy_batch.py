@@ -50,6 +50,10 @@ class CallTable:
     starts: Tensor
     ends: Tensor
 
+    def select(self, is_selected: Tensor) -> CallTable:
+        """Return the calls for which `is_selected`, [C] bool, is true."""
+        return CallTable(self.rows[is_selected], self.starts[is_selected], self.ends[is_selected])
+
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
@@ -73,6 +77,11 @@ class CallTokens:
         first_of_call = lengths.cumsum(0) - lengths
         offset = torch.arange(call_of.numel(), device=lengths.device) - first_of_call[call_of]
         return CallTokens(calls.rows[call_of] * width + calls.starts[call_of] + offset, call_of, lengths)
+
+    def counts(self, like: Tensor) -> Tensor:
+        """Return in how many calls each token lies, with the shape [B, T] and dtype of `like`."""
+        ones = torch.ones_like(self.places, dtype=like.dtype)
+        return torch.zeros_like(like).flatten().index_add(0, self.places, ones).view(like.shape)
 
     def sums(self, values: Tensor) -> Tensor:
         """Return the sum over each call's tokens, [C], of values [B, T]."""
@@ -106,7 +115,8 @@ class PolicyBatch:
         advantages: [B, T] float, the advantage of each token's call; ignored where `train_counts` is 0.
         train_counts: [B, T] int64, how often each token was sampled and is trained; 0 for context and padding.
         calls: the calls; needed only by losses and corrections whose unit is a call.
-        sampler_logprobs: [B, T] float, the log-probabilities that the engine returned; needed only by a correction.
+        sampler_logprobs: [B, T] float, log μ, under the distributions that the tokens were sampled from; needed only by
+            a correction.
     """
 
     logprobs: Tensor
@@ -138,9 +148,7 @@ class PolicyBatch:
         if self.calls is None:
             raise BackboneError("this loss or correction needs the calls of the micro-batch: set PolicyBatch.calls")
         tokens = CallTokens.of(self.calls, self.train_counts.shape[1])
-        flat = self.train_counts.flatten()
-        covered = torch.zeros_like(flat).index_add(0, tokens.places, torch.ones_like(tokens.places, dtype=flat.dtype))
-        wrong = int((covered != flat).sum())
+        wrong = int((tokens.counts(self.train_counts) != self.train_counts).sum())
         if wrong:
             raise BackboneError(
                 f"PolicyBatch.calls do not match train_counts at {wrong} tokens: each token must lie in as many calls "

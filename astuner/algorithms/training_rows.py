@@ -13,7 +13,7 @@ from torch import Tensor
 
 from astuner.algorithms import sample_scales
 from astuner.config.algorithms import LossAggMode
-from astuner.schema import Sample
+from astuner.schema import LlmCall, Sample
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class TrainingRow:
         call_ids: the ids of those calls.
         advantages: the advantages of those calls; empty until they are assigned.
         temperatures: the sampling temperatures of those calls; empty for transcripts.
+        sampler_logprobs: N log-probabilities under the distributions that the tokens were sampled from, after top-p,
+            top-k, penalties and constraints; empty if they are `logprobs`.
         teacher_advantages: [N] float32, added to the advantages of the tokens; None without a teacher.
         episode: index of the row's episode in its batch.
         sample: index of the row's sample in its episode.
@@ -42,6 +44,7 @@ class TrainingRow:
     call_ids: Sequence[str] = ()
     advantages: Sequence[float] = ()
     temperatures: Sequence[float] = ()
+    sampler_logprobs: Sequence[float] = ()
     teacher_advantages: NDArray[np.float32] | None = None
     episode: int = 0
     sample: int = 0
@@ -69,6 +72,15 @@ class TrainingRow:
     def with_temperatures(self, temperatures: Mapping[str, float]) -> TrainingRow:
         """Return the row with the sampling temperatures of its calls, from a mapping of call ids to temperatures."""
         return replace(self, temperatures=[temperatures[call_id] for call_id in self.call_ids])
+
+    def with_sampler_logprobs(self, calls: Mapping[str, LlmCall]) -> TrainingRow:
+        """Return the row with the sampler's logprobs of its calls, from a mapping of call ids to calls."""
+        if not any(calls[call_id].sampler_logprobs for call_id in self.call_ids):
+            return self
+        logprobs = list(self.logprobs)
+        for (start, end), call_id in zip(self.calls, self.call_ids, strict=True):
+            logprobs[start:end] = calls[call_id].sampler_logprobs or logprobs[start:end]
+        return replace(self, sampler_logprobs=logprobs)
 
     def with_advantages(self, episode_advantage: float, call_advantages: Mapping[str, float]) -> TrainingRow:
         """Return the row with the advantages of its calls.

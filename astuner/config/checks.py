@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from astuner.config.algorithms import ALGORITHMS
-from astuner.config.conditions import is_cut
 from astuner.config.correction_checks import correction_problems
 from astuner.config.data import part_names
 from astuner.config.distillation_checks import distillation_problems
@@ -64,22 +63,6 @@ def keys_without_effect(config: RunConfig, set_keys: Collection[KeyPath] = ()) -
                 keys.setdefault(condition.text, []).append(dotted(path))
     for text, names in keys.items():
         yield f"no effect {text}: {', '.join(names)}"
-
-
-def sampling_notices(config: RunConfig) -> Iterator[str]:
-    """Yield a notice if top-p or top-k make training off-policy."""
-    run = config.astuner
-    rollout = run.rollout
-    if run.backbone == "debug" or run.trainer_common.algorithm.adv_estimator == "sft" or not is_cut(rollout):
-        return
-    cuts = [f"rollout.top_p is {rollout.top_p:g}"] * (rollout.top_p < 1)
-    cuts += [f"rollout.top_k is {rollout.top_k}"] * (rollout.top_k > 0)
-    factor = "by a factor that depends on the token" if rollout.top_k > 0 else f"up to {1 / rollout.top_p:.3g} times"
-    yield (
-        f"{' and '.join(cuts)}: training is slightly off-policy. The model samples from a part of its distribution, "
-        f"and a sampled token was more likely than the loss assumes, {factor}; write top_p: 1.0 "
-        "and top_k: -1 to sample from the whole distribution"
-    )
 
 
 def inconsistencies(config: RunConfig) -> Iterator[Problem]:

@@ -1,14 +1,15 @@
-"""Checks of `trainer_common.correction`."""
+"""Checks and notices about `trainer_common.correction`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from astuner.config.algorithms import ALGORITHMS
+from astuner.config.conditions import is_cut
 from astuner.config.corrections import CORRECTIONS
 from astuner.config.keys import parts
 from astuner.config.problems import Problem
-from astuner.config.root import AstunerConfig
+from astuner.config.root import AstunerConfig, RunConfig
 
 
 def correction_problems(run: AstunerConfig) -> Iterator[Problem]:
@@ -53,6 +54,36 @@ def correction_problems(run: AstunerConfig) -> Iterator[Problem]:
                 f"{section}.min_{name}",
                 f"{section}.max_{name}",
             )
+
+
+def sampling_notices(config: RunConfig) -> Iterator[str]:
+    """Yield a notice if top-p or top-k make the sampler differ from the policy that is trained."""
+    run = config.astuner
+    rollout = run.rollout
+    if run.backbone == "debug" or run.trainer_common.algorithm.adv_estimator == "sft" or not is_cut(rollout):
+        return
+    cuts = [f"rollout.top_p is {rollout.top_p:g}"] * (rollout.top_p < 1)
+    cuts += [f"rollout.top_k is {rollout.top_k}"] * (rollout.top_k > 0)
+    factor = "by a factor that depends on the token" if rollout.top_k > 0 else f"up to {1 / rollout.top_p:.3g} times"
+    yield (
+        f"{' and '.join(cuts)}: the model samples from a part of its distribution, and a sampled token was more likely "
+        f"than the trained policy assumes, {factor}. {_cut_correction(run)}"
+    )
+
+
+def _cut_correction(run: AstunerConfig) -> str:
+    """Return whether the correction acts on the difference that top-p and top-k make."""
+    correction = run.trainer_common.correction
+    remedy = "write top_p: 1.0 and top_k: -1 to sample from the whole distribution"
+    if run.backbone == "trinity" or (run.backbone == "verl" and run.rollout.name not in ("auto", "embedded")):
+        return f"The engine does not return the probabilities that it sampled with, so nothing corrects this; {remedy}"
+    if correction.mode == "none" or (correction.mode == "auto" and correction.old_logprobs == "sampler"):
+        return f"Nothing corrects this, because trainer_common.correction is off; {remedy}"
+    mode = "token_tis" if correction.mode == "auto" else correction.mode
+    where = ", except with vLLM, which does not return the probabilities that it sampled with" * (
+        run.backbone == "verl"
+    )
+    return f"trainer_common.correction ({mode}) corrects this{where}"
 
 
 def _problem(text: str, *keys: str) -> Problem:

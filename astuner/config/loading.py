@@ -12,11 +12,11 @@ from astuner.config.checks import (
     ignored_keys,
     inconsistencies,
     keys_without_effect,
-    sampling_notices,
     unsupported_values,
     values_set_aside,
 )
 from astuner.config.composition import compose_files, origin_of
+from astuner.config.correction_checks import sampling_notices
 from astuner.config.keys import KeyPath, parts
 from astuner.config.nested_dict import set_at
 from astuner.config.problems import Problem, broken_keys, outermost_unknown, raise_problems, unknown_key

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Mapping
 
 from astuner.config.algorithms import ALGORITHMS
+from astuner.config.conditions import is_cut
 from astuner.diagnostics.evidence import Result, UpdateEvidence
 from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one, sampled_logprobs
 from astuner.errors import shorten
@@ -163,24 +165,22 @@ def logprob_gap(update: UpdateEvidence) -> Result:
 
 def sampler_mismatch(update: UpdateEvidence) -> Result:
     """Find a correction of the sampler's and the trainer's difference that discards much of the step."""
-    metrics = update.metrics
-    size, masked, truncated = (
-        metrics.get(f"correction/{name}", default)
-        for name, default in (("effective_sample_size", 1.0), ("masked", 0.0), ("truncated", 0.0))
-    )
-    facts = []
-    if size < _LEAST_EFFECTIVE_SAMPLE_SIZE:
-        facts.append(f"the effective sample size of the importance ratios is {size:.0%} of the tokens")
-    if masked > _MOST_MASKED:
-        facts.append(f"the correction leaves out {masked:.0%} of the tokens")
-    if truncated > _MOST_TRUNCATED:
-        facts.append(f"{truncated:.0%} of the importance weights are truncated")
+    metrics, config = update.metrics, update.rollout.start.config
+    facts = _correction_problems(metrics, "")
+    ages = sorted(int(name.rpartition("_")[2]) for name in metrics if name.startswith("correction/gap_mean/stale_"))
+    stale = {age: problems for age in ages if age and (problems := _correction_problems(metrics, f"/stale_{age}"))}
+    if stale and not facts:
+        age = min(stale)
+        facts = [f"of the tokens that are {age} {'step' if age == 1 else 'steps'} stale, {stale[age][0]}"]
     if not facts:
         return
-    config = update.rollout.start.config
     causes = ["set model.dtype: float32"] if update.dtype not in (None, "float32") else []
-    if config.backbone == "trinity" and config.asynchrony.max_staleness > 0:
+    if stale:
+        causes.insert(0, f"set asynchrony.max_staleness: {min(stale) - 1}")
+    elif config.backbone == "trinity" and config.asynchrony.max_staleness > 0 and not ages:
         causes.append("lower asynchrony.max_staleness")
+    if is_cut(config.rollout) and config.backbone != "trinity":
+        causes.append("write rollout.top_p: 1.0 and top_k: -1")
     mode = config.trainer_common.correction.mode
     bounds = "raise its bounds (max_weight, max_rejection), or write correction: token_tis"
     if mode not in ("auto", "none", "token_tis"):
@@ -191,6 +191,22 @@ def sampler_mismatch(update: UpdateEvidence) -> Result:
         f"{gap:.2g} nats per token on average)",
         "; or ".join(causes) or "check that the engine serves the trained model at rollout.temperature",
     )
+
+
+def _correction_problems(metrics: Mapping[str, float], suffix: str) -> list[str]:
+    """Return what is bad about the correction of the tokens whose metrics have a suffix."""
+    size, masked, truncated = (
+        metrics.get(f"correction/{name}{suffix}", default)
+        for name, default in (("effective_sample_size", 1.0), ("masked", 0.0), ("truncated", 0.0))
+    )
+    problems = []
+    if size < _LEAST_EFFECTIVE_SAMPLE_SIZE:
+        problems.append(f"the effective sample size of the importance ratios is {size:.0%} of the tokens")
+    if masked > _MOST_MASKED:
+        problems.append(f"the correction leaves out {masked:.0%} of the tokens")
+    if truncated > _MOST_TRUNCATED:
+        problems.append(f"{truncated:.0%} of the importance weights are truncated")
+    return problems
 
 
 def token_pairs(update: UpdateEvidence) -> list[TokenPairs]:

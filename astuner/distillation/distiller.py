@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 from loguru import logger
@@ -24,6 +25,16 @@ from astuner.distillation.hints import find_calls, hint_text, prompt_with_hint
 from astuner.distillation.teacher import Teacher, TeacherSequence
 from astuner.model_tuner import ChatCodec
 from astuner.schema import Episode
+
+
+class RowTeacher(Protocol):
+    """Adds a teacher's advantages to training rows."""
+
+    def assign_to(
+        self, rows: Sequence[TrainingRow], episodes: Sequence[Episode]
+    ) -> tuple[list[TrainingRow], dict[str, float]]:
+        """Return the rows with the teacher's advantages, and metrics; see `Distiller.assign_to`."""
+        ...
 
 
 @dataclass(frozen=True)

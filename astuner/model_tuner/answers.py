@@ -123,6 +123,7 @@ def cut_at_stop(
         token_ids=ids[:end],
         logprobs=completion.logprobs[:end],
         top_logprobs=completion.top_logprobs[:end],
+        sampler_logprobs=completion.sampler_logprobs[:end],
         finish_reason="stop",
     )
     text_tokens, text_ids, string = before

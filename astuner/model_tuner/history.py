@@ -117,6 +117,7 @@ class History:
                 logprobs=completion.logprobs,
                 finish_reason=completion.finish_reason,
                 policy_version=completion.policy_version,
+                sampler_logprobs=completion.sampler_logprobs,
                 messages=(*prompt.messages, *(() if answer is None else (answer,))),
                 fork=prompt.fork,
                 end_time=timestamp(),

@@ -176,7 +176,7 @@ def _without_ids(episode: Episode) -> Episode:
     for call in episode.calls:
         # The excerpts of a fork may be part of a secret, which the redactor cannot recognise.
         fork = call.fork and replace(call.fork, expected_ids=(), found_ids=(), expected="", found="")
-        calls.append(replace(call, prompt_ids=(), completion_ids=(), logprobs=(), fork=fork))
+        calls.append(replace(call, prompt_ids=(), completion_ids=(), logprobs=(), sampler_logprobs=(), fork=fork))
     return replace(episode, calls=tuple(calls), samples=())
 
 

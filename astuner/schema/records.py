@@ -181,6 +181,7 @@ class LlmCall:
         fork: why the call does not extend an earlier call that it should have extended; None if it does.
         cut: whether the agent did not receive the whole answer, for example because its client closed the connection.
         start_time, end_time: seconds since the epoch.
+        sampler_logprobs: see `Completion.sampler_logprobs`.
     """
 
     call_id: str
@@ -201,6 +202,7 @@ class LlmCall:
     cut: bool = False
     start_time: float = 0.0
     end_time: float = 0.0
+    sampler_logprobs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,9 @@ class Completion:
         policy_version: the version of the weights that sampled it.
         top_logprobs: for each token, the ids and logprobs of the most likely tokens at its position, most likely first;
             empty unless they were requested.
+        sampler_logprobs: the natural-log probability of each token under the distribution that it was sampled from,
+            after top-p, top-k, penalties and constraints; empty if it is that of `logprobs`, or if the engine does not
+            return it.
     """
 
     token_ids: tuple[int, ...]
@@ -80,3 +83,4 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int = 0
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    sampler_logprobs: tuple[float, ...] = ()

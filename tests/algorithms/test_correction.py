@@ -233,8 +233,29 @@ def test_metrics_of_micro_batches_add_up() -> None:
             assert getattr(added, name).item() == pytest.approx(getattr(expected, name).item()), name
 
 
-def run(backbone: str = "local", **common: Any) -> AstunerConfig:
-    return AstunerConfig.model_validate({"backbone": backbone, "trainer_common": common})
+@pytest.mark.parametrize("mode", ["none", "token_tis", "seq_mis", "k3_rs", "off_policy_mask"])
+def test_metrics_by_staleness_are_those_of_its_calls(mode: str) -> None:
+    """Call 0 is fresh, call 1 is two steps stale; nothing is one step stale."""
+    parts = [
+        batch_of(RATIOS[:1], COUNTS[:1], CALLS[:1], [1.0]),
+        None,
+        batch_of(RATIOS[1:], COUNTS[1:], [(0, 0, 2)], [-1.0]),
+    ]
+    expected = [correction(mode).factors(part)[1] if part else None for part in parts]
+    by_age = correction(mode).metrics_by_staleness(batch_of(), torch.tensor([0, 2]), 3)
+    for found, part in zip(by_age, expected, strict=True):
+        for name in CORRECTION_SUMS:
+            value = getattr(part, name).item() if part else 0.0
+            assert getattr(found, name).item() == pytest.approx(value), name
+    # The last age includes all above.
+    (fresh, stale) = correction(mode).metrics_by_staleness(batch_of(), torch.tensor([0, 7]), 2)
+    assert (fresh.tokens.item(), stale.tokens.item()) == (3, 2)
+    assert correction(mode).metrics_by_staleness(batch_of(), torch.tensor([0, 2]), 0) == []
+
+
+def run(backbone: str = "local", top_p: float = 1.0, **common: Any) -> AstunerConfig:
+    values = {"backbone": backbone, "rollout": {"temperature": 1.0, "top_p": top_p}, "trainer_common": common}
+    return AstunerConfig.model_validate(values)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +276,10 @@ def run(backbone: str = "local", **common: Any) -> AstunerConfig:
         (run(correction={"mode": "k3_rs", "old_logprobs": "sampler"}), (True, True), "k3_rs", False),
         (run(correction={"old_logprobs": "sampler"}), (True, True), "none", False),
         (run(correction={"old_logprobs": "trainer"}), (False, False), "none", True),
+        (run(top_p=0.9), (False, False), "token_tis", True),
+        (run("verl", top_p=0.9), (False, False), "token_tis", True),
+        # Engines of trinity do not return the logprobs that the correction would need.
+        (run("trinity", top_p=0.9), (False, False), "none", False),
     ],
 )
 def test_the_correction_of_a_run(

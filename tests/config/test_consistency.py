@@ -123,13 +123,21 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
         (["rollout.compute_madness_checklist=[]", "rollout.agent_madness_reward=-2"],
          "no effect while rollout.compute_madness_checklist is empty: astuner.rollout.agent_madness_reward"),
         (["rollout.top_p=0.8"],
-         "rollout.top_p is 0.8: training is slightly off-policy. The model samples from a part of its distribution, "
-         "and a sampled token was more likely than the loss assumes, up to 1.25 times; write top_p: 1.0 and top_k: -1 "
-         "to sample from the whole distribution"),
-        (["rollout.top_k=50", "rollout.top_p=0.8"],
-         "rollout.top_p is 0.8 and rollout.top_k is 50: training is slightly off-policy. The model samples from a part "
-         "of its distribution, and a sampled token was more likely than the loss assumes, by a factor that depends on "
-         "the token; write top_p: 1.0 and top_k: -1 to sample from the whole distribution"),
+         "rollout.top_p is 0.8: the model samples from a part of its distribution, and a sampled token was more likely "
+         "than the trained policy assumes, up to 1.25 times. trainer_common.correction (token_tis) corrects this"),
+        (["rollout.top_k=50", "rollout.top_p=0.8", "trainer_common.correction=none"],
+         "rollout.top_p is 0.8 and rollout.top_k is 50: the model samples from a part of its distribution, and a "
+         "sampled token was more likely than the trained policy assumes, by a factor that depends on the token. "
+         "Nothing corrects this, because trainer_common.correction is off; write top_p: 1.0 and top_k: -1 to sample "
+         "from the whole distribution"),
+        (["rollout.top_k=50", "backbone=verl", "trainer_common.correction=icepop"],
+         "rollout.top_k is 50: the model samples from a part of its distribution, and a sampled token was more likely "
+         "than the trained policy assumes, by a factor that depends on the token. trainer_common.correction (icepop) "
+         "corrects this, except with vLLM, which does not return the probabilities that it sampled with"),
+        (["rollout.top_p=0.5", "backbone=trinity"],
+         "rollout.top_p is 0.5: the model samples from a part of its distribution, and a sampled token was more likely "
+         "than the trained policy assumes, up to 2 times. The engine does not return the probabilities that it sampled "
+         "with, so nothing corrects this; write top_p: 1.0 and top_k: -1 to sample from the whole distribution"),
         (["task_judge.timeout=5"], "no effect without a task_judge.judge_protocol: astuner.task_judge.timeout"),
         (["rollout.val_kwargs.temperature=1.0"],
          "no effect while rollout.val_kwargs.do_sample is false (validation is greedy): "

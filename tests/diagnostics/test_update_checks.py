@@ -82,6 +82,20 @@ def test_a_correction_that_discards_much_of_the_step(evidence: Evidence, metrics
     assert "correction.mode is geo_rs: raise its bounds" in fix
 
 
+def test_stale_tokens_that_the_correction_discards(evidence: Evidence):
+    fresh = {"effective_sample_size": 0.99, "masked": 0.02, "truncated": 0.01, "gap_mean": 0.04}
+    metrics = {f"correction/{name}{end}": value for name, value in fresh.items() for end in ("", "/stale_0")}
+    metrics |= {f"correction/{name}/stale_{age}": value for name, value in fresh.items() for age in (1, 2, 3)}
+    update = evidence.update(evidence.ordinary(), metrics=metrics)
+    start = evidence.start(config={"model": {"path": evidence.model}, "backbone": "trinity"})
+    update = replace(update, rollout=replace(update.rollout, start=start), dtype=None)
+    assert found("sampler_mismatch", update) == []
+    bad = metrics | {"correction/effective_sample_size/stale_2": 0.5, "correction/truncated/stale_3": 0.4}
+    ((text, fix),) = found("sampler_mismatch", replace(update, metrics=bad))
+    assert "of the tokens that are 2 steps stale, the effective sample size of the importance ratios is 50%" in text
+    assert fix == "set asynchrony.max_staleness: 1"
+
+
 def test_advantages_of_other_episodes(evidence: Evidence):
     episodes = evidence.ordinary()
     update = evidence.update(episodes)

@@ -372,10 +372,10 @@ def test_run_record_page_names_every_file_and_metric(
     }
     explained = {name for row in table("run_record.md", "name") for name in code_spans(row["name"])}
     # The runs have one validation episode for each task, one optimiser step in an update, no filter of type difficulty,
-    # no judge with components, no mixture of readers, no teacher, no masked answer, and no refill.
+    # no judge with components, no mixture of readers, no teacher, no masked answer, no refill and no stale samples.
     absent = {"workflow/{name}", "val/pass@2", "tasks/too_easy", "tasks/too_hard"}
     absent |= {"distillation/kl", "distillation/calls_without_hint", "time/teacher"}
-    absent |= {"reward/{component}/mean", "judge/{name}", "unscored/{cause}"}
+    absent |= {"correction/{name}/stale_{steps}", "reward/{component}/mean", "judge/{name}", "unscored/{cause}"}
     absent |= {"refill/batches", "refill/tasks", "refill/missing_groups"}
     absent |= {"kl/update", "update/truncated_episodes", "success/rate/{source}", "val/success_rate/{source}"}
     assert explained - absent == logged

@@ -25,6 +25,7 @@ class MicroBatch:
         present: [B, T] bool, False for padding.
         train_counts: [B, T] int64.
         logprobs: [B, T] float32, as sampled, 0 where not sampled.
+        sampler_logprobs: [B, T] float32, those after top-p, top-k, penalties and constraints.
         old_logprobs: [B, T] float32, the denominators of the ratios.
         advantages: [B, T] float32, of the call that each trained token belongs to.
         calls: the position of the completion of each LLM call.
@@ -39,6 +40,7 @@ class MicroBatch:
     present: Tensor
     train_counts: Tensor
     logprobs: Tensor
+    sampler_logprobs: Tensor
     old_logprobs: Tensor
     advantages: Tensor
     calls: CallTable
@@ -123,10 +125,12 @@ def _pad(
 ) -> MicroBatch:
     length = max(len(rows[index].token_ids) for index in chosen)
 
-    def padded(field: str, dtype: torch.dtype) -> Tensor:
+    def padded(field: str, dtype: torch.dtype, default: str = "") -> Tensor:
+        """Return a field of the rows; `default` is the field of rows that lack the first."""
         table = torch.zeros((len(chosen), length), dtype=dtype)
         for place, index in enumerate(chosen):
             values = getattr(rows[index], field)
+            values = values if len(values) or not default else getattr(rows[index], default)
             table[place, : len(values)] = torch.as_tensor(values, dtype=dtype)
         return table.to(device)
 
@@ -139,7 +143,8 @@ def _pad(
         present=(torch.arange(length) < lengths[:, None]).to(device),
         train_counts=padded("train_counts", torch.int64),
         logprobs=padded("logprobs", torch.float32),
-        old_logprobs=padded("old_logprobs" if rows[chosen[0]].old_logprobs else "logprobs", torch.float32),
+        sampler_logprobs=padded("sampler_logprobs", torch.float32, "logprobs"),
+        old_logprobs=padded("old_logprobs", torch.float32, "logprobs"),
         advantages=token_advantages([rows[index] for index in chosen], length).to(device),
         calls=CallTable(*columns),
         episodes=torch.tensor([rows[index].episode for index in chosen], device=device),

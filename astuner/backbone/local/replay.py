@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.backbone import reported_memory_errors
 from astuner.backbone.local.determinism import deterministic_operations
 from astuner.backbone.local.optimizer import Optimizer
@@ -26,6 +28,7 @@ from astuner.config.root import AstunerConfig
 from astuner.errors import LogprobGapError, RecordError
 from astuner.llm_engine.causal_lm import choose_device
 from astuner.run_record import RecordedEpisode, by_token, read_index, read_metrics, read_recorded_episode
+from astuner.schema import Episode
 
 # Of runs that are not deterministic: (absolute, relative). Sums have another order, which Adam's division amplifies.
 _TOLERANCES = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (5e-2, 5e-2)}
@@ -144,9 +147,7 @@ def replay_step(folder: Path, step: int) -> StepReplay:
 
 
 def _check_kind(config: AstunerConfig, folder: Path) -> None:
-    algorithm, teacher = config.trainer_common.algorithm, config.trainer_common.distillation.teacher
-    if teacher is not None:
-        raise RecordError(f"{folder} learned from the teacher {teacher}, whose logprobs are not in the record")
+    algorithm = config.trainer_common.algorithm
     if config.backbone != "local" or resolve(algorithm).rule is None:
         raise RecordError(
             f"{folder} is a run of backbone {config.backbone} with algorithm {algorithm.adv_estimator}; replay "
@@ -203,6 +204,30 @@ class _TrainingRecord:
         return recorded
 
 
+@dataclass(frozen=True)
+class _RecordedTeacher:
+    """Gives rows the advantages of their tokens that were recorded, which include those from the teacher.
+
+    Attributes:
+        recorded: the episodes of a step.
+    """
+
+    recorded: Sequence[RecordedEpisode]
+
+    def assign_to(
+        self, rows: Sequence[TrainingRow], episodes: Sequence[Episode]
+    ) -> tuple[list[TrainingRow], dict[str, float]]:
+        """Return the rows with the recorded advantages, and no metrics: those of the teacher are not computed again."""
+        assigned = []
+        for row in rows:
+            each = self.recorded[row.episode]
+            by_index = by_token(each.episode.samples[row.sample], each.updates[row.sample])[0]
+            total = np.array([value or 0.0 for value in by_index], np.float32)
+            # The recorded sums replace the advantages of the calls, so that no rounding separates the two.
+            assigned.append(replace(row, advantages=[0.0] * len(row.calls), teacher_advantages=total))
+        return assigned, {}
+
+
 @dataclass
 class _Comparison:
     """Compares the update of a step with its record.
@@ -232,6 +257,8 @@ class _Comparison:
         """Compute the update, which changes the weights, and compare it."""
         self._compare_sampler()
         policy.prepare_update()
+        if self.config.trainer_common.distillation.teacher is not None:
+            update.distiller = _RecordedTeacher(self.recorded)
         try:
             result = update.step([each.episode for each in self.recorded], self.step)
         except LogprobGapError as error:

@@ -48,7 +48,7 @@ from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.config.root import AstunerConfig
 from astuner.diagnostics import sampled_logprobs
-from astuner.distillation import Distiller
+from astuner.distillation import RowTeacher
 from astuner.schema import Episode
 
 
@@ -120,7 +120,7 @@ class PolicyUpdate:
     policy: Policy
     optimizer: Optimizer
     on_rows: Callable[[int], None] = lambda _: None
-    distiller: Distiller | None = None
+    distiller: RowTeacher | None = None
     _gaps: list[float] = field(default_factory=list, init=False)
 
     @property
@@ -135,9 +135,12 @@ class PolicyUpdate:
             BackboneError: the engine did not sample with the policy's weights, or the gradient is not finite.
             ModelError: the teacher cannot score the episodes.
         """
-        temperatures = [{call.call_id: call.sampling.temperature for call in episode.calls} for episode in episodes]
+        calls = [{call.call_id: call for call in episode.calls} for episode in episodes]
+        temperatures = [{name: call.sampling.temperature for name, call in by_id.items()} for by_id in calls]
         rows = [
-            TrainingRow.from_sample(sample, index, number).with_temperatures(temperatures[index])
+            TrainingRow.from_sample(sample, index, number)
+            .with_temperatures(temperatures[index])
+            .with_sampler_logprobs(calls[index])
             for index, episode in enumerate(episodes)
             for number, sample in enumerate(episode.samples)
         ]
@@ -299,7 +302,7 @@ class PolicyUpdate:
             advantages=batch.advantages,
             train_counts=batch.train_counts,
             calls=batch.calls,
-            sampler_logprobs=batch.logprobs,
+            sampler_logprobs=batch.sampler_logprobs,
         )
         result, correction = corrected_loss(self._rule, self._correction, policy_batch)
         loss = (result.token_losses * (entropy.detach() > threshold) * weights).sum()

@@ -205,11 +205,15 @@ def mini_batch(
     for row, scale in trained:
         episode = episodes[row.episode]
         start = prompt_length(episode.samples[row.sample])
+        versions = {call.call_id: call.policy_version for call in episode.calls}
         exp = by_key[episode.episode_id, row.sample]
         exp.advantages = token_advantages([row], len(row.token_ids))[0, start:]
         exp.info |= {
             # Relative to the response, like the trainer's tensors.
-            CALLS: [(begin - start, end - start) for begin, end in row.calls],
+            CALLS: [
+                (begin - start, end - start, max(exp.info[STEP] - 1 - versions[call_id], 0))
+                for (begin, end), call_id in zip(row.calls, row.call_ids, strict=True)
+            ],
             COUNTS: list(row.train_counts[start:]),
             # The scales are those of the whole mini-batch; this undoes the trainer's mean over experiences.
             SCALE: [scale * len(trained)],
@@ -232,7 +236,7 @@ def padding_experience(step: int, template: Experience, *, use_reference: bool) 
     exp = empty_experience(step)
     exp.advantages = torch.zeros(1)
     exp.info |= {key: template.info[key] for key in template.info.keys() - exp.info.keys()}
-    exp.info |= {CALLS: [(0, 0)], COUNTS: [0], SCALE: [0.0], MINI_BATCH_SIZE: 1}
+    exp.info |= {CALLS: [(0, 0, 0)], COUNTS: [0], SCALE: [0.0], MINI_BATCH_SIZE: 1}
     return _with_loss_inputs(exp, use_reference=use_reference)
 
 

@@ -25,7 +25,6 @@ _PER_TOKEN = {
     "clip_fraction": ("actor/ratio/clipped_low", "actor/ratio/clipped_high"),
     "logprob_difference": ("actor/logprob_difference",),
 }
-_CORRECTION_SUMS = [name for name in CORRECTION_SUMS if name != "gap_max"]
 
 
 def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -46,11 +45,12 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
         if trained:
             metrics[name] = sum(part.get(key, 0.0) for part in updates for key in sums) / trained
     if trained:
-        # Trinity averages metrics over experiences, which maxima do not survive.
-        correction = {
-            name: sum(part.get(f"actor/correction/{name}", 0.0) for part in updates) for name in _CORRECTION_SUMS
-        }
-        metrics |= correction_summary(correction)
+        metrics["ratio/max"] = max(part.get("actor/ratio/ratio_max", 0.0) for part in updates)
+        metrics |= _correction_metrics(updates, "", "")
+    age = 0
+    while any(f"actor/correction/stale_{age}/tokens" in part for part in updates):
+        metrics |= _correction_metrics(updates, f"stale_{age}/", f"/stale_{age}")
+        age += 1
     stalest = [part["staleness/max"] for part in parts if "staleness/max" in part]
     means = [part["staleness/mean"] for part in parts if "staleness/mean" in part]
     if stalest:
@@ -59,6 +59,13 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if read_times:
         metrics["time/trainer_wait"] = sum(read_times)
     return metrics | {"update/optimiser_steps": len(updates)}
+
+
+def _correction_metrics(updates: Sequence[Mapping[str, float]], group: str, suffix: str) -> dict[str, float]:
+    """Return the metrics of the correction for a group of tokens; none if the group has no token."""
+    columns = {name: [part.get(f"actor/correction/{group}{name}", 0.0) for part in updates] for name in CORRECTION_SUMS}
+    sums = {name: max(column) if name == "gap_max" else sum(column) for name, column in columns.items()}
+    return correction_summary(sums, suffix) if sums["tokens"] else {}
 
 
 def check_current_weights(parts: Sequence[Mapping[str, float]], dtype: torch.dtype, step: int) -> None:

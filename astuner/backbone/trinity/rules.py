@@ -23,6 +23,8 @@ _LOSS_KEYS = {
 }
 # GPUs of each machine in a Ray cluster that the run joins; this machine may have another number.
 _USUAL_GPUS = 8
+# The metrics of the correction for this staleness include those of larger values.
+_OLDEST_MEASURED = 4
 
 
 def mode(config: AstunerConfig, facts: TrinityRunFacts) -> str:
@@ -127,7 +129,7 @@ def algorithm_type(config: AstunerConfig, facts: TrinityRunFacts) -> str:
 
 
 def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
-    """Arguments of astuner's loss: algorithm, clip range, KL estimator, KL coefficient (0 for none) and correction."""
+    """Arguments of astuner's loss: algorithm, clip range, KL estimator and coefficient (0 for none), and correction."""
     common = config.trainer_common
     correction = resolve_correction(
         config,
@@ -140,7 +142,14 @@ def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object
         "kl_type": common.kl_loss_type,
         "correction": correction.config.model_dump(mode="json"),
         "old_from_trainer": correction.old_from_trainer,
+        "ages": correction_ages(config),
     }
+
+
+def correction_ages(config: AstunerConfig) -> int:
+    """Return for how many values of the staleness the correction is measured; 0 in synchronous training."""
+    staleness = config.asynchrony.max_staleness
+    return min(staleness, _OLDEST_MEASURED) + 1 if staleness else 0
 
 
 def sampling_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:

@@ -112,6 +112,7 @@ class EpisodeLoss(PolicyLossFn):
         correction: dict[str, Any],
         *,
         old_from_trainer: bool,
+        ages: int,
     ) -> None:
         """Resolve the algorithm.
 
@@ -123,12 +124,13 @@ class EpisodeLoss(PolicyLossFn):
             correction: the run's `trainer_common.correction`, resolved.
             old_from_trainer: whether the ratios are to the policy before the update. A training step then has one
                 optimizer step, so it is the current policy.
+            ages: the number of values of the calls' staleness with metrics of their own; 0 for none.
         """
         super().__init__(backend=backend)
         rule = resolve(AlgorithmConfig(**algorithm)).rule
         assert rule is not None
         self._rule, self._kl_coef, self._kl_type = rule, kl_coef, kl_type
-        self._correction = Correction(CorrectionConfig(**correction), old_from_trainer)
+        self._correction, self._ages = Correction(CorrectionConfig(**correction), old_from_trainer), ages
 
     def __call__(
         self,
@@ -147,13 +149,15 @@ class EpisodeLoss(PolicyLossFn):
                 for one row. The old logprobs are the sampler's.
             token_counts: [B, R] int64, how often each token is trained; or [R].
             row_scale: [B, 1] float32; or [1].
-            call_spans: [B, C, 2] int64, start and end of each call's completion, padded with (0, 0); or [C, 2].
+            call_spans: [B, C, 3] int64, start and end of each call's completion and its staleness in training steps,
+                padded with zeros; or [C, 3].
         """
         counts = _as_batch(token_counts)
         current, sampler, credit = (_as_batch(tensor).float() for tensor in (logprob, old_logprob, advantages))
-        spans = call_spans.view(len(counts), -1, 2)
+        spans = call_spans.view(len(counts), -1, 3)
         rows, calls = (spans[..., 1] > spans[..., 0]).nonzero(as_tuple=True)
-        table = CallTable(rows, *spans[rows, calls].unbind(-1))
+        starts, ends, staleness = spans[rows, calls].unbind(-1)
+        table = CallTable(rows, starts, ends)
         old = current.detach() if self._correction.old_from_trainer else sampler
         batch = PolicyBatch(current, old, credit, counts, table, sampler)
         result, correction = corrected_loss(self._rule, self._correction, batch)
@@ -167,21 +171,41 @@ class EpisodeLoss(PolicyLossFn):
         sums["loss/total"] = loss
         sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
         sums["logprob_difference"] = ((current.detach() - sampler).abs() * counts).sum()
-        sums |= {f"correction/{name}": getattr(correction, name) for name in CORRECTION_SUMS if name != "gap_max"}
-        return loss, {name: self._metric(float(value.detach())) for name, value in sums.items()}
+        sums |= {f"correction/{name}": getattr(correction, name) for name in CORRECTION_SUMS}
+        # All calls return the same names, because the trainer averages each over the calls that return it.
+        for age, metrics in enumerate(self._correction.metrics_by_staleness(batch, staleness, self._ages)):
+            sums |= {f"correction/stale_{age}/{name}": getattr(metrics, name) for name in CORRECTION_SUMS}
+        return loss, {name: self._metric(name, float(value.detach())) for name, value in sums.items()}
 
-    def _metric(self, value: float) -> Any:
-        """Return a sum in the trainer's format: verl's would average plain numbers over micro-batches."""
+    def _metric(self, name: str, value: float) -> Any:
+        """Return a sum, or a maximum if its name ends with `_max`, in the trainer's format.
+
+        Both trainers would average plain numbers over the calls of the loss.
+        """
+        is_maximum = name.endswith("_max")
         if self.backend != "verl":
-            return value
+            return _Maximum(value) if is_maximum else value
         from verl.utils.metric import AggregationType, Metric
 
-        return Metric(AggregationType.SUM, value)
+        return Metric(AggregationType.MAX if is_maximum else AggregationType.SUM, value)
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """Return no defaults; astuner sets all arguments."""
         return {}
+
+
+class _Maximum(float):
+    """A number whose mean with others is the largest: Trinity's Tinker trainer computes `sum(values) / len(values)`."""
+
+    def __add__(self, other: float) -> _Maximum:
+        return _Maximum(max(self, other))
+
+    def __radd__(self, other: float) -> _Maximum:
+        return self  # `sum` starts with 0
+
+    def __truediv__(self, count: float) -> float:
+        return float(self)
 
 
 def _as_batch(values: Tensor) -> Tensor:

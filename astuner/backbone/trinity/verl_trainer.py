@@ -79,7 +79,7 @@ def worker_rows(experiences: Sequence[Experience], workers: int) -> list[Experie
     tokens, calls = (max(len(row.info[key]) for row in rows) for key in (COUNTS, CALLS))
     for row in rows:
         row.info[COUNTS] = _padded(row.info[COUNTS], tokens, 0)
-        row.info[CALLS] = _padded(row.info[CALLS], calls, (0, 0))
+        row.info[CALLS] = _padded(row.info[CALLS], calls, (0, 0, 0))
         # The scales are made for a trainer that averages over experiences.
         row.info[SCALE] = [row.info[SCALE][0] / count * workers]
         if not use_reference:

@@ -100,13 +100,15 @@ def loss_fields(
         mini_batch: index of the row's mini-batch in the step.
 
     Returns:
-        `advantages` and `old_log_probs` [R] float32; `call_starts` and `call_ends` [calls] int64, positions in the
-        response; and the scalars `row_scale` (float32), `mini_batch` and `row` (int64, the row's index).
+        `advantages`, `old_log_probs` and `sampler_log_probs` [R] float32; `call_starts` and `call_ends` [calls] int64,
+        positions in the response; and the scalars `row_scale` (float32), `mini_batch` and `row` (int64, the row's
+        index).
     """
     calls = torch.tensor(row.calls, dtype=torch.int64).reshape(-1, 2) - prompt
     return {
         "advantages": token_advantages([row], len(row.token_ids))[0, prompt:],
         "old_log_probs": old_logprobs,
+        "sampler_log_probs": torch.tensor((row.sampler_logprobs or row.logprobs)[prompt:], dtype=torch.float32),
         "call_starts": calls[:, 0].contiguous(),
         "call_ends": calls[:, 1].contiguous(),
         "row_scale": torch.tensor(scale, dtype=torch.float32),
@@ -120,6 +122,7 @@ def padding_loss_fields(mini_batch: int, *, reference: bool) -> RowFields:
     fields = {
         "advantages": torch.zeros(1),
         "old_log_probs": torch.zeros(1),
+        "sampler_log_probs": torch.zeros(1),
         # One call of length 0: TransferQueue treats a field without elements as missing.
         "call_starts": torch.zeros(1, dtype=torch.int64),
         "call_ends": torch.zeros(1, dtype=torch.int64),

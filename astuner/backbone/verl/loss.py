@@ -49,15 +49,15 @@ class RowLoss:
         logprobs = no_padding_2_padding(model_output["log_probs"], data).float()
         entropy = no_padding_2_padding(model_output["entropy"], data)
         mask = _to_padded(data["loss_mask"])
-        sampler = _to_padded(data["rollout_log_probs"])
-        old = _to_padded(data["old_log_probs"]) if self.correction.old_from_trainer else sampler
+        from_trainer = self.correction.old_from_trainer
+        old = _to_padded(data["old_log_probs" if from_trainer else "rollout_log_probs"])
         batch = PolicyBatch(
             logprobs=logprobs,
             old_logprobs=logprobs.detach() if self.own_ratio else old,
             advantages=_to_padded(data["advantages"]),
             train_counts=mask,
             calls=_call_table(data),
-            sampler_logprobs=sampler,
+            sampler_logprobs=_to_padded(data["sampler_log_probs"]),
         )
         rule = resolve(self.algorithm).rule
         assert rule is not None

@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
+from astuner.backbone.verl.rules import SAMPLER_LOGPROBS
 from astuner.errors import AstunerError, ContextLengthError, ModelError, first_line
 from astuner.llm_engine.protocol import reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
@@ -123,7 +124,9 @@ def _to_completion(output: Any, params: SamplingParams) -> Completion:
             f"{output.stop_reason!r}); expected at least one token, and one logprob per token"
         )
     reason: FinishReason = "stop" if ids[-1] in params.stop_token_ids else "length"
-    return Completion(ids, logprobs, reason, int(output.extra_fields.get("global_steps") or 0))
+    extra = output.extra_fields
+    version, sampler_logprobs = int(extra.get("global_steps") or 0), tuple(extra.get(SAMPLER_LOGPROBS) or ())
+    return Completion(ids, logprobs, reason, version, sampler_logprobs=sampler_logprobs)
 
 
 def check_engines_alive(servers: Sequence[Any]) -> None:

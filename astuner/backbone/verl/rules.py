@@ -25,6 +25,8 @@ _USUAL_GPUS = 8
 
 EMBEDDED = "astuner_embedded"
 """The name under which astuner registers its engine with verl."""
+SAMPLER_LOGPROBS = "sampler_log_probs"
+"""Key of `Completion.sampler_logprobs` in the additional fields of its answers."""
 
 
 def model_path(config: AstunerConfig, facts: VerlRunFacts) -> str:

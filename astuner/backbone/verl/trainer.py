@@ -42,6 +42,7 @@ _LOSS_FIELDS = [
     "row_scale",
     "mini_batch",
     "row",
+    "sampler_log_probs",
 ]
 
 

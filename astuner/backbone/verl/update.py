@@ -133,9 +133,13 @@ class VerlUpdate:
             for index, episode in enumerate(episodes)
             for number, sample in enumerate(episode.samples)
         ]
+        calls = [{call.call_id: call for call in episode.calls} for episode in episodes]
         stored = _StoredRows(
             samples=[sample for _, _, sample in numbered],
-            rows=[TrainingRow.from_sample(sample, index, number) for index, number, sample in numbered],
+            rows=[
+                TrainingRow.from_sample(sample, index, number).with_sampler_logprobs(calls[index])
+                for index, number, sample in numbered
+            ],
             old_logprobs=[torch.tensor(s.logprobs[prompt_length(s) :], dtype=torch.float32) for _, _, s in numbered],
             prefix=f"{self.run_id}-step{step}",
         )

@@ -12,6 +12,26 @@ from astuner.llm_engine.embedded.grammars import GrammarMatcher
 from astuner.llm_engine.stop_strings import StopStrings
 from astuner.schema import Completion, FinishReason, SamplingParams
 
+TopLogprobs = tuple[tuple[int, float], ...]
+"""The ids and logprobs of the most likely tokens at a position."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token that was sampled for a request.
+
+    Attributes:
+        token_id: its id.
+        logprob: as defined by `Completion.logprobs`; NaN if logits are not finite.
+        top_logprobs: the most likely tokens; None unless the request asks for them.
+        sampler_logprob: as defined by `Completion.sampler_logprobs`; None if it is `logprob`.
+    """
+
+    token_id: int
+    logprob: float
+    top_logprobs: TopLogprobs | None = None
+    sampler_logprob: float | None = None
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -27,6 +47,7 @@ class Request:
         grammar: the state in the grammar of `params.constraint`; None without one.
         logprobs: one logprob per sampled id.
         top_logprobs: for each sampled id, the ids and logprobs of the most likely tokens; empty unless requested.
+        sampler_logprobs: one per sampled id, see `Completion.sampler_logprobs`; empty if they equal `logprobs`.
         key: 64-bit key of the request's random stream.
         stop_ids: `params.stop_token_ids` as a set.
     """
@@ -40,6 +61,7 @@ class Request:
     grammar: GrammarMatcher | None = None
     logprobs: list[float] = field(default_factory=list, init=False)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list, init=False)
+    sampler_logprobs: list[float] = field(default_factory=list, init=False)
     key: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
 
@@ -47,19 +69,28 @@ class Request:
         self.key = draw_key(self.params.seed)
         self.stop_ids = frozenset(self.params.stop_token_ids)
 
-    def append(self, token_id: int, logprob: float, top_logprobs: tuple[tuple[int, float], ...] | None) -> None:
-        """Append a sampled id."""
-        self.tokens.append(token_id)
-        self.logprobs.append(logprob)
-        if top_logprobs is not None:
-            self.top_logprobs.append(top_logprobs)
+    def append(self, sampled: SampledToken) -> None:
+        """Append a sampled token."""
+        self.tokens.append(sampled.token_id)
+        self.logprobs.append(sampled.logprob)
+        if sampled.top_logprobs is not None:
+            self.top_logprobs.append(sampled.top_logprobs)
+        if sampled.sampler_logprob is not None:
+            self.sampler_logprobs.append(sampled.sampler_logprob)
         if self.grammar is not None and self.grammar.failure is None:
-            self.grammar.accept(token_id)
+            self.grammar.accept(sampled.token_id)
 
     def completion(self, reason: FinishReason, policy_version: int) -> Completion:
         """Return the completion of the request, which has ended."""
         sampled = tuple(self.tokens[self.prompt_len :])
-        return Completion(sampled, tuple(self.logprobs), reason, policy_version, tuple(self.top_logprobs))
+        return Completion(
+            sampled,
+            tuple(self.logprobs),
+            reason,
+            policy_version,
+            tuple(self.top_logprobs),
+            tuple(self.sampler_logprobs),
+        )
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astuner.llm_engine.embedded.request import Request
+from astuner.llm_engine.embedded.request import Request, SampledToken, TopLogprobs
 
 # Constants of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -30,10 +30,6 @@ def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[
     z ^= z >> np.uint64(31)
     drawn: NDArray[np.float64] = (z >> np.uint64(64 - _UNIFORM_BITS)) * 2.0**-_UNIFORM_BITS
     return drawn
-
-
-TopLogprobs = tuple[tuple[int, float], ...]
-"""The ids and logprobs of the most likely tokens at a position."""
 
 
 class BatchSampler:
@@ -60,19 +56,21 @@ class BatchSampler:
             self._top_k = torch.tensor([[p.top_k] for p in params], device=device)
             self._top_p = torch.tensor([[p.top_p] for p in params], device=device, dtype=torch.float64)
         self._requests = tuple(requests)
-        self._is_adjusted = any(request.grammar or _has_penalty(request) for request in requests)
+        is_adjusted = [request.grammar is not None or _has_penalty(request) for request in requests]
+        self._is_adjusted = any(is_adjusted)
+        # Whether a request's tokens have another distribution than that of `Completion.logprobs`.
+        self._is_altered = [
+            request.params.temperature > 0 and (adjusted or _is_truncated(request))
+            for request, adjusted in zip(requests, is_adjusted, strict=True)
+        ]
         self._has_tops = any(request.params.top_logprobs for request in requests)
         self._counts: dict[int, Tensor] = {}
 
-    def sample(self, logits: Tensor) -> tuple[list[int], list[float], dict[int, TopLogprobs]]:
+    def sample(self, logits: Tensor) -> list[SampledToken]:
         """Sample the next token of each request.
 
         Args:
             logits: [requests, vocabulary] float32; overwritten.
-
-        Returns:
-            Token ids, and their logprobs as defined by `Completion.logprobs`; NaN if logits are not finite. For the
-            requests that ask for them, by index, the most likely tokens.
         """
         adjusted = self._adjusted(logits) if self._is_adjusted else None
         candidates = logits if adjusted is None else adjusted
@@ -99,12 +97,20 @@ class BatchSampler:
             logprobs = (weights.gather(-1, ids).double() / total).log_()
         else:  # a token that a grammar forces may be so unlikely that its weight is 0
             logprobs = log_weights.gather(-1, ids).double() - total.log()
+        columns = [ids.double(), logprobs]
+        if any(self._is_altered):
+            # Top-k and top-p do not change the weights of the tokens that they keep.
+            columns.append((weights.gather(-1, ids).double() / cdf[:, -1:]).log_())
         # A single transfer from the device: float64 represents every token id exactly.
-        both = torch.cat([ids.double(), logprobs], dim=1).t().tolist()
-        token_ids = [int(token) for token in both[0]]
-        for row, counts in self._counts.items():
-            counts[token_ids[row]] += 1
-        return token_ids, both[1], {} if log_weights is None else self._top_logprobs(log_weights, total)
+        values = torch.cat(columns, dim=1).tolist()
+        tops = {} if log_weights is None else self._top_logprobs(log_weights, total)
+        tokens = [
+            SampledToken(int(row[0]), row[1], tops.get(index), row[2] if altered else None)
+            for index, (row, altered) in enumerate(zip(values, self._is_altered, strict=True))
+        ]
+        for index, counts in self._counts.items():
+            counts[tokens[index].token_id] += 1
+        return tokens
 
     def _scaled(self, logits: Tensor) -> Tensor:
         """Return the logits divided by the temperatures, with a maximum of 0 in each row; overwrites them."""

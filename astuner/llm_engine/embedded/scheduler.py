@@ -224,9 +224,9 @@ class Scheduler:
             LaneGroup(slab.kv[:, : len(slab.requests)], [request.tokens for request in slab.requests], shared)
             for slab, shared in zip(slabs, self._shared, strict=True)
         ]
-        token_ids, logprobs, top_logprobs = self._sampler.sample(self._forward.decode(groups))
-        for row, request in enumerate(requests):
-            request.append(token_ids[row], logprobs[row], top_logprobs.get(row))
+        tokens = self._sampler.sample(self._forward.decode(groups))
+        for request, token in zip(requests, tokens, strict=True):
+            request.append(token)
         self._steps += 1
         self._sampled_tokens += len(requests)
         self._deliver_finished(requests)

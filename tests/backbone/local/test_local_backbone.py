@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -102,6 +103,29 @@ def test_calls_are_trained_at_their_own_temperatures(make_job: MakeJob, tmp_path
     (entry, *_) = [entry for entry in read_index(tuned.record) if entry.split == "train"]
     episode = read_episode(tuned.record / entry.path)
     assert [call.sampling.temperature for call in episode.calls] == [1.8, 0.4, 0.6, 0.6]
+
+
+@pytest.mark.parametrize("pack", ["none", "tree"])
+def test_a_correction_acts_on_the_tokens_that_top_p_leaves_out(make_job: MakeJob, tmp_path: Path, pack: str):
+    settings = {
+        "rollout__temperature": 0.7,
+        "rollout__top_p": 0.6,
+        "update__pack": pack,
+        "trainer_common__total_training_steps": 1,
+    }
+    record = make_job(**settings).tune(tmp_path / "records").record
+    entries = [entry for entry in read_index(record) if entry.split == "train" and entry.advantage]
+    calls = [call for entry in entries for call in read_episode(record / entry.path).calls]
+    gaps = [
+        sampled - whole for call in calls for sampled, whole in zip(call.sampler_logprobs, call.logprobs, strict=True)
+    ]
+    assert 0.0 <= min(gaps) < max(gaps) < -math.log(0.6)
+    (row,) = [row.metrics for row in read_metrics(record) if "loss/policy" in row.metrics]
+    # The logprobs over the whole vocabulary are those of the trainer.
+    assert row["logprob_difference"] < 1e-5
+    assert row["correction/gap_mean"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-3)
+    assert row["correction/gap_max"] == pytest.approx(max(gaps), rel=1e-3)
+    assert row["ratio/mean"] == 1.0
 
 
 def test_a_run_replaces_the_sampling_of_its_agents_if_configured(make_job: MakeJob, tmp_path: Path):

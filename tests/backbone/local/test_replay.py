@@ -140,6 +140,29 @@ def test_injected_changes_are_named(make_job: MakeJob, record: Path, tmp_path: P
     assert (code, found["differences"][0]) == (1, "step 1: lr: recorded 0.01, computed 0.02")
 
 
+def test_a_step_with_a_teacher(make_job: MakeJob, tmp_path: Path):
+    settings = {
+        "trainer_common__deterministic": True,
+        "trainer_common__total_training_steps": 2,
+        "trainer_common__distillation__teacher": "self",
+        "trainer_common__distillation__hint": "Use letters: {unlucky}",
+        "trainer_common__distillation__reward_coef": 1.0,
+    }
+    record = make_job(**settings).tune(tmp_path / "first").record
+    code, found = outcome("replay", record, "--step", 2)
+    assert (code, found["differences"], found["is_exact"], found["checkpoint"]) == (0, [], True, 1)
+    assert not any(metric["name"].startswith("distillation/") for metric in found["metrics"])
+    # Each token has an advantage of its own, from which the loss is computed.
+    entry = trained(record, 2)
+    advantages = json.loads((record / entry.path).read_bytes())["updates"][0]["advantages"]
+    assert len(advantages) > 2
+    changed = copy_of(record, "advantage")
+    edit(changed, entry, ["updates", 0, "advantages", 1, 1], 0.5)
+    code, found = outcome("replay", changed, "--step", 2)
+    assert code == 1
+    assert found["differences"][0].startswith("step 2: loss/policy: recorded ")
+
+
 def read_sample(record: Path, entry: EpisodeEntry) -> list[int]:
     """The indices of the trained tokens of an episode's first sample."""
     sample = json.loads((record / entry.path).read_bytes())["episode"]["samples"][0]

@@ -5,19 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from astuner.algorithms.correction import CORRECTION_SUMS
 from astuner.backbone.trinity.metrics import check_current_weights, update_metrics
 from astuner.errors import LogprobGapError
 
 
 def test_step_metrics_combine_those_of_its_optimizer_steps():
     taught = {"actor/ratio/trained_tokens": 4.0, "actor/loss/policy": 1.0, "actor/ratio/kl_sum": 2.0}
+    taught |= {"actor/ratio/ratio_max": 3.0}
     idle = {"actor/loss/policy": 9.0, "time/read_experience": 3.0, "staleness/max": 2.0, "staleness/mean": 2.0}
     fresh = {"time/read_experience": 0.5, "staleness/max": 1.0, "staleness/mean": 1.0}
     other = {"actor/ratio/trained_tokens": 2.0, "actor/loss/policy": 3.0, "actor/ratio/kl_sum": 1.0}
     # The correction's sums, over 4 and 2 tokens.
-    sums = {"tokens": 4.0, "gap_sum": 2.0, "ratio_sum": 4.0, "ratio_squares": 5.0, "truncated": 1.0, "masked": 0.0}
+    sums = dict(zip(CORRECTION_SUMS, [4.0, 2.0, 0.9, 4.0, 5.0, 1.0, 0.0], strict=True))
     taught |= {f"actor/correction/{name}": value for name, value in sums.items()}
-    sums = {"tokens": 2.0, "gap_sum": 1.0, "ratio_sum": 2.0, "ratio_squares": 3.0, "truncated": 0.0, "masked": 0.0}
+    # One of the 4 tokens is two steps stale, and none is one step stale.
+    for age, tokens in enumerate([3.0, 0.0, 1.0]):
+        taught |= {f"actor/correction/stale_{age}/{name}": value * tokens / 4 for name, value in sums.items()}
+    sums = dict(zip(CORRECTION_SUMS, [2.0, 1.0, 1.5, 2.0, 3.0, 0.0, 0.0], strict=True))
     other |= {f"actor/correction/{name}": value for name, value in sums.items()}
     metrics = update_metrics([taught | fresh, idle, other])
     assert metrics == pytest.approx(
@@ -27,10 +32,22 @@ def test_step_metrics_combine_those_of_its_optimizer_steps():
             "ratio/mean": 0.0,
             "clip_fraction": 0.0,
             "logprob_difference": 0.0,
+            "ratio/max": 3.0,
             "correction/gap_mean": 0.5,
+            "correction/gap_max": 1.5,
             "correction/effective_sample_size": 36 / (6 * 8),
             "correction/truncated": 1 / 6,
             "correction/masked": 0.0,
+            "correction/gap_mean/stale_0": 0.5,
+            "correction/gap_max/stale_0": 0.9 * 3 / 4,
+            "correction/effective_sample_size/stale_0": 16 / (4 * 5),
+            "correction/truncated/stale_0": 1 / 4,
+            "correction/masked/stale_0": 0.0,
+            "correction/gap_mean/stale_2": 0.5,
+            "correction/gap_max/stale_2": 0.9 / 4,
+            "correction/effective_sample_size/stale_2": 16 / (4 * 5),
+            "correction/truncated/stale_2": 1 / 4,
+            "correction/masked/stale_2": 0.0,
             "staleness/max": 2.0,
             "staleness/mean": 1.5,
             "time/trainer_wait": 3.5,

@@ -56,6 +56,7 @@ def row_loss_gradient(config: AlgorithmConfig, answers: list[Answer]) -> list[Te
             "loss_mask": nested([torch.ones(length, dtype=torch.int64) for length in lengths]),
             "rollout_log_probs": nested(old),
             "old_log_probs": nested(old),
+            "sampler_log_probs": nested(old),
             "advantages": nested([torch.full((n,), float(a)) for n, a in zip(lengths, advantages, strict=True)]),
             "call_starts": nested([torch.zeros(1, dtype=torch.int64)] * len(answers)),
             "call_ends": nested([torch.tensor([length]) for length in lengths]),

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.config.root import RunConfig
 from astuner.errors import BackboneError, RecordError
+from astuner.schema import Episode
 from tests.backbone.verl.clusters import VerlCluster, make_episodes, small_run, started_cluster
-from tests.backbone.verl.local_reference import local_reference, saved_weights
+from tests.backbone.verl.local_reference import LocalReference, local_reference, saved_weights
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
@@ -167,17 +169,53 @@ def test_a_saved_model_keeps_the_generation_config(cluster: VerlCluster, tmp_pat
 def test_every_algorithm_has_the_loss_and_gradient_of_the_local_backbone(
     cluster: VerlCluster, model_folder: Path, tmp_path: Path, algorithm: str
 ):
-    from astuner.backbone.verl.loss import row_loss
-
     settings = {"trainer_common__mini_batch_num": 1, "trainer_common__algorithm__use_kl_in_reward": algorithm == "rloo"}
     config = small_run(algorithm, **settings)
-    reference = local_reference(model_folder)
-    # The workers' weights have changed; the reference model is the starting model in both backbones.
-    now = saved_weights(cluster.trainer, tmp_path / "model")
-    reference.policy.load_training_state({name: now[name] for name in reference.policy.training_state()})
+    reference = current_reference(cluster, model_folder, tmp_path)
     episodes = make_episodes(reference.logprobs, seed=7)
+    assert_metrics_of_the_local_backbone(cluster, config, reference, episodes)
+
+
+@pytest.mark.parametrize("mode", ["auto", "seq_mis"])
+def test_a_correction_acts_on_the_distribution_after_top_p(
+    cluster: VerlCluster, model_folder: Path, tmp_path: Path, mode: str
+):
+    correction = {"trainer_common__correction__mode": mode, "rollout__top_p": 0.8}
+    config = small_run("reinforce++", trainer_common__mini_batch_num=1, **correction)
+    reference = current_reference(cluster, model_folder, tmp_path)
+    episodes = [
+        replace(
+            episode,
+            calls=tuple(
+                # The engine returns none for a call whose top-p is 1.
+                replace(call, sampler_logprobs=tuple(value + 0.1 for value in call.logprobs) if turn != 1 else ())
+                for turn, call in enumerate(episode.calls)
+            ),
+        )
+        for episode in make_episodes(reference.logprobs, seed=7)
+    ]
+    metrics = assert_metrics_of_the_local_backbone(cluster, config, reference, episodes)
+    assert 0.05 < metrics["correction/gap_mean"] < 0.1
+    assert metrics["logprob_difference"] < 0.01
+
+
+def current_reference(cluster: VerlCluster, model_folder: Path, folder: Path) -> LocalReference:
+    """Return the local backbone with the workers' weights; the reference model is the starting model in both."""
+    reference = local_reference(model_folder)
+    now = saved_weights(cluster.trainer, folder / "model")
+    reference.policy.load_training_state({name: now[name] for name in reference.policy.training_state()})
+    return reference
+
+
+def assert_metrics_of_the_local_backbone(
+    cluster: VerlCluster, config: RunConfig, reference: LocalReference, episodes: list[Episode]
+) -> dict[str, float]:
+    """Do the same training step on both backbones, compare the metrics, and return them."""
+    from astuner.backbone.verl.loss import row_loss
+
     expected, _ = reference.step(config, episodes)
     cluster.trainer.actor_rollout_wg.set_loss_fn(row_loss(config.astuner, torch.float32, other_engine=False))
     result = replace(cluster, config=config).update().step(episodes, 1).metrics
     assert result["grad_norm"] > 1e-4
     assert result == pytest.approx(expected.metrics, rel=2e-4, abs=1e-5)
+    return result

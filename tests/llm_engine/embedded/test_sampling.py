@@ -20,7 +20,8 @@ def request(**params):
 
 
 def sample(logits, requests):
-    return BatchSampler(requests, CPU).sample(logits.clone())[:2]
+    tokens = BatchSampler(requests, CPU).sample(logits.clone())
+    return [token.token_id for token in tokens], [token.logprob for token in tokens]
 
 
 def test_uniforms_are_splitmix64():
@@ -45,7 +46,7 @@ def test_draws_follow_the_softmax(temperature):
     sampler = BatchSampler([request(seed=i, temperature=temperature) for i in range(1000)], CPU)
     counts = torch.zeros(5)
     for _ in range(20):
-        ids, _, _ = sampler.sample(logits.repeat(1000, 1))
+        ids = [token.token_id for token in sampler.sample(logits.repeat(1000, 1))]
         counts += torch.bincount(torch.tensor(ids), minlength=5)
     expected = (logits / temperature).softmax(-1) * 20_000
     assert counts[4] == 0
@@ -93,6 +94,33 @@ def allowed(probabilities, temperature, top_k, top_p):
     return nucleus
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([-1, 1, 3, 50]),
+    top_p=st.sampled_from([1.0, 0.9, 0.2]),
+    penalty=st.sampled_from([0.0, 1.5]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_logprobs_of_the_sampled_distribution(seed, temperature, top_k, top_p, penalty):
+    logits = torch.randn(1, 11, generator=torch.Generator().manual_seed(seed)) * 3
+    again = request(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, presence_penalty=penalty)
+    again.tokens.append(4)
+    # The request without restrictions has no logprobs of its own, whatever its neighbour has.
+    plain = request(seed=seed)
+    restricted, whole = BatchSampler([again, plain], CPU).sample(logits.repeat(2, 1))
+    assert whole.sampler_logprob is None
+    if temperature == 0 or (top_k < 0 and top_p == 1 and penalty == 0):
+        assert restricted.sampler_logprob is None
+        return
+    adjusted = logits[0].clone()
+    adjusted[4] -= penalty
+    probabilities = (adjusted / temperature).softmax(-1)
+    kept = allowed(probabilities, temperature, top_k, top_p)
+    expected = math.log(float(probabilities[restricted.token_id]) / sum(float(probabilities[i]) for i in kept))
+    assert restricted.sampler_logprob == pytest.approx(expected, abs=1e-5)
+
+
 def test_all_tokens_of_the_nucleus_are_sampled():
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     sampled = {sample(logits[None], [request(seed=i, top_p=0.75)])[0][0] for i in range(200)}
@@ -105,11 +133,11 @@ def test_a_stream_resumes_where_it_stopped():
     # A request that is preempted and resumed samples the same tokens.
     logits = torch.zeros(1, 1000)
     uninterrupted = BatchSampler([request(seed=5)], CPU)
-    drawn = [uninterrupted.sample(logits.clone())[0][0] for _ in range(6)]
+    drawn = [uninterrupted.sample(logits.clone())[0].token_id for _ in range(6)]
     resumed = request(seed=5)
     resumed.logprobs.extend([0.0] * 4)
     again = BatchSampler([resumed], CPU)
-    assert [again.sample(logits.clone())[0][0] for _ in range(2)] == drawn[4:]
+    assert [again.sample(logits.clone())[0].token_id for _ in range(2)] == drawn[4:]
     assert len(set(drawn)) > 3
 
 

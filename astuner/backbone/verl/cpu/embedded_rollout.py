@@ -14,7 +14,7 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
-from astuner.backbone.verl.rules import EMBEDDED
+from astuner.backbone.verl.rules import EMBEDDED, SAMPLER_LOGPROBS
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.redaction.output import redact_output
@@ -65,7 +65,10 @@ class EmbeddedServer:
             token_ids=list(completion.token_ids),
             log_probs=list(completion.logprobs),
             stop_reason="completed",
-            extra_fields={"global_steps": completion.policy_version},
+            extra_fields={
+                "global_steps": completion.policy_version,
+                SAMPLER_LOGPROBS: list(completion.sampler_logprobs),
+            },
         )
 
     async def load_weights(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
