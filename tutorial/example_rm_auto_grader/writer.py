@@ -46,13 +46,12 @@ def validation_file() -> Path:
     return _write("validation.jsonl", [_task(a, b) for i, (a, b) in enumerate(questions()) if not i % HELD_OUT])
 
 
-def reference_file() -> Path:
-    """Write the samples that the rubrics are learned from: the reference, and an answer with its score."""
-    rows = [
+def references() -> list[dict]:
+    """Return the samples that the rubrics are learned from: the reference, and an answer with its score."""
+    return [
         {**_task(a, b), "final_answer": answer(1 + i % (len(STYLES) - 1), a, b), "score": 0.0}
         for i, (a, b) in enumerate(questions()[::4])
     ]
-    return _write("references.jsonl", rows)
 
 
 def _task(a: int, b: int) -> dict:

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server on 127.0.0.1 that stands in for a grading model, so that the example needs no network.
 
-    python -m tutorial.example_rubrics_judge.grading_server PORT
+    python -m tutorial.example_rm_auto_grader.grading_server PORT
 
 Its first rubric only asks for politeness. When it is shown which answers this rubric graded wrongly, it proposes
 rubrics on the number and on the reason. It grades an answer by the rubrics that the prompt contains.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,9 @@ from astuner.config.loading import load_config
 from astuner.config.root import AstunerConfig
 from astuner.schema import Task
 from astuner.task_judge.rubrics_auto_grader import make_grader
-from tutorial.example_rubrics_judge import grading_server, writer
+from tutorial.example_rm_auto_grader import grading_server, writer
 
-CONFIG = Path(__file__).parents[2] / "tutorial/example_rubrics_judge/rubrics_judge_tiny.yaml"
+CONFIG = Path(__file__).parents[2] / "tutorial/example_rm_auto_grader/rm_auto_grader_tiny.yaml"
 
 
 @pytest.fixture
@@ -56,3 +57,8 @@ def test_the_tasks_of_training_and_validation_differ(tmp_path: Path, monkeypatch
     training = set(writer.training_file().read_text().splitlines())
     validation = set(writer.validation_file().read_text().splitlines())
     assert (len(training), len(validation), training & validation) == (64, 17, set())
+
+
+def test_the_file_of_references_has_the_samples_of_the_agent():
+    rows = [json.loads(line) for line in (CONFIG.parent / "rubrics_train.jsonl").read_text().splitlines()]
+    assert rows == writer.references()

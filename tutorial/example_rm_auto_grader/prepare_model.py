@@ -1,13 +1,13 @@
-"""Create the starting model of rubrics_judge_tiny.yaml: a tiny model that uses all forms of answers equally often."""
+"""Create the starting model of rm_auto_grader_tiny.yaml: a tiny model that uses all forms of answers equally often."""
 
 import random
 from pathlib import Path
 
-from tutorial.example_rubrics_judge import writer
+from tutorial.example_rm_auto_grader import writer
 from tutorial.starting_model import Recipe, starting_model
 
 RECIPE = Recipe(
-    "rubrics_judge_tiny",
+    "rm_auto_grader_tiny",
     hidden_size=96,
     intermediate_size=288,
     layers=2,
