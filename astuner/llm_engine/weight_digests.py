@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-_ELEMENTS_PER_PART = 2**22
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# A part fits into the cache of a core, also in the dtype that it is rounded to. A multiple of 8.
+_ELEMENTS_PER_PART = 2**18
+_WORD_BYTES = 8
+_WORDS_PER_BLOCK = 64
 
 WeightDigests = Mapping[str, int]
 """The checksum of each weight, by name."""
@@ -18,27 +20,34 @@ WeightDigests = Mapping[str, int]
 def weight_digests(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> dict[str, int]:
     """Return a checksum of the bits of each weight.
 
-    The checksum is the sum of all bit patterns, in which each row has its number as a factor. It takes one pass over
-    the memory of the weights, and one integer crosses from the device for each.
+    The bits are read as 64-bit words. The checksum is the sum of blocks of words, in which each block has an odd
+    number as a factor, so that any change of a word and any exchange of blocks changes it. It takes one pass over the
+    memory of the weights, and one integer crosses from the device for each.
 
     Args:
         weights: names and tensors.
         dtype: the dtype that floating-point weights are rounded to first; None for their own.
     """
-    digests = {}
-    for name, tensor in weights:
-        digests[name] = _digest(tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor)
+    digests = {name: _digest(tensor, dtype if tensor.is_floating_point() else None) for name, tensor in weights}
     return {name: int(digest) for name, digest in digests.items()}
 
 
-def _digest(tensor: Tensor) -> Tensor:
+def _digest(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return the checksum of a tensor, a scalar int64 on its device."""
-    bits = tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()])
-    rows = bits.flatten(1) if bits.dim() > 1 else bits.reshape(-1, 1)
-    # In parts, because the sum makes a copy of int64 numbers.
-    parts = torch.split(rows, max(1, _ELEMENTS_PER_PART // max(1, rows.shape[1])))
-    sums = torch.cat([part.sum(1, dtype=torch.int64) for part in parts])
-    return (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
+    parts = torch.split(tensor.detach().reshape(-1), _ELEMENTS_PER_PART)
+    sums = torch.cat([_block_sums(part if dtype is None else part.to(dtype)) for part in parts])
+    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
+
+
+def _block_sums(part: Tensor) -> Tensor:
+    """Return the sums of the whole blocks of a part, and its further words and bytes, as int64."""
+    if part.storage_offset() * part.element_size() % _WORD_BYTES:
+        part = part.clone()
+    content = part.view(torch.uint8)
+    size = len(content) // _WORD_BYTES
+    words = content[: size * _WORD_BYTES].view(torch.int64)
+    blocks = words[: size // _WORDS_PER_BLOCK * _WORDS_PER_BLOCK].view(-1, _WORDS_PER_BLOCK)
+    return torch.cat([blocks.sum(1), words[blocks.numel() :], content[size * _WORD_BYTES :].long()])
 
 
 def differing_weights(expected: WeightDigests, found: WeightDigests) -> list[str]:

@@ -34,7 +34,7 @@ from astuner.backbone.training.rl_loop import RlLoop
 ROOT = Path(__file__).resolve().parents[2]
 CASES = {
     "tiny": "tutorial/example_math_agent/math_agent_tiny.yaml",
-    "smollm2": "tutorial/example_real_model/sums.yaml",
+    "smollm2": "tutorial/example_real_model/equations.yaml",
 }
 PARTS = {
     "certificate": [(LocalSession, "_certify")],

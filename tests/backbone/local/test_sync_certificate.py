@@ -127,6 +127,22 @@ def test_a_digest_depends_on_every_bit_and_on_the_order_of_rows():
     assert weight_digests([("a", weights["a"].flip(0))])["a"] != digests["a"]
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, torch.int32), (torch.bfloat16, torch.int16)])
+@pytest.mark.parametrize("size", [1, 35, 4096, 2**18 + 5])
+def test_any_changed_bit_of_a_large_weight_changes_its_digest(size: int, dtype: torch.dtype, bits: torch.dtype):
+    weight = torch.randn(size).to(dtype)
+    digest = weight_digests([("w", weight)])
+    for place in {0, size // 2, size // 3, size - 1}:
+        for flip in (1, 1 << 9, -(2 ** (8 * weight.element_size() - 1))):  # the last is the sign
+            changed = weight.clone()
+            changed.view(bits)[place] ^= flip
+            assert weight_digests([("w", changed)]) != digest, (place, flip)
+    # Neither the memory around a weight nor its precision before rounding matters.
+    shifted = torch.cat([torch.zeros(1, dtype=dtype), weight])[1:]
+    assert weight_digests([("w", shifted)]) == digest
+    assert weight_digests([("w", weight.double())], dtype) == digest
+
+
 def test_logprobs_that_are_not_numbers_fail():
     with pytest.raises(BackboneError, match=r"first weight sync: engine 2 does not sample .* differ by nan nats"):
         SyncCertificate(torch.float32).check_logprobs("engine 2", 0, [float("nan")], [0.0])

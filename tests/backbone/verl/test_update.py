@@ -132,6 +132,23 @@ def test_any_number_of_episodes_makes_all_optimizer_steps(cluster: VerlCluster, 
     assert metrics.get("update/optimiser_steps", 0) == (0 if count == 1 else 2)
 
 
+def test_sleeping_engines_that_keep_old_weights_are_named(cluster: VerlCluster, tmp_path: Path):
+    from astuner.backbone.training.sync_certificate import SyncCertificate
+    from astuner.backbone.verl.trainer import certify_sync
+
+    trainer, certificate = cluster.trainer, SyncCertificate(torch.float32)
+    trainer.sync_weights(0)
+    certify_sync(trainer, certificate, 0, [5, 6, 7], 1.0)
+    trainer.free_engines()
+    trainer.save_model(tmp_path / "model", "float32")
+    cluster.update().step(make_episodes(local_reference(tmp_path / "model").logprobs, seed=3), 2)
+    text = rf"the weight sync after step 1: engine 1 of {len(trainer.servers)} .*; .* the new ones have not arrived"
+    with pytest.raises(BackboneError, match=text):
+        certify_sync(trainer, certificate, 1, [5, 6, 7], 1.0)
+    trainer.sync_weights(1)
+    certify_sync(trainer, certificate, 1, [5, 6, 7], 1.0)
+
+
 def test_a_saved_model_keeps_the_generation_config(cluster: VerlCluster, tmp_path: Path):
     from transformers import GenerationConfig
 
