@@ -157,7 +157,7 @@ class RolloutConfig(Section):
         "thread",
         used_by=("debug", "local"),
         verl="verl's episodes always run in processes of Ray",
-        trinity="the episodes of Trinity always run in the processes of its explorer",
+        trinity="the episodes of Trinity always run in processes beside its runners",
         resume="any",
     )
     """Run each episode in a thread of astuner's process, or in one of max_env_worker worker processes."""

@@ -86,8 +86,41 @@ class TinkerEngine:
         """Do nothing: the service outlives the engine."""
 
 
+@dataclass(frozen=True)
+class RolloutWeights:
+    """The current weights of Trinity's rollout model, and where it serves them.
+
+    Attributes:
+        version: Trinity's version of the weights; 0 or less for the base model.
+        path: the checkpoint's path at the Tinker service, or the base model's name.
+        url: the address of vLLM's HTTP API; None with a Tinker service.
+        model_name: the name of the model in this API.
+    """
+
+    version: int
+    path: str
+    url: str | None
+    model_name: str
+
+
+async def current_weights(model: Any, *, uses_tinker: bool) -> RolloutWeights:
+    """Return the current weights of a Trinity `ModelWrapper`.
+
+    If vLLM's weights change during a request, the request is recorded with the version at its start.
+    """
+    version, path = None, None
+    # Both are read until they agree with the previous read: the weights may change in between.
+    while (version, path) != (current := (await model.model_version_async, await model.model.get_model_path.remote())):
+        version, path = current
+    assert version is not None
+    assert path is not None
+    return RolloutWeights(
+        version, path, None if uses_tinker else f"{model.api_address}/v1", "" if uses_tinker else model.model_name
+    )
+
+
 class RolloutEngine:
-    """The engine behind Trinity's rollout model; its weights are refreshed before each share of a batch.
+    """The engine behind Trinity's rollout model; its weights are set before each share of a batch.
 
     Args:
         uses_tinker: whether a Tinker service samples; otherwise vLLM does.
@@ -106,25 +139,14 @@ class RolloutEngine:
         """Number of training steps that the weights of new requests have been trained for."""
         return self._inner.policy_version if self._inner else 0
 
-    async def refresh(self, model: Any) -> None:
-        """Use the current weights of a Trinity `ModelWrapper`.
-
-        If vLLM's weights change during a request, the request is recorded with the version at its start.
-        """
-        version, path = None, None
-        # Both are read until they agree with the previous read: the weights may change in between.
-        while (version, path) != (
-            current := (await model.model_version_async, await model.model.get_model_path.remote())
-        ):
-            version, path = current
-        assert version is not None
-        assert path is not None
-        steps = max(version, 0) // self._updates
+    async def set_weights(self, weights: RolloutWeights) -> None:
+        """Set the weights for new requests."""
+        steps = max(weights.version, 0) // self._updates
         if self._tinker:
-            await self._tinker.set_weights(path, steps, base=version <= 0)
+            await self._tinker.set_weights(weights.path, steps, base=weights.version <= 0)
         else:
-            url = f"{model.api_address}/v1"
-            self._inner = CompletionsEngine(url, model.model_name, self.max_model_len, policy_version=steps)
+            assert weights.url is not None
+            self._inner = CompletionsEngine(weights.url, weights.model_name, self.max_model_len, policy_version=steps)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
         """Sample one completion.

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.episode_worker import BreakpointsReached, LogRecord, in_order
+from astuner.backbone.training.lost_workers import longest_wait
 from astuner.backbone.trinity.actors import TrinityActors
 from astuner.backbone.trinity.coordinator import TRAINER
 from astuner.backbone.trinity.events import (
@@ -34,7 +35,7 @@ from astuner.schema import Episode, Split
 from astuner.task_rollout import BatchRequest, OnEpisode, failed_episodes, report_failures
 
 _POLL_SECONDS = 0.5
-# Added to an episode's own time limits before its runner is considered stuck.
+# Added to the time after which a runner replaces a worker that is stuck.
 _GRACE_SECONDS = 60.0
 
 
@@ -111,9 +112,7 @@ class EventConsumer:
                 on_episode(episode)
             return batch.tasks_done == len(request.tasks) or (is_training and request.step in self.pending)
 
-        rollout = self.config.rollout
-        longest_episode = (rollout.episode_timeout + self.config.task_judge.timeout) * (rollout.max_retries + 1)
-        timeout = min(longest_episode + _GRACE_SECONDS, self.config.asynchrony.stall_timeout)
+        timeout = min(longest_wait(self.config) + _GRACE_SECONDS, self.config.asynchrony.stall_timeout)
         self._wait(is_done, request.step, f"the episodes of {request.split} step {request.step}", timeout)
         episodes = self._batches.pop(key).episodes
         episodes += self._lost_episodes(request, episodes)

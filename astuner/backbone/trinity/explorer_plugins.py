@@ -14,13 +14,12 @@ from trinity.buffer.buffer_reader import BufferReader
 from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
-from astuner.backbone.training.episode_worker import BreakpointsReached, EpisodeWorker, LogRecord
 from astuner.backbone.trinity.advantage_fn import empty_experience, experiences
-from astuner.backbone.trinity.coordinator import EXPLORER, ROLLOUT_MODEL, CoordinatorJob, TaskBatch, coordinator
-from astuner.backbone.trinity.engines import RolloutEngine
-from astuner.backbone.trinity.events import EpisodeFinished, EpisodesStarted, ShareFinished, WorkerFailed
+from astuner.backbone.trinity.coordinator import EXPLORER, ROLLOUT_MODEL, TaskBatch, coordinator
+from astuner.backbone.trinity.engines import current_weights
+from astuner.backbone.trinity.episode_runner import EpisodeRunner
+from astuner.backbone.trinity.events import EpisodesStarted, WorkerFailed
 from astuner.errors import AstunerError, BackboneError
-from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest
 
 _POLL_SECONDS = 0.1
@@ -127,11 +126,12 @@ class EpisodeWorkflow(Workflow):
         only = frozenset((task.task_id, repeat) for task in share.tasks for repeat in range(self._first_repeat, end))
         request = replace(share, repeats=end, only=only)
         context = ray.get_runtime_context()
-        await coordinator().post_event.remote(EpisodesStarted(context.get_actor_id(), context.current_actor))
+        started = EpisodesStarted(context.get_actor_id(), context.current_actor)
+        await coordinator().post_event.remote(started)
         try:
             runner = await asyncio.to_thread(_episode_runner)
-            await runner.engine.refresh(self.model)
-            episodes = await asyncio.to_thread(runner.run, request)
+            weights = await current_weights(self.model, uses_tinker=runner.job.uses_tinker)
+            episodes = await asyncio.to_thread(runner.run, request, weights, started)
         # Trinity only logs the error; the launcher must receive it.
         except Exception as error:
             await coordinator().post_event.remote(WorkerFailed(_portable(error)))
@@ -143,33 +143,6 @@ class EpisodeWorkflow(Workflow):
             for exp in experiences(episode, request.step, task_indices[episode.task.task_id])
         ]
         return exps or [empty_experience(request.step)]  # Trinity treats an empty list as an error
-
-
-class EpisodeRunner:
-    """The engine and agent that a runner process uses for all its episodes."""
-
-    def __init__(self, job: CoordinatorJob) -> None:
-        # Ray's actors use uvloop. Its loops cannot start processes in several threads, as the tools of agents do.
-        asyncio.set_event_loop_policy(asyncio.DefaultEventLoopPolicy())
-        self.engine = RolloutEngine(uses_tinker=job.uses_tinker, max_model_len=job.max_model_len, updates=job.updates)
-        self._worker = EpisodeWorker(job.agent, self.engine)
-
-    def run(self, request: BatchRequest) -> list[Episode]:
-        """Run episodes, report each to the launcher, and return those with a reward."""
-        episodes: list[Episode] = []
-        posts: list[Any] = []
-        post = coordinator().post_event.remote
-        for event in self._worker.run_episodes(request):
-            if isinstance(event, LogRecord | BreakpointsReached):
-                posts.append(post(event))
-            elif isinstance(event, Episode):
-                episodes.append(event)
-                posts.append(post(EpisodeFinished(request.split, request.step, event)))
-            else:
-                # An async actor may run calls in a different order than they were made.
-                ray.get(posts)
-                ray.get(post(ShareFinished(request.split, request.step, len(request.tasks), event)))
-        return [episode for episode in episodes if episode.status == "ok"]
 
 
 @cache

@@ -25,9 +25,11 @@ from astuner.backbone.training.episode_worker import (
     WorkerEvent,
     in_order,
 )
+from astuner.backbone.training.lost_workers import longest_wait, run_share
 from astuner.backbone.verl.rollout_engine import VerlEngine
 from astuner.debugging.breakpoints import add_reached_tags, is_debugged
 from astuner.errors import AstunerError, BackboneError, first_line
+from astuner.ray_cluster.actor_stream import ActorLostError, actor_stream, to_astuner_error
 from astuner.redaction import learn_secrets
 from astuner.schema import Episode
 from astuner.task_rollout import (
@@ -35,14 +37,10 @@ from astuner.task_rollout import (
     BatchRequest,
     OnEpisode,
     RunningReport,
-    failed_episodes,
     report_failures,
 )
 
 _CORES_PER_WORKER = 8
-_TRIES_TOGETHER = 2
-# Added to the timeouts of an episode before its worker counts as stuck.
-_GRACE_SECONDS = 60.0
 _START_SECONDS = 600.0
 _REPORT_SECONDS = 5.0
 _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -97,10 +95,6 @@ _Results = queue.SimpleQueue[_Finished | AstunerError | None]
 """Queue from the threads that run shares to `EpisodeWorkerPool.run`; None marks the end of a share."""
 
 
-class _WorkerStuckError(Exception):
-    pass
-
-
 @dataclass
 class EpisodeWorkerPool:
     """Runs batches of episodes in Ray actors. A worker that dies is replaced, and its remaining episodes run again.
@@ -136,7 +130,7 @@ class EpisodeWorkerPool:
             for variables in ray.get([actor.ready.remote() for actor in self._actors], timeout=_START_SECONDS):
                 learn_secrets(variables)
         except RayTaskError as error:
-            raise _to_astuner_error(error, "an episode worker did not start") from error
+            raise to_astuner_error(error, "an episode worker did not start") from error
         except GetTimeoutError as error:
             raise BackboneError(
                 f"the {count} episode workers did not start within {_START_SECONDS:.0f} s; Ray has "
@@ -227,9 +221,17 @@ class EpisodeWorkerPool:
     def _share_thread(self, index: int, share: BatchRequest, results: _Results) -> None:
         """Run a worker's share in this thread, and put episodes, and then None or an error, into `results`."""
         try:
-            self._run_share(index, share, results)
+            for event in run_share(share, lambda request: self._run_on_worker(index, request)):
+                if isinstance(event, Episode):
+                    results.put(_Finished([event], final=True))
+                elif isinstance(event, LogRecord):
+                    logger.log(event.level, "{}", event.text)
+                elif isinstance(event, BreakpointsReached):
+                    add_reached_tags(event.tags)
+                else:
+                    results.put(_Finished(event, final=False))
         except RayTaskError as error:
-            results.put(_to_astuner_error(error, "an episode worker raised an exception"))
+            results.put(to_astuner_error(error, "an episode worker raised an exception"))
         # Any exception must reach `run`, which would wait forever otherwise.
         except Exception as error:
             failure = BackboneError(f"calling an episode worker failed: {type(error).__name__}: {error}")
@@ -238,73 +240,22 @@ class EpisodeWorkerPool:
         else:
             results.put(None)
 
-    def _run_share(self, index: int, share: BatchRequest, results: _Results) -> None:
-        """Run a share, and run the remaining episodes again if the worker is lost.
+    def _run_on_worker(self, index: int, request: BatchRequest) -> Iterator[WorkerEvent]:
+        """Run episodes on a worker and yield its events. A lost worker is replaced.
 
-        After two losses, the remaining episodes run one at a time, so that only those that kill their worker fail.
+        Raises:
+            ActorLostError: the worker was lost.
+            BackboneError: this process has killed the worker.
         """
-        missing = {(task.task_id, repeat) for task, repeat in share.episodes()}
-        for _ in range(_TRIES_TOGETHER):
-            if missing:
-                self._run_on_worker(index, share, missing, results)
-        for episode in sorted(missing):
-            single = {episode}
-            reason = self._run_on_worker(index, share, single, results)
-            if single:
-                error = (
-                    f"its worker was lost {_TRIES_TOGETHER + 1} times, the last time with only this episode: {reason}"
-                )
-                lost = failed_episodes(replace(share, only=frozenset(single)), "worker", error)
-                results.put(_Finished(lost, final=True))
-
-    def _run_on_worker(self, index: int, share: BatchRequest, missing: set[tuple[str, int]], results: _Results) -> str:
-        """Run the `missing` episodes of a share; remove those that finish. Return why the worker was lost, if it was.
-
-        A lost worker is replaced.
-        """
+        timeout = None if is_debugged() else longest_wait(self.job.config)
         try:
-            self._collect(index, replace(share, only=frozenset(missing)), missing, results)
-        except RayTaskError:
-            raise
-        # A RayError of any kind: when a node fails, Ray loses the actor, its objects, or their owner.
-        except (RayError, _WorkerStuckError) as error:
-            if self._closed:  # by this process
-                missing.clear()
-                return "the run was interrupted"
-            logger.warning(
-                "an episode worker was lost in {} step {} ({}); {} of its episodes had not finished",
-                share.split,
-                share.step,
-                first_line(error),
-                len(missing),
-            )
+            yield from actor_stream(self._actors[index].run, (request, self.policy_version), timeout)
+        except ActorLostError:
+            if self._closed:
+                raise BackboneError("the run was interrupted") from None
             ray.kill(self._actors[index])
             self._actors[index] = self._start_actor(index)
-            return first_line(error)
-        return "it finished without this episode"
-
-    def _collect(self, index: int, request: BatchRequest, missing: set[tuple[str, int]], results: _Results) -> None:
-        rollout, judge = self.job.config.rollout, self.job.config.task_judge
-        seconds = (rollout.episode_timeout + judge.timeout) * (rollout.max_retries + 1) + _GRACE_SECONDS
-        timeout = None if is_debugged() else seconds
-        stream = self._actors[index].run.options(num_returns="streaming").remote(request, self.policy_version)
-        while True:
-            ready, _ = ray.wait([stream], timeout=timeout)
-            if not ready:
-                raise _WorkerStuckError(f"no episode finished within {seconds:.0f} s")
-            try:
-                item = ray.get(next(stream))
-            except StopIteration:
-                return
-            if isinstance(item, Episode):
-                missing.discard((item.task.task_id, item.repeat_index))
-                results.put(_Finished([item], final=True))
-            elif isinstance(item, LogRecord):
-                logger.log(item.level, "{}", item.text)
-            elif isinstance(item, BreakpointsReached):
-                add_reached_tags(item.tags)
-            else:
-                results.put(_Finished(item, final=False))
+            raise
 
 
 def _nodes_of_workers() -> list[str]:
@@ -329,14 +280,3 @@ def _available_cores() -> float:
         quota, period = _CGROUP_QUOTA.read_text().split()
         cores = min(cores, int(quota) / int(period))  # int("max") raises: no quota
     return cores
-
-
-def _to_astuner_error(error: RayTaskError, message: str) -> AstunerError:
-    """Return the exception of a remote task as an astuner error, chained to the remote traceback."""
-    cause = error.cause
-    if isinstance(cause, AstunerError):
-        converted = type(cause)(str(cause))
-    else:
-        converted = BackboneError(f"{message}: {type(cause).__name__}: {cause}")
-    converted.__cause__ = error
-    return converted

@@ -175,6 +175,19 @@ def test_run_resumes_after_its_driver_was_killed(model_folder: Path, tmp_path: P
 
 
 @pytest.mark.slow
+def test_an_episode_that_ends_its_process_costs_this_episode_only(model_folder: Path, tmp_path: Path):
+    job = trinity_job(model_folder, tmp_path, "ExitsItsProcess", trainer_common__total_training_steps=3)
+    run = Run(job, tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert run.leftovers() == []
+    assert list(losses(run.record)) == [1, 2, 3]
+    kinds = Counter((entry.step, entry.error_kind) for entry in read_index(run.record) if entry.split == "train")
+    assert kinds == {(1, None): 8, (2, None): 7, (2, "worker"): 1, (3, None): 8}
+    assert printed.count("an episode worker was lost in train step 2") == 3
+
+
+@pytest.mark.slow
 def test_run_with_a_policy_resumes(model_folder: Path, tmp_path: Path):
     settings = {"rollout__temperature": 0.7, "model__lora__rank": 4, "model__lora__alpha": 64}
     job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6, **settings)

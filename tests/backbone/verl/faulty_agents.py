@@ -134,6 +134,16 @@ class KillsItsWorker(Workflow):
         raise RuntimeError("this agent calls no engine")
 
 
+class ExitsItsProcess(Letters):
+    """Ends its process in step 2, in the first episode of each unlucky task, whenever it runs."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        is_fatal = workflow_task.task.metadata["unlucky"] and workflow_task.repeat_index == 0
+        if workflow_task.episode_id.startswith("train-000002-") and is_fatal:
+            os._exit(0)
+        return await super().execute(workflow_task, model_tuner)
+
+
 class PrintsSecrets(Letters):
     """Prints and logs its node's API key, and records when and on which node it ran."""
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import queue
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from loguru import logger
 from omegaconf import OmegaConf
+
+from astuner.config.root import AstunerConfig
+from astuner.model_tuner import CallSettings
+from astuner.ray_cluster.actor_stream import ActorLostError
+from astuner.schema import Task
+from astuner.task_rollout import BatchRequest
 
 pytestmark = pytest.mark.verl
 
@@ -164,25 +172,28 @@ def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path):
 
 
 def test_workers_of_an_interrupted_batch_are_neither_missed_nor_started_again(monkeypatch: pytest.MonkeyPatch):
-    from ray.exceptions import RayActorError
-
     from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool
 
     pool: Any = EpisodeWorkerPool(None, None)  # type: ignore[arg-type]
+    pool.job = SimpleNamespace(config=AstunerConfig())
+    pool._actors = [SimpleNamespace(run=None)]
 
     def killed(*args: object) -> None:
         with pytest.raises(KeyboardInterrupt), pool._closed_after_errors():
             raise KeyboardInterrupt
-        raise RayActorError
+        raise ActorLostError("killed")
 
     def started(index: int) -> None:
         raise AssertionError("a worker was started again")
 
-    monkeypatch.setattr(pool, "_collect", killed)
+    monkeypatch.setattr("astuner.backbone.verl.episode_worker_pool.ray.kill", lambda actor: None)
+    monkeypatch.setattr("astuner.backbone.verl.episode_worker_pool.actor_stream", killed)
     monkeypatch.setattr(pool, "_start_actor", started)
-    missing = {("task", 0)}
-    share: Any = SimpleNamespace(split="train", step=1)
-    monkeypatch.setattr("astuner.backbone.verl.episode_worker_pool.replace", lambda value, **changes: value)
-    assert pool._run_on_worker(0, share, missing, None) == "the run was interrupted"
-    assert missing == set()
+    results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    warnings: list[str] = []
+    sink = logger.add(warnings.append, level="WARNING")
+    pool._share_thread(0, BatchRequest([Task("t", "?")], 1, "train", 1, 0, CallSettings()), results)
+    logger.remove(sink)
+    assert warnings == []
+    assert "the run was interrupted" in str(results.get_nowait())
     assert pool.interrupted
