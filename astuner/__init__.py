@@ -7,13 +7,23 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from astuner.agent_loop.rewards import discounted_returns
     from astuner.debugging.breakpoints import bp
     from astuner.job import AstunerJob
     from astuner.model_tuner import ModelTuner
-    from astuner.schema import WorkflowOutput, WorkflowTask
+    from astuner.schema import AgentStep, WorkflowOutput, WorkflowTask
     from astuner.workflow import Workflow
 
-__all__ = ["AstunerJob", "ModelTuner", "Workflow", "WorkflowOutput", "WorkflowTask", "bp"]
+__all__ = [
+    "AgentStep",
+    "AstunerJob",
+    "ModelTuner",
+    "Workflow",
+    "WorkflowOutput",
+    "WorkflowTask",
+    "bp",
+    "discounted_returns",
+]
 __version__ = "0.1.0"
 
 # PyTorch's OpenMP reads this when PyTorch is first imported. Idle threads then sleep after about 30 µs instead of
@@ -24,12 +34,14 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 # Imported on first use, so that `import astuner` is fast.
 _MODULES = {
+    "AgentStep": "astuner.schema",
     "AstunerJob": "astuner.job",
     "ModelTuner": "astuner.model_tuner",
     "Workflow": "astuner.workflow",
     "WorkflowOutput": "astuner.schema",
     "WorkflowTask": "astuner.schema",
     "bp": "astuner.debugging.breakpoints",
+    "discounted_returns": "astuner.agent_loop.rewards",
 }
 
 

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from astuner.schema import AgentStep
+
+
+def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Return, for each step of an agent, its reward plus `gamma` times the return of the next step.
+
+    Args:
+        rewards: the rewards of the steps, in order.
+        gamma: the discount of a step, from 0 to 1.
+    """
+    returns: list[float] = []
+    for reward in reversed(rewards):
+        returns.append(reward + gamma * (returns[-1] if returns else 0.0))
+    return returns[::-1]
 
 
 @dataclass
 class SeatTurn:
     """A turn of a seat: its LLM calls, from index `first_call` to before `end_call`, and the reward until its next one.
 
-    The calls are those that led to one action, including summaries of the history.
+    The calls are those that led to one action, including summaries of the history. `state` is the observation.
     """
 
     seat: str
     first_call: int
     end_call: int = 0
     reward: float = 0.0
+    state: str = ""
 
 
 @dataclass
@@ -30,10 +46,10 @@ class SeatRewards:
     # Rewards of seats that have not acted yet.
     _early: dict[str, float] = field(default_factory=dict)
 
-    def start_turn(self, seat: str, n_calls: int) -> None:
-        """Start a turn; the episode has `n_calls` LLM calls so far."""
+    def start_turn(self, seat: str, n_calls: int, state: str) -> None:
+        """Start a turn with the observation `state`; the episode has `n_calls` LLM calls so far."""
         self.end_turn(n_calls)
-        self.turns.append(SeatTurn(seat, n_calls, n_calls, self._early.pop(seat, 0.0)))
+        self.turns.append(SeatTurn(seat, n_calls, n_calls, self._early.pop(seat, 0.0), state))
 
     def end_turn(self, n_calls: int) -> None:
         """End the last turn, if there is one."""
@@ -54,17 +70,15 @@ class SeatRewards:
         """Return the rewards of a seat, each discounted by `gamma` for each turn of the seat before it."""
         return self._returns(gamma).get(seat, [self._early.get(seat, 0.0)])[0]
 
-    def of_calls(self, gamma: float) -> list[float]:
-        """Return, for each LLM call, the discounted rewards of its seat from the call's turn on."""
+    def steps(self, gamma: float) -> list[AgentStep]:
+        """Return the step of each LLM call, with the discounted rewards of its seat from the call's turn on."""
         returns = {seat: iter(values) for seat, values in self._returns(gamma).items()}
-        return [
-            value for turn in self.turns for value in [next(returns[turn.seat])] * (turn.end_call - turn.first_call)
-        ]
+        by_turn = [(turn, AgentStep(turn.state, next(returns[turn.seat]))) for turn in self.turns]
+        return [step for turn, step in by_turn for _ in range(turn.first_call, turn.end_call)]
 
     def _returns(self, gamma: float) -> dict[str, list[float]]:
         """Return, for each seat, the discounted rewards from each of its turns on."""
-        returns: dict[str, list[float]] = {}
-        for turn in reversed(self.turns):
-            later = returns.setdefault(turn.seat, [])
-            later.append(turn.reward + gamma * (later[-1] if later else 0.0))
-        return {seat: values[::-1] for seat, values in returns.items()}
+        rewards: dict[str, list[float]] = {}
+        for turn in self.turns:
+            rewards.setdefault(turn.seat, []).append(turn.reward)
+        return {seat: discounted_returns(values, gamma) for seat, values in rewards.items()}

@@ -99,7 +99,7 @@ class EnvWorkflow(Workflow):
                 self._players[seat] = (
                     program(seat, workflow_task.seed) if program else self._model(seat, env, reader, tuner)
                 )
-            rewards.start_turn(seat, len(tuner.calls))
+            rewards.start_turn(seat, len(tuner.calls), env.observation.text)
             try:
                 action = await self._players[seat].act(observation)
             except UnreadableActionError as error:
@@ -130,11 +130,12 @@ class EnvWorkflow(Workflow):
         if not seats:
             raise WorkflowError("rollout.players names a program for every seat, so there is nothing to train")
         totals = {seat: rewards.total(seat, settings.gamma) for seat in sorted(seats)}
+        steps = rewards.steps(settings.gamma)
         reward: float | Mapping[str, float] | list[float] | None
         if settings.has_judge:
             reward = None
         elif settings.step_rewards == "returns_to_go":
-            reward = rewards.of_calls(settings.gamma)
+            reward = [step.step_return for step in steps]
         elif set(totals) == {""}:
             reward = totals[""]
         else:
@@ -152,4 +153,5 @@ class EnvWorkflow(Workflow):
                 "invalid_actions": sum(not step.is_valid for step in env.steps),
                 "unreadable_actions": self._unreadable,
             },
+            steps=steps,
         )

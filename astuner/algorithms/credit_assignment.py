@@ -17,11 +17,11 @@ from torch import Tensor
 from astuner.algorithms import (
     Algorithm,
     ReinforcementRule,
-    call_reward_std,
     has_signal,
     overlong_punishment,
     rewards_with_kl,
 )
+from astuner.algorithms.call_advantages import add_to_calls, advantages_by_call, anchor_state_advantages
 from astuner.algorithms.reward_components import RewardComponents, reward_components
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.algorithms.update_records import SampleKey, TokenValues, sample_updates
@@ -211,6 +211,9 @@ def step_advantages(
     else:
         advantages = parts.advantages(group_ids, rule.norm_adv_by_std, rewards - raw)
     call_advantages = advantages_by_call(rule, episodes, rewards - raw, group_ids, lengths)
+    if rule.by_state:
+        steps = anchor_state_advantages(episodes, rule.norm_adv_by_std)
+        call_advantages = add_to_calls(advantages.tolist(), call_advantages, steps, settings.step_advantage_coef)
 
     # Rewards are compared before the KL estimate is subtracted, because its noise makes all of them differ. Dynamic
     # sampling compares them before any shaping.
@@ -265,7 +268,10 @@ def _signal(
     group_ids = _group_ids(episodes)
     peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
     by_call = advantages_by_call(rule, episodes, shaping, group_ids, _lengths(episodes))
-    calls_differ = torch.tensor([float(any(advantages.values())) for advantages in by_call])
+    by_step = anchor_state_advantages(episodes, rule.norm_adv_by_std) if rule.by_state else [{}] * len(episodes)
+    calls_differ = torch.tensor(
+        [float(any(own.values()) or any(steps.values())) for own, steps in zip(by_call, by_step, strict=True)]
+    )
     own_signal = has_signal(raw + shaping, peers)
     if parts is not None:
         own_signal = parts.have_signal(group_ids) | has_signal(shaping, peers)
@@ -283,71 +289,9 @@ def _lengths(episodes: Sequence[Episode]) -> Tensor:
     return torch.tensor([sum(sum(sample.train_counts) for sample in episode.samples) for episode in episodes])
 
 
-def advantages_by_call(
-    rule: ReinforcementRule,
-    episodes: Sequence[Episode],
-    shaping: Tensor,
-    group_ids: Tensor,
-    lengths: Tensor,
-) -> list[dict[str, float]]:
-    """Return, by call id, the advantages of the calls whose reward differs from that of their episode.
-
-    An agent's reward is compared with the rewards of the same agent in the other episodes of the group; an episode
-    without rewards by agent takes part with its own reward. A call's reward has the advantage that the episode would
-    have with that reward, while the other episodes keep theirs. It is divided by the standard deviation of the rewards
-    that the episodes have (see `call_reward_std`), so that the advantages of calls are proportional to the differences
-    between their rewards.
-
-    Args:
-        rule: the algorithm's rule.
-        episodes: E episodes with rewards.
-        shaping: [E] float32, added to each episode's reward, and to the rewards of its agents and calls.
-        group_ids: [E] int64, equal for the episodes of one task.
-        lengths: [E] int64, the numbers of trained tokens.
-
-    Returns:
-        One mapping for each episode.
-    """
-    by_call: list[dict[str, float]] = [{} for _ in episodes]
-    for agent in sorted({agent for episode in episodes for agent in episode.agent_rewards}):
-        members = [index for index, e in enumerate(episodes) if not e.agent_rewards or agent in e.agent_rewards]
-        rewards = torch.tensor(
-            [episodes[index].agent_rewards.get(agent, episodes[index].reward) for index in members],
-            dtype=torch.float32,
-        )
-        agent_advantages = rule.advantages(rewards + shaping[members], group_ids[members], lengths[members])
-        for index, advantage in zip(members, agent_advantages.tolist(), strict=True):
-            if episodes[index].agent_rewards:
-                calls = [call.call_id for call in episodes[index].calls if call.agent_name == agent]
-                by_call[index].update(dict.fromkeys(calls, advantage))
-    own = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
-    spread = torch.tensor([_variance_of_calls(episode) for episode in episodes])
-    peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
-    scales = call_reward_std(own + shaping, spread, peers) if rule.norm_adv_by_std else torch.ones(len(episodes))
-    for index, episode in enumerate(episodes):
-        by_reward: dict[float, float] = {}
-        for call in () if episode.agent_rewards else episode.calls:
-            if call.reward is None:
-                continue
-            if call.reward not in by_reward:
-                rewards = own.clone()
-                rewards[index] = call.reward
-                centred = rule.advantages(rewards + shaping, group_ids, lengths, by_std=False)
-                by_reward[call.reward] = float(centred[index] / scales[index])
-            by_call[index][call.call_id] = by_reward[call.reward]
-    return by_call
-
-
 def _is_truncated(episode: Episode) -> bool:
     trained = {span.call_id for sample in episode.samples for span in sample.spans}
     return any(call.finish_reason == "length" and call.call_id in trained for call in episode.calls)
-
-
-def _variance_of_calls(episode: Episode) -> float:
-    """Return the mean squared difference between an episode's reward and those of its calls; 0 without the latter."""
-    rewards = [] if episode.agent_rewards else [call.reward for call in episode.calls if call.reward is not None]
-    assert episode.reward is not None
-    return sum((reward - episode.reward) ** 2 for reward in rewards) / max(len(rewards), 1)
 
 
 def uses_kl_loss(config: AstunerConfig) -> bool:

@@ -28,6 +28,7 @@ class ReinforcementRule:
         norm_adv_by_std: whether advantages are divided by a standard deviation.
         by_component: whether each component of the reward is normalised separately.
         by_length: whether advantages depend on the lengths of the episodes.
+        by_state: whether steps that begin in equal states are compared, too.
         compares_group: whether rewards are compared within a group only; otherwise, with all episodes of the step.
         dynamic_sampling: whether groups without reward variance are left out (see `has_signal`).
     """
@@ -40,6 +41,7 @@ class ReinforcementRule:
     dynamic_sampling: bool
     by_component: bool = False
     by_length: bool = False
+    by_state: bool = False
 
     def advantages(
         self, rewards: Tensor, group_ids: Tensor, lengths: Tensor | None = None, *, by_std: bool | None = None
@@ -102,4 +104,5 @@ def _rule(spec: ReinforcementSpec, config: AlgorithmConfig) -> ReinforcementRule
         dynamic_sampling=(config.dynamic_sampling or spec.dynamic_sampling) != "none",
         by_component=spec.advantage.by_component,
         by_length=spec.advantage.by_length,
+        by_state=spec.advantage.by_state,
     )

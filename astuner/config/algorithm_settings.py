@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName, DynamicSampling, LossAggMode
-from astuner.config.conditions import FOR_SFT, KL_COEF_0, NOT_GDPO, WITHOUT_KL_IN_REWARD, WITHOUT_REFILL
+from astuner.config.conditions import FOR_SFT, KL_COEF_0, NOT_GDPO, NOT_GIGPO, WITHOUT_KL_IN_REWARD, WITHOUT_REFILL
 from astuner.config.section import NonNegativeInt, PositiveInt, Section, key, mirrors, sets, unsupported
 
 KlType = Literal["k1", "k2", "low_var_kl"]
@@ -192,6 +192,10 @@ class AlgorithmConfig(Section):
         {}, no_effect=(NOT_GDPO,), trainers="weights the components before advantages are computed"
     )
     """gdpo: the weights of the components of the reward by name. Default: 1 for each whose name has no dot."""
+    step_advantage_coef: Annotated[float, Field(ge=0, le=1000)] = key(
+        1.0, no_effect=(NOT_GIGPO,), trainers="weights the advantages of steps before the trainer gets them"
+    )
+    """gigpo: the coefficient of the advantages of steps over the other steps from the same state."""
     prompt_loss_weight: Annotated[float, Field(ge=0, le=1000)] = key(
         0.0, wrong_for=_ONLY_SFT, trainers="for sft, which this backbone does not support"
     )

@@ -26,6 +26,7 @@ class AdvantageSpec:
         verl_name: the nearest `algorithm.adv_estimator` of verl. verl checks it; astuner computes the advantages.
         by_component: whether each component of the reward is normalised separately.
         by_length: whether advantages depend on the lengths of the episodes.
+        by_state: whether steps that begin in equal states are compared, too.
     """
 
     function: str
@@ -34,6 +35,7 @@ class AdvantageSpec:
     verl_name: str
     by_component: bool = False
     by_length: bool = False
+    by_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,14 @@ _GROUP_DECOUPLED = AdvantageSpec(
     by_component=True,
 )
 
+_GROUP_IN_GROUP = AdvantageSpec(
+    "group_relative_advantages",
+    "reward − group mean, plus that of the returns from equal states",
+    True,
+    "grpo",
+    by_state=True,
+)
+
 _CLIPPED_SURROGATE = LossSpec("clipped_surrogate_loss", "clipped ratio", "vanilla")
 _SEQUENCE_CLIPPED = LossSpec("sequence_clipped_loss", "clipped ratio of the whole answer", "gspo", by_call=True)
 _GEOMETRIC_MEAN = LossSpec(
@@ -147,6 +157,12 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         "GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv:2601.05242. The clip range is PPO's.",
         "seq-mean-token-mean",
         ReinforcementSpec(_GROUP_DECOUPLED, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=_PPO_CLIP),
+    ),
+    "gigpo": AlgorithmSpec(
+        "GiGPO: Group-in-Group Policy Optimization for LLM Agent Training, arXiv:2505.10978. The clip range is PPO's, "
+        "0.2.",
+        "seq-mean-token-mean",
+        ReinforcementSpec(_GROUP_IN_GROUP, _CLIPPED_SURROGATE, norm_adv_by_std=True, clip=(0.2, 0.2)),
     ),
     "rloo": AlgorithmSpec(
         "RLOO: Back to Basics, arXiv:2402.14740. It sums over a response's tokens; here the sum is divided by the "

@@ -120,6 +120,10 @@ NOT_GDPO = Condition(
     "unless trainer_common.algorithm.adv_estimator is gdpo",
     lambda run: run.trainer_common.algorithm.adv_estimator != "gdpo",
 )
+NOT_GIGPO = Condition(
+    "unless trainer_common.algorithm.adv_estimator is gigpo",
+    lambda run: run.trainer_common.algorithm.adv_estimator != "gigpo",
+)
 WITHOUT_MADNESS_CHECKS = Condition(
     "while rollout.compute_madness_checklist is empty", lambda run: not run.rollout.compute_madness_checklist
 )

@@ -130,7 +130,11 @@ class RolloutConfig(Section):
     )
     """Form of the agent loop's actions; auto is env_action_preference, but tool_call for code if there are tools."""
     step_rewards: Literal["sum", "returns_to_go"] = key(
-        "sum", no_effect=(WITH_FRAMEWORK,), trainers="computed by the agent loop", resume="same"
+        "sum",
+        no_effect=(WITH_FRAMEWORK,),
+        wrong_for={"gigpo": "it compares the rewards of whole episodes, and the returns of steps in addition"},
+        trainers="computed by the agent loop",
+        resume="same",
     )
     """The reward of an LLM call of the agent loop: that of the whole episode, or the rewards from its step on."""
     agentscope_workflow: str | None = key(None, trainers="runs in astuner's episode workers", resume="path")

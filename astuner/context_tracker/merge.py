@@ -17,7 +17,7 @@ from typing import Literal
 from astuner.context_tracker.packing import pack_encoded
 from astuner.context_tracker.prefixes import encode
 from astuner.errors import shorten
-from astuner.schema import CallSpan, LlmCall, Sample
+from astuner.schema import AgentStep, CallSpan, LlmCall, Sample
 
 MergeMode = Literal["leaf", "tree", "none"]
 
@@ -26,7 +26,7 @@ MergeMode = Literal["leaf", "tree", "none"]
 # without a limit, the time would be quadratic in their number.
 _MAX_TRIES = 64
 
-_Credit = tuple[str, float] | None
+_Credit = tuple[str, float | None, AgentStep | None] | None
 _TrainingKey = tuple[_Credit, float]
 """The credit and the temperature of a call."""
 
@@ -41,7 +41,7 @@ class _Row:
         calls: the calls that are trained on the row.
         counts: how often each token is trained.
         logprobs: the sampled logprobs.
-        credits: by index, the agent and the reward of trained tokens whose call has its own reward.
+        credits: by index, the agent, the reward and the step of trained tokens whose call has its own reward or step.
     """
 
     # `counts` and `logprobs` are arrays, because the garbage collector does not traverse arrays.
@@ -58,7 +58,7 @@ class _Row:
         self.logprobs = array("d", [0.0]) * len(self.token_ids)
 
     def accepts(self, call: LlmCall) -> bool:
-        """Return whether no token of the call is already trained with another logprob, reward or temperature."""
+        """Return whether no token of the call is already trained with another logprob, credit or temperature."""
         start, end = _span(call)
         counts = self.counts[start:end]
         if not any(counts):
@@ -133,8 +133,11 @@ def _identity(call: LlmCall) -> tuple[int, tuple[float, ...], str]:
 
 
 def _credit(call: LlmCall) -> _Credit:
-    """Return the agent and the reward of a call with its own reward; calls that differ in it differ in advantage."""
-    return None if call.reward is None else (call.agent_name, call.reward)
+    """Return the agent, the reward and the step of a call; calls that differ in them may differ in advantage.
+
+    It is None for a call that has neither a reward nor a step of its own.
+    """
+    return None if call.reward is None and call.step is None else (call.agent_name, call.reward, call.step)
 
 
 def _training_key(call: LlmCall) -> _TrainingKey:

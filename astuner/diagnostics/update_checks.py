@@ -105,7 +105,9 @@ def _fits(episode: Episode, group: list[Episode], update: UpdateEvidence) -> boo
     It has the sign and the order that the rewards imply, and the same value in the episode's samples.
     """
     advantage, reward = update.advantages[episode.episode_id], episode.reward or 0.0
-    has_call_rewards = bool(episode.agent_rewards) or any(call.reward is not None for call in episode.calls)
+    has_call_rewards = bool(episode.agent_rewards) or any(
+        call.reward is not None or call.step is not None for call in episode.calls
+    )
     if not has_call_rewards:
         trained = {value for sample in update.samples.get(episode.episode_id, ()) for _, value in sample.advantages}
         if any(abs(value - advantage) > 1e-4 * max(1.0, abs(advantage)) for value in trained):

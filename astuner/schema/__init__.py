@@ -26,13 +26,14 @@ from astuner.schema.records import (
     TokenCounts,
     WorkflowOutput,
     WorkflowTask,
-    checked_reward,
 )
+from astuner.schema.rewards import AgentStep, checked_reward
 from astuner.schema.sampling import Completion, FinishReason, Message, OutputConstraint, SamplingParams
 
 __all__ = [
     "JSON_KEY",
     "Action",
+    "AgentStep",
     "Anomaly",
     "CallSpan",
     "Completion",

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from decimal import Decimal
-from numbers import Real
 from typing import Any, Literal
 
 from astuner.errors import WorkflowError, short_repr
 from astuner.schema.environment import EnvInstance, EnvTask
 from astuner.schema.forks import Fork
 from astuner.schema.judgement import Judgement
+from astuner.schema.rewards import AgentStep, checked_rewards
 from astuner.schema.sampling import FinishReason, Message, SamplingParams
 
 JSON_KEY = "json_key"
@@ -97,6 +94,8 @@ class WorkflowOutput:
         is_success: whether the task was solved; None means `reward > 0`.
         metadata: data for the judge, for example `{"final_answer": "42"}`.
         log_metrics: numbers that are averaged over the step and logged.
+        steps: the steps of the LLM calls in the order of `ModelTuner.calls`, for algorithms that compare steps; None
+            for a call without one.
         calls: the LLM calls of the episode, in order of completion. astuner sets them for the judge.
 
     Raises:
@@ -107,10 +106,15 @@ class WorkflowOutput:
     is_success: bool | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     log_metrics: dict[str, float] = field(default_factory=dict)
+    steps: Sequence[AgentStep | None] = field(default=(), kw_only=True)
     calls: tuple[LlmCall, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
-        self.reward = _checked_rewards(self.reward)
+        self.reward = checked_rewards(self.reward)
+        if not isinstance(self.steps, list | tuple) or any(
+            not isinstance(step, AgentStep | None) for step in self.steps
+        ):
+            raise WorkflowError(f"WorkflowOutput.steps must be a list of AgentStep, got {short_repr(self.steps)}")
         # numpy and torch scalars are accepted; they have `item`.
         value: Any = self.is_success
         success = value.item() if hasattr(value, "item") else value
@@ -122,40 +126,6 @@ class WorkflowOutput:
         for name in ("metadata", "log_metrics"):
             if not isinstance(getattr(self, name), dict):
                 raise WorkflowError(f"WorkflowOutput.{name} must be a dict, got {short_repr(getattr(self, name))}")
-
-
-def _checked_rewards(reward: Any) -> float | dict[str, float] | tuple[float, ...] | None:
-    if reward is None:
-        return None
-    rewards: dict[str, float] | tuple[float, ...]
-    if isinstance(reward, Mapping):
-        rewards = {
-            str.__str__(str(agent)): checked_reward(value, f"WorkflowOutput.reward[{short_repr(agent)}]")
-            for agent, value in reward.items()
-        }
-    elif isinstance(reward, list | tuple):
-        rewards = tuple(checked_reward(value, f"WorkflowOutput.reward[{index}]") for index, value in enumerate(reward))
-    else:
-        return checked_reward(reward, "WorkflowOutput.reward")
-    if not rewards:
-        raise WorkflowError(
-            f"WorkflowOutput.reward must not be empty, got {short_repr(reward)}; use None to have the judge compute it"
-        )
-    return rewards
-
-
-def checked_reward(value: object, name: str) -> float:
-    """Return `value` as a finite float.
-
-    Raises:
-        WorkflowError: `value` is not a number, or is NaN or infinite.
-    """
-    with contextlib.suppress(Exception):  # `item` of a tensor with several elements, or an integer beyond all floats
-        # numpy and torch scalars are accepted; they have `item`.
-        item: Any = value.item() if hasattr(value, "item") else value
-        if isinstance(item, Real | Decimal) and math.isfinite(number := float(item)):
-            return number
-    raise WorkflowError(f"{name} must be a finite number, got {short_repr(value)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +145,7 @@ class LlmCall:
         target_tag: the target that the call was sent to (see `rollout.trainable_targets`).
         trained: whether the completion is trained; if not, it is only context of the calls that extend it.
         reward: the reward of this call or its agent; None if the episode's reward applies.
+        step: the agent's step, with a hash in place of its state; None if unknown.
         tools_hash: identifies the tools of the request; "" for no tools.
         messages: the request and the answer, including thinking that the prompt contains but the framework left out.
             They are used for display and to find the call that a request continues; answers are never re-tokenised.
@@ -196,6 +167,7 @@ class LlmCall:
     target_tag: str = "default"
     trained: bool = True
     reward: float | None = None
+    step: AgentStep | None = None
     tools_hash: str = ""
     messages: tuple[Message, ...] = ()
     fork: Fork | None = None

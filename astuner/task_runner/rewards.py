@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from astuner.errors import EpisodeError, JudgeError, UnscoredError, WorkflowError, shorten
-from astuner.schema import Judgement, LlmCall
+from astuner.schema import AgentStep, Judgement, LlmCall
 
 Reward = float | Mapping[str, float] | Sequence[float]
 """The reward of an episode, of its agents by name, or of its LLM calls in order."""
@@ -68,3 +69,28 @@ def with_rewards(calls: Sequence[LlmCall], reward: Reward, *, judged: bool = Fal
             f"return one reward per call, in the order of {order}"
         )
     return tuple(replace(call, reward=value) for call, value in zip(calls, reward, strict=True))
+
+
+def with_steps(calls: Sequence[LlmCall], steps: Sequence[AgentStep | None]) -> tuple[LlmCall, ...]:
+    """Return the calls with their steps, whose states are replaced by hashes.
+
+    Args:
+        calls: the calls of an episode.
+        steps: the steps of the calls, as in `WorkflowOutput.steps`.
+
+    Raises:
+        WorkflowError: the number of steps differs from the number of calls.
+    """
+    if len(steps) != len(calls):
+        raise WorkflowError(
+            f"WorkflowOutput.steps is a list of {len(steps)} steps, but the episode made {len(calls)} LLM calls: "
+            "return one step per call, in the order of model_tuner.calls, and None for a call without one"
+        )
+    return tuple(replace(call, step=_hashed(step)) for call, step in zip(calls, steps, strict=True))
+
+
+def _hashed(step: AgentStep | None) -> AgentStep | None:
+    if step is None:
+        return None
+    digest = hashlib.blake2b(step.state.encode(errors="surrogatepass"), digest_size=8)
+    return replace(step, state=digest.hexdigest())

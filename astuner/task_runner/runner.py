@@ -40,7 +40,7 @@ from astuner.schema import Episode, Judgement, LlmCall, WorkflowOutput, Workflow
 from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 from astuner.task_judge.scoring import score, score_inline
 from astuner.task_runner.groups import UNJUDGED, cut_text
-from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards
+from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards, with_steps
 from astuner.task_runner.samples import with_samples
 from astuner.workflow import Workflow, wrong_output
 
@@ -123,6 +123,7 @@ class TaskRunner:
                     episode,
                     metadata=plain_metadata(output.metadata),
                     log_metrics={**output.log_metrics, **_replaced_metrics(tuner)},
+                    calls=with_steps(tuner.calls, output.steps) if output.steps else (),
                 )
                 if output.reward is None and isinstance(self.judge, BaseGroupJudge):
                     raise UnjudgedError(cut_text(tuner.call_limit_error) or UNJUDGED)
@@ -136,7 +137,7 @@ class TaskRunner:
             failure = _episode_error(error)
             episode = replace(
                 episode,
-                calls=tuner.calls,
+                calls=episode.calls or tuner.calls,
                 error_kind=str(failure.kind),
                 error=message_of(failure),
                 error_traceback=None if isinstance(failure, UnjudgedError) else format_error(error),
@@ -179,6 +180,7 @@ class TaskRunner:
                 output,
                 reward=self.madness_reward,
                 is_success=False,
+                steps=(),
             )
         return output
 
@@ -286,7 +288,7 @@ def _rewarded(episode: Episode, output: WorkflowOutput, tuner: ModelTuner) -> Ep
         status="ok",
         error_kind=None if limit_error is None else CallLimitError.kind,
         error=cut_text(limit_error),
-        calls=with_rewards(tuner.calls, reward, judged=judgement is not None),
+        calls=with_rewards(episode.calls or tuner.calls, reward, judged=judgement is not None),
         reward=mean,
         agent_rewards=reward if isinstance(reward, Mapping) else {},
         is_success=mean > 0 if success is None else success,
@@ -342,7 +344,7 @@ def _checked_output(output: object) -> WorkflowOutput:
         str.__str__(str(name)): checked_reward(value, f"log_metrics[{short_repr(name)}]")
         for name, value in output.log_metrics.items()
     }
-    return WorkflowOutput(output.reward, output.is_success, output.metadata, numbers)
+    return WorkflowOutput(output.reward, output.is_success, output.metadata, numbers, steps=output.steps)
 
 
 def _replaced_metrics(tuner: ModelTuner) -> dict[str, float]:

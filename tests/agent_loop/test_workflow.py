@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from astuner import discounted_returns
 from astuner.agent_loop import LoopSettings
 from astuner.context_tracker import certificate
 from astuner.model_tuner import Targets
@@ -37,6 +38,18 @@ def test_an_environment_is_played_to_its_end(play: Play) -> None:
         "env_steps": 6, "env_return": 1.0, "invalid_actions": 0, "unreadable_actions": 0,
     }  # fmt: skip
     assert episode.metadata == {"ended_by": "environment", "final_answer": "right", "scores": {"": 1.0}}
+
+
+def test_calls_have_the_observation_and_the_return_of_their_step(play: Play) -> None:
+    answers = ["right", "left", "?", "right", "right", "right", "right"]
+    episode = play(Corridor(), answers, settings=LoopSettings("text", gamma=0.5))
+    steps = [call.step for call in episode.calls]
+    places = {step.state: None for step in steps}
+    assert [list(places).index(step.state) for step in steps] == [0, 1, 0, 0, 1, 2, 3]
+    rewards = [0.25, -0.25, 0.0, 0.25, 0.25, 0.25, 0.25]
+    assert [step.step_return for step in steps] == discounted_returns(rewards, 0.5)
+    assert episode.reward == steps[0].step_return
+    assert discounted_returns([1.0, 0.0, 2.0], 0.5) == [1.5, 1.0, 2.0]
 
 
 def test_an_action_that_the_environment_rejects_is_counted(play: Play) -> None:

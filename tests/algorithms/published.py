@@ -11,8 +11,8 @@ from torch import Tensor
 
 from astuner.config.algorithms import ALGORITHMS
 
-# sft has no rewards, and gdpo has several.
-PUBLISHED = [name for name in ALGORITHMS if name not in ("sft", "gdpo")]
+# sft has no rewards, gdpo has several, and gigpo has some for each step.
+PUBLISHED = [name for name in ALGORITHMS if name not in ("sft", "gdpo", "gigpo")]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,28 @@ def published_advantage(name: str, answers: list[Answer], answer: Answer) -> flo
     if name == "maxrl":
         return (answer.reward - mean) / mean if mean > 0 else 0.0
     return standardised(answer.reward, group)
+
+
+def published_step_advantages(steps: list[list[tuple[str, float]]], coef: float) -> list[list[float]]:
+    """GiGPO's A = A^E + ω A^S (arXiv:2505.10978) for the steps of the episodes of one task.
+
+    Args:
+        steps: for each episode, the state before each step, and its reward. The discount is 1.
+        coef: ω.
+    """
+    totals = [sum(reward for _, reward in episode) for episode in steps]
+    returns: dict[str, list[float]] = {}
+    for episode in steps:
+        for index, (state, _) in enumerate(episode):
+            returns.setdefault(state, []).append(sum(reward for _, reward in episode[index:]))
+    return [
+        [
+            standardised(total, totals)
+            + coef * standardised(sum(reward for _, reward in episode[index:]), returns[state])
+            for index, (state, _) in enumerate(episode)
+        ]
+        for episode, total in zip(steps, totals, strict=True)
+    ]
 
 
 def ppo_term(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:

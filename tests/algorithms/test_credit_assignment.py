@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.algorithms import ReinforcementRule, resolve
-from astuner.algorithms.credit_assignment import StepAdvantages, advantages_by_call, step_advantages
+from astuner.algorithms.call_advantages import advantages_by_call
+from astuner.algorithms.credit_assignment import StepAdvantages, step_advantages
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import MergeMode, build_samples, response_length
 from astuner.errors import BackboneError
-from astuner.schema import Episode, Fork, Judgement, LlmCall, Task
+from astuner.schema import AgentStep, Episode, Fork, Judgement, LlmCall, Task
 from tests.context_tracker.test_merge import forests
 
 
@@ -143,7 +144,10 @@ def advantages_of(algorithm: str, forest: list[list[LlmCall]], merge: MergeMode)
     st.lists(forests(), min_size=2, max_size=4),
 )
 def test_rewards_and_advantages_do_not_depend_on_the_samples(algorithm: str, forest: list[list[LlmCall]]):
-    forest = [[replace(made, prompt_ids=made.prompt_ids or (1,)) for made in calls] for calls in forest]
+    forest = [
+        [replace(made, prompt_ids=made.prompt_ids or (1,), step=AgentStep("start", 0.0)) for made in calls]
+        for calls in forest
+    ]
     by_call, by_timeline, by_tree = (advantages_of(algorithm, forest, merge) for merge in ("none", "leaf", "tree"))
     for other in (by_timeline, by_tree):
         assert torch.equal(other.rewards, by_call.rewards)

@@ -40,6 +40,7 @@ def test_the_table_in_the_documentation_is_up_to_date() -> None:
         ("dr_grpo", PPO, "seq-mean-token-sum-norm", False, False),
         ("dapo", ClipRange(0.2, 0.28), "token-mean", True, True),
         ("gdpo", PPO, "seq-mean-token-mean", True, False),
+        ("gigpo", PPO, "seq-mean-token-mean", True, False),
         ("rloo", NO_CLIP, "seq-mean-token-sum-norm", False, False),
         ("reinforce++", PPO, "token-mean", True, False),
         ("reinforce++_baseline", PPO, "token-mean", True, False),

@@ -143,7 +143,7 @@ def made_valid(tree: dict[str, Any]) -> RunConfig:
         algorithm["adv_estimator"] = "gspo"
     run["workflow"] = {"files": ["a b", "${x}"], "env": {"A": "{b}"}, "agents": {"a.b": "${x}: y"}}
     rollout["agentscope_workflow"] = rollout.get("agentscope_workflow") or "flow->Flow"
-    rollout.update(use_agentscope_protocol=True, gamma=1.0, name="auto")
+    rollout.update(use_agentscope_protocol=True, gamma=1.0, step_rewards="sum", name="auto")
     rollout.update(trainable_targets=None, frozen_models={}, players={})
     run["services"] = {"env": {"command": ["a b", "${x}"], "env": {"A": "1"}, "restart": 2}}
     rollout["num_repeat"] = min(max(2, rollout.get("num_repeat", 2)), 10)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from astuner import Workflow, WorkflowOutput, WorkflowTask
+from astuner import AgentStep, Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
 from astuner.context_tracker import certificate
 from astuner.errors import UnscoredError, WorkflowError
@@ -25,12 +25,13 @@ class TwoAgents(Workflow):
     """A solver and a critic take turns."""
 
     reward: Any = None
+    steps: Any = ()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         solver, critic = model_tuner.for_agent("solver", "solve"), model_tuner.for_agent("critic", "review")
         for agent in (solver, critic, solver):
             await agent.chat([{"role": "user", "content": f"{agent.agent_name}, speak"}])
-        return WorkflowOutput(reward=self.reward)
+        return WorkflowOutput(reward=self.reward, steps=self.steps)
 
 
 class Answers(BaseJudge):
@@ -49,13 +50,18 @@ class Answers(BaseJudge):
 
 
 async def run(
-    tokenizer: Any, reward: Any, targets: Targets | None = None, judge: BaseJudge | None = None, **settings: Any
+    tokenizer: Any,
+    reward: Any,
+    targets: Targets | None = None,
+    judge: BaseJudge | None = None,
+    steps: Any = (),
+    **settings: Any,
 ) -> Episode:
     words = iter(["one<|im_end|>", "two<|im_end|>", "three<|im_end|>"])
     engine = ScriptedEngine(
         lambda prompt, params: tokenizer.encode(next(words), add_special_tokens=False), max_model_len=512
     )
-    workflow = type("Rewarding", (TwoAgents,), {"reward": reward})
+    workflow = type("Rewarding", (TwoAgents,), {"reward": reward, "steps": steps})
     codec = ChatCodec(tokenizer, "qwen3")
     runner = TaskRunner(workflow, judge, engine, codec, targets=targets or Targets(), **settings)
     task = WorkflowTask(Task("t", "?"), "e")
@@ -78,6 +84,33 @@ async def test_a_list_rewards_calls(tokenizer: Any):
     assert episode.reward == 1.0
     assert [call.reward for call in episode.calls] == [1.0, 0.0, 2.0]
     assert episode.agent_rewards == {}
+
+
+@pytest.mark.parametrize("judge", [None, Answers(Judgement(reward=1.0))], ids=["workflow", "judge"])
+async def test_calls_have_their_steps(tokenizer: Any, judge: BaseJudge | None):
+    steps = [AgentStep("room 1", np.float32(0.5)), None, AgentStep("room 1", 2)]
+    episode = await run(tokenizer, None if judge else 1.0, judge=judge, steps=steps)
+    first, second, third = (call.step for call in episode.calls)
+    assert first is not None
+    assert third is not None
+    assert (first.step_return, second, third.step_return) == (0.5, None, 2.0)
+    assert first.state == third.state != "room 1", "a hash takes the place of the state"
+    assert (episode.reward, [call.reward for call in episode.calls]) == (1.0, [None] * 3)
+
+
+async def test_a_wrong_number_of_steps_fails_the_episode(tokenizer: Any):
+    episode = await run(tokenizer, 1.0, steps=[AgentStep("room 1", 0.0)])
+    assert (episode.status, episode.error_kind) == ("failed", "workflow")
+    assert "a list of 1 steps, but the episode made 3 LLM calls" in str(episode.error)
+
+
+def test_invalid_steps_are_errors():
+    with pytest.raises(WorkflowError, match=r"WorkflowOutput\.steps must be a list of AgentStep, got \[1\.0\]"):
+        WorkflowOutput(1.0, steps=[1.0])
+    with pytest.raises(WorkflowError, match=r"AgentStep\.state must be a text, got 7"):
+        AgentStep(7, 1.0)
+    with pytest.raises(WorkflowError, match=r"AgentStep\.step_return must be a finite number, got nan"):
+        AgentStep("room 1", float("nan"))
 
 
 async def test_numbers_of_other_types_are_rewards(tokenizer: Any):

@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 
-from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner import AgentStep, ModelTuner, Workflow, WorkflowOutput, WorkflowTask, discounted_returns
 from astuner.errors import UnscoredError
 from astuner.task_judge.judge_base import BaseJudge
 
@@ -152,3 +152,17 @@ class SomeEqual(Workflow):
         return WorkflowOutput(
             reward=0.0 if workflow_task.metadata["unlucky"] else float(workflow_task.repeat_index % 2)
         )
+
+
+class Rooms(Workflow):
+    """Two answers in two rooms. The reward of each is the share of letters in it."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        rewards, messages = [], [{"role": "user", "content": workflow_task.task.main_query}]
+        for _ in range(2):
+            text = (await model_tuner.chat(messages)).parsed.content
+            rewards.append(sum(char.isalpha() for char in text) / max(len(text), 1))
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "go on"}]
+        returns = discounted_returns(rewards, 0.9)
+        steps = [AgentStep(f"room {room}", value) for room, value in enumerate(returns)]
+        return WorkflowOutput(reward=sum(rewards), steps=steps)

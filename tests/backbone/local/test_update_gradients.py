@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,15 @@ from astuner.config.model import ModelConfig
 from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
-from astuner.schema import Episode, LlmCall, Task
-from tests.algorithms.published import PUBLISHED, Answer, ppo_term, published_advantage, published_objective
+from astuner.schema import AgentStep, Episode, LlmCall, Task
+from tests.algorithms.published import (
+    PUBLISHED,
+    Answer,
+    ppo_term,
+    published_advantage,
+    published_objective,
+    published_step_advantages,
+)
 
 MAX_LENGTH = 9
 PROMPT = 4
@@ -57,10 +65,43 @@ def answered(policy: Policy) -> tuple[list[list[int]], list[Answer]]:
     return ids, answers
 
 
+def calls_of(number: int, tokens: list[int], answer: Answer, steps: list[tuple[str, float]]) -> tuple[LlmCall, ...]:
+    """Return one call, or one for each step; the completion of the first one of these is one token."""
+    old = [value for _, value in answer.tokens]
+    bounds = [(PROMPT, PROMPT + 1), (PROMPT + 1, len(tokens))] if steps else [(PROMPT, len(tokens))]
+    returns = [sum(reward for _, reward in steps[index:]) for index in range(len(steps))]
+    return tuple(
+        LlmCall(
+            f"{number}/{index}",
+            f"e{number}",
+            tuple(tokens[:start]),
+            tuple(tokens[start:end]),
+            tuple(old[start - PROMPT : end - PROMPT]),
+            "stop",
+            step=AgentStep(steps[index][0], returns[index]) if steps else None,
+        )
+        for index, (start, end) in enumerate(bounds)
+    )
+
+
 def step_gradient(
-    folder: Path, ids: list[list[int]], answers: list[Answer], algorithm: dict[str, object], pack: PackMode = "none"
+    folder: Path,
+    ids: list[list[int]],
+    answers: list[Answer],
+    algorithm: dict[str, object],
+    pack: PackMode = "none",
+    steps: list[list[tuple[str, float]]] | None = None,
 ) -> Tensor:
-    """Return the gradient of a training step of one mini-batch."""
+    """Return the gradient of a training step of one mini-batch.
+
+    Args:
+        folder: the folder of the model.
+        ids: the token ids of each answer.
+        answers: the answers.
+        algorithm: the section of the algorithm.
+        pack: the packing.
+        steps: for each answer, the state and the reward of the steps of its two calls; None for one call.
+    """
     config = AstunerConfig.model_validate(
         {
             "data": {"max_response_length": MAX_LENGTH},
@@ -71,11 +112,10 @@ def step_gradient(
     policy = Policy(ModelConfig(), str(folder), torch.device("cpu"), pack)
     episodes = []
     for number, (tokens, answer) in enumerate(zip(ids, answers, strict=True)):
-        old = tuple(value for _, value in answer.tokens)
-        call = LlmCall(f"{number}/0", f"e{number}", tuple(tokens[:PROMPT]), tuple(tokens[PROMPT:]), old, "stop")
+        calls = calls_of(number, tokens, answer, steps[number] if steps else [])
         task = Task(f"t{answer.group}", "?")
-        samples = tuple(build_samples((call,)))
-        episodes.append(Episode(f"e{number}", task, number % 4, "ok", answer.reward, True, (call,), samples=samples))
+        samples = tuple(build_samples(calls))
+        episodes.append(Episode(f"e{number}", task, number % 4, "ok", answer.reward, True, calls, samples=samples))
     optimizer = KeepsGradient(policy.trainable(), config.trainer_common.optim, 1)
     update = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer)
     # The logprobs of the answers are not those of the policy, on purpose.
@@ -100,6 +140,27 @@ def test_gradient_of_a_step_is_that_of_the_published_formula(model_folder: Path,
     model = Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none").model.double()
     logprobs = [list(float64_values(model, tokens)[0]) for tokens in ids]
     assert_gradient(gradient, model, -published_objective(name, answers, logprobs, MAX_LENGTH))
+
+
+@pytest.mark.parametrize("pack", ["none", "tree"])
+def test_gradient_of_steps_from_equal_states(model_folder: Path, pack: PackMode) -> None:
+    ids, answers = answered(Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none"))
+    # The first steps of a task begin in one state, the second ones in two.
+    steps = [[("start", float(n % 3)), (f"room {n % 2}", answer.reward)] for n, answer in enumerate(answers)]
+    answers = [
+        replace(answer, reward=sum(reward for _, reward in own)) for answer, own in zip(answers, steps, strict=True)
+    ]
+    settings: dict[str, object] = {"adv_estimator": "gigpo", "step_advantage_coef": 0.5}
+    gradient = step_gradient(model_folder, ids, answers, settings, pack, steps)
+    advantages = published_step_advantages(steps[:4], 0.5) + published_step_advantages(steps[4:], 0.5)
+    model = Policy(ModelConfig(), str(model_folder), torch.device("cpu"), "none").model.double()
+    loss = torch.zeros((), dtype=torch.float64)
+    for tokens, answer, (first, second) in zip(ids, answers, advantages, strict=True):
+        logprobs, _ = float64_values(model, tokens)
+        for index, (new, (_, old)) in enumerate(zip(logprobs, answer.tokens, strict=True)):
+            term = ppo_term((new - old).exp(), second if index else first, 0.2, 0.2)
+            loss = loss - term / len(answer.tokens) / len(answers)
+    assert_gradient(gradient, model, loss)
 
 
 @pytest.mark.parametrize("pack", ["none", "tree"])

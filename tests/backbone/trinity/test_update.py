@@ -124,6 +124,7 @@ def tinker_trainer_step(config: RunConfig, model: Path, batches: list[list[Any]]
         "grpo",
         "dr_grpo",
         "dapo",
+        "gigpo",
         "rloo",
         "opo",
         "reinforce++",

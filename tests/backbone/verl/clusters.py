@@ -15,7 +15,7 @@ from astuner.algorithms import resolve
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 from astuner.context_tracker import build_samples
-from astuner.schema import Episode, LlmCall, Task
+from astuner.schema import AgentStep, Episode, LlmCall, Task
 from tests.backbone.verl.plans import CPU, run_config
 
 TOTAL_STEPS = 4
@@ -90,7 +90,9 @@ def make_episodes(logprobs: Any, seed: int = 5) -> list[Episode]:
             completion = [rng.randrange(3, 60) for _ in range(rng.randrange(2, 8))]
             exact = logprobs([*prompt, *completion])[len(prompt) :]
             noisy = tuple(value + rng.uniform(-0.005, 0.005) for value in exact)
-            calls.append(LlmCall(f"{number}/{turn}", f"e{number}", tuple(prompt), tuple(completion), noisy, "stop"))
+            step = AgentStep(f"room {turn}", float(number % 3 + turn))
+            tokens = tuple(prompt), tuple(completion)
+            calls.append(LlmCall(f"{number}/{turn}", f"e{number}", *tokens, noisy, "stop", step=step))
             # Every second turn extends the context; the others start a new row.
             extended = [*prompt, *completion, *[rng.randrange(3, 60) for _ in range(2)]]
             prompt = extended if turn % 2 == 0 else [rng.randrange(3, 60) for _ in range(9)]

@@ -187,6 +187,7 @@ def test_facts_and_fixed_keys_have_their_values(base: tuple[RunConfig, DictConfi
         "dr_grpo",
         "dapo",
         "gdpo",
+        "gigpo",
         "rloo",
         "opo",
         "reinforce++",

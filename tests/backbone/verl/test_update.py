@@ -171,6 +171,7 @@ def test_a_saved_model_keeps_the_generation_config(cluster: VerlCluster, tmp_pat
         "dr_grpo",
         "dapo",
         "gdpo",
+        "gigpo",
         "rloo",
         "opo",
         "reinforce++",
