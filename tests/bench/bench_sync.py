@@ -8,7 +8,9 @@ The certificate compares the checksums of all weights, and the logprobs of four 
 factors and metrics and, with several mini-batches, the trainer's logprobs before the first update. CPU seconds of this
 process are counted within the same steps, so that other processes hardly change the shares.
 
-Prints one line of JSON: for each case the CPU seconds of a step, and the shares of the two, as medians over the steps.
+Prints one line of JSON: for each case the CPU seconds of a step and, relative to the step, those of one check and of
+the correction, as medians over the steps. `time/certificate_of_run` is the share of all checks in all steps; checks
+that would take more than 1% of a run are left out.
 
     python tests/bench/bench_sync.py [--cases tiny smollm2] [--conf FILE.yaml] [--steps 4]
 """
@@ -104,7 +106,12 @@ def measure(path: Path, steps: int) -> dict[str, float]:
     updated = [step for step in seconds.steps if "correction" in step]  # a step without signal has no update
     if not updated:
         raise SystemExit(f"{path}: no step had an update; raise --steps")
-    shares = {f"time/{part}": statistics.median(step[part] / step["step"] for step in updated) for part in PARTS}
+    shares = {
+        f"time/{part}": statistics.median(step[part] / step["step"] for step in updated if part in step)
+        for part in PARTS
+    }
+    total = {name: sum(step.get(name, 0.0) for step in updated) for name in ("certificate", "step")}
+    shares["time/certificate_of_run"] = total["certificate"] / total["step"]
     return {"steps": len(updated), "step_cpu_seconds": statistics.median(step["step"] for step in updated)} | shares
 
 

@@ -118,7 +118,9 @@ class LocalSession(TrainingSession):
         else:
             self.spare_cores.adapt_threads()
         self._engine.update_weights(self.policy.full_weights(), step)
-        self._certify(self._engine, step)
+        if self._certificate.is_due:
+            with self._certificate.timed():
+                self._certify(self._engine, step)
         return_free_memory()
 
     def _load_distiller(self) -> Distiller | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,23 @@ def test_any_changed_bit_of_a_large_weight_changes_its_digest(size: int, dtype: 
     shifted = torch.cat([torch.zeros(1, dtype=dtype), weight])[1:]
     assert weight_digests([("w", shifted)]) == digest
     assert weight_digests([("w", weight.double())], dtype) == digest
+
+
+def test_checks_take_one_percent_of_the_time_after_the_first_two():
+    now = 0.0
+    certificate = SyncCertificate(torch.float32, clock=lambda: now)
+    checked = []
+    for step in range(400):
+        if certificate.is_due:
+            checked.append(step)
+            with certificate.timed():
+                now += 0.5
+        now += 1.0
+    assert checked[:2] == [0, 1]
+    assert [after - before for before, after in pairwise(checked[1:])] == [50] * 7
+    # A step of 100 times the check has it every time.
+    now += 49.0
+    assert certificate.is_due
 
 
 def test_logprobs_that_are_not_numbers_fail():
