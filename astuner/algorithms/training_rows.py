@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from astuner.algorithms import sample_scales
-from astuner.config.algorithms import LossAggMode
+from astuner.config.algorithms import LossAggMode, MiniBatchUnit
 from astuner.schema import LlmCall, Sample
 
 
@@ -133,29 +133,35 @@ def token_temperatures(rows: Sequence[TrainingRow], length: int) -> Tensor | flo
     return table
 
 
-def mini_batches(rows: Sequence[TrainingRow], groups: Sequence[str], count: int, seed: str) -> list[list[int]]:
-    """Shuffle the groups and cut them into `count` mini-batches, or fewer if there are fewer episodes.
+def mini_batches(
+    rows: Sequence[TrainingRow], groups: Sequence[str], count: int, seed: str, unit: MiniBatchUnit = "episode"
+) -> list[list[int]]:
+    """Shuffle the groups and cut them into `count` mini-batches, or fewer if there are fewer units.
 
-    The numbers of episodes of two mini-batches differ by at most one. A group is divided only where this requires it.
+    The numbers of units of two mini-batches differ by at most one. With episodes as units, a group is divided only
+    where this requires it; with groups, it is never divided.
 
     Args:
         rows: all rows of a step.
         groups: the group of each episode, by the episode's index.
         count: the number of mini-batches.
         seed: the seed of the order.
+        unit: whether mini-batches consist of episodes or of whole groups.
 
     Returns:
         The indices of the rows of each mini-batch, in ascending order. The rows of an episode stay together.
     """
     episodes = sorted({row.episode for row in rows})
-    count = min(count, len(episodes))
     random_numbers = random.Random(seed)
     random_numbers.shuffle(episodes)
     order = sorted({groups[episode] for episode in episodes})
     random_numbers.shuffle(order)
     rank = {group: index for index, group in enumerate(order)}
     episodes.sort(key=lambda episode: rank[groups[episode]])
-    mini_batch_of = {episode: index * count // len(episodes) for index, episode in enumerate(episodes)}
+    units = [groups[episode] for episode in episodes] if unit == "group" else episodes
+    place = {value: index for index, value in enumerate(dict.fromkeys(units))}
+    count = min(count, len(place))
+    mini_batch_of = {e: place[value] * count // len(place) for e, value in zip(episodes, units, strict=True)}
     batches: list[list[int]] = [[] for _ in range(count)]
     for index, row in enumerate(rows):
         batches[mini_batch_of[row.episode]].append(index)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 DynamicSampling = Literal["none", "drop", "refill"]
+MiniBatchUnit = Literal["episode", "group"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,9 @@ WITHOUT_REFILL = Condition(
     "unless trainer_common.algorithm.dynamic_sampling is refill",
     lambda run: run.trainer_common.algorithm.dynamic_sampling != "refill",
 )
+ONE_MINI_BATCH = Condition(
+    "while trainer_common.mini_batch_num is 1", lambda run: run.trainer_common.mini_batch_num == 1
+)
 NOT_GDPO = Condition(
     "unless trainer_common.algorithm.adv_estimator is gdpo",
     lambda run: run.trainer_common.algorithm.adv_estimator != "gdpo",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from astuner.config.conditions import FOR_SFT, WITHOUT_OVER_ROLLOUT
-from astuner.config.section import TRAINING, Count, Seconds, Section, from_run, key, sets, unsupported
+from astuner.config.section import TRAINING, Count, Seconds, Section, from_run, key, mirrors, sets, unsupported
 
 Deadline = Seconds | None
 
@@ -43,7 +43,7 @@ class AsynchronyConfig(Section):
     max_staleness: Annotated[int, Field(ge=0, le=100_000)] = key(
         1,
         trinity=sets("explorer.max_inflight_batches", rule="batches_in_flight")
-        + from_run("algorithm.policy_loss_fn_args", rule="loss_args"),
+        + mirrors("algorithm.policy_loss_fn_args", rule="loss_args"),
     )
     """Maximum staleness; sampling waits before it would be larger. 0 is synchronous training."""
     over_rollout: Annotated[float, Field(ge=0, lt=1)] = key(

@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from astuner.config.algorithm_settings import TRINITY_LOSS, AlgorithmConfig, KlType
+from astuner.config.algorithms import MiniBatchUnit
 from astuner.config.conditions import (
     FOR_SFT,
     KL_LOSS_COEF_0,
+    ONE_MINI_BATCH,
     SAMPLED_ELSEWHERE,
     TINKER_SERVER,
     VERL_ON_CPU,
@@ -197,6 +199,13 @@ class TrainerCommonConfig(Section):
         resume="same",
     )
     """Optimizer steps per training step."""
+    mini_batch_by: MiniBatchUnit = key(
+        "episode",
+        no_effect=(FOR_SFT, ONE_MINI_BATCH),
+        trainers="astuner distributes rows to mini-batches",
+        resume="same",
+    )
+    """Mini-batches have equally many episodes, or equally many groups, which are then never divided."""
     max_tokens_per_micro_batch: PositiveInt = key(
         16384,
         no_effect=(TINKER_SERVER,),

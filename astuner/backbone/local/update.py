@@ -200,8 +200,8 @@ class PolicyUpdate:
     ) -> dict[str, float]:
         norms: list[float] = []
         before = self.optimizer.sampled_weights()
-        count, seed = self.config.trainer_common.mini_batch_num, shuffle_seed(self.config, step)
-        index_lists = mini_batches(rows, advantages.groups, count, seed)
+        common, seed = self.config.trainer_common, shuffle_seed(self.config, step)
+        index_lists = mini_batches(rows, advantages.groups, common.mini_batch_num, seed, common.mini_batch_by)
         for part in ([rows[index] for index in indexes] for indexes in index_lists):
             if has_gradient(self.config, part):
                 self._accumulate(part, sums, first=not norms, only=len(index_lists) == 1)

@@ -175,7 +175,8 @@ def assign_mini_batches(
         temperatures = [{call.call_id: call.sampling.temperature for call in e.calls} for e in episodes]
         timed = [row.with_temperatures(temperatures[row.episode]) for row in rows]
         rows, metrics = distiller.assign_to(timed, episodes)
-    indices = mini_batches(rows, advantages.groups, updates, shuffle_seed(config, step)) if rows else []
+    unit = config.trainer_common.mini_batch_by
+    indices = mini_batches(rows, advantages.groups, updates, shuffle_seed(config, step), unit) if rows else []
     batches = [[rows[index] for index in batch] for batch in indices]
     return advantages.update_result(metrics, rows), batches + [[] for _ in range(updates - len(batches))]
 

@@ -199,6 +199,7 @@ class VerlUpdate:
                 advantages.groups,
                 self.config.trainer_common.mini_batch_num,
                 shuffle_seed(self.config, step),
+                self.config.trainer_common.mini_batch_by,
             )
             if has_gradient(self.config, [rows[index] for index in part])
         ]

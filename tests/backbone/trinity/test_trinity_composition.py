@@ -195,6 +195,44 @@ def test_values_with_a_tinker_service_and_on_gpus() -> None:
     assert "base_url" not in gpus["model"]["tinker"]
 
 
+def test_the_last_optimizer_step_of_a_cosine_schedule_has_the_smallest_rate() -> None:
+    """The trainer on GPUs is verl's, and that of a Tinker service is Trinity's."""
+    import torch
+    from torch.optim import SGD
+    from trinity.trainer.tinker.tinker_trainer import TinkerTrainerWrapper
+    from trinity.trainer.verl.config import build_verl_config
+    from verl.utils.torch_functional import get_cosine_schedule_with_warmup
+
+    settings = {"lr": 0.5, "lr_scheduler": "cosine", "min_lr_ratio": 0.1, "lr_warmup_steps": 2}
+    values = {f"astuner.trainer_common.optim.{name}": value for name, value in settings.items()}
+    loaded = loaded_by_trinity(compose_trinity_config(with_values(run_config(), values), GPU))
+    optim = build_verl_config(loaded).actor.optim
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = SGD([parameter], lr=optim.lr)
+    schedule = get_cosine_schedule_with_warmup(
+        optimizer,
+        optim.lr_warmup_steps,
+        optim.total_training_steps,
+        optim.min_lr_ratio,
+        optim.num_cycles,
+        zero_indexed_step=optim.zero_indexed_step,
+    )
+    rates = []
+    for _ in range(loaded.trainer.total_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert (rates[-1], min(rates[2:]), max(rates)) == pytest.approx((0.05, 0.05, 0.5))
+
+    tinker = TinkerTrainerWrapper.__new__(TinkerTrainerWrapper)
+    tinker.algorithm_config = loaded.algorithm
+    tinker.lr_scheduler_type, tinker.min_lr_ratio = "cosine", 0.1
+    tinker.total_steps, tinker.num_warmup_steps = loaded.trainer.total_steps, 2
+    # Trinity counts an optimizer step before it computes its rate.
+    tinker._train_step_num = loaded.trainer.total_steps
+    assert tinker.current_learning_rate == pytest.approx(0.05)
+
+
 def test_gpus_without_flash_attention_pad_rows_and_use_the_attention_of_pytorch(write: Write) -> None:
     plan = replace(GPU, flash_attention=False)
     trainer = compose_trinity_config(run_config(), plan)["trainer"]

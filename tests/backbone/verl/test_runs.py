@@ -15,6 +15,7 @@ from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
+from tests.backbone.local.conftest import AGENTS as LOCAL_AGENTS
 from tests.backbone.runs import Run, error_beside_a_record, losses
 from tests.backbone.sampling_runs import SELECTING, check_kill_and_resume
 from tests.backbone.verl.runs import make_job
@@ -148,6 +149,23 @@ def test_an_invalid_configuration_does_not_move_the_earlier_record(
     model_folder: Path, tmp_path: Path, mistake: str, message: str
 ):
     assert message in error_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)
+
+
+def test_groups_with_equal_rewards_are_replaced_by_further_tasks(model_folder: Path, tmp_path: Path):
+    settings = {"trainer_common__total_training_steps": 1, "trainer_common__algorithm__dynamic_sampling": "refill"}
+    job = make_job("Letters", model_folder, tmp_path, **settings)
+    job.set_workflow(f"{LOCAL_AGENTS}->SomeEqual")
+    run = Run(job, tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert run.leftovers() == []
+    (row,) = [row.metrics for row in read_metrics(run.record) if "refill/tasks" in row.metrics]
+    # Every second task has equal rewards: the batch has one of them, and so has the first refill.
+    expected = {"refill/batches": 2, "refill/tasks": 2, "refill/missing_groups": 0, "episodes/total": 16}
+    assert {name: row[name] for name in expected} == expected
+    assert row["update/optimiser_steps"] == 2
+    trained = {entry.task_id: bool(entry.advantage) for entry in read_index(run.record) if entry.split == "train"}
+    assert sorted(trained.values()) == [False, False, True, True]
 
 
 def test_tasks_depend_on_earlier_results_also_after_a_kill(model_folder: Path, tmp_path: Path):
