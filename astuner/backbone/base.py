@@ -109,6 +109,9 @@ class MemoryEstimate:
         phases: the parts of the memory that the process holds in each phase of a step.
         available: bytes of the device.
         excluded: processes that the estimate does not cover; "" for none.
+        device: the device, for messages; "" for that of this process.
+        host: bytes of a machine's main memory for what is offloaded from its GPUs.
+        problems: what does not fit although the total does, and the keys that change it.
     """
 
     parameters: int
@@ -116,6 +119,9 @@ class MemoryEstimate:
     phases: Mapping[str, tuple[MemoryPart, ...]]
     available: int
     excluded: str = ""
+    device: str = ""
+    host: int = 0
+    problems: tuple[str, ...] = ()
 
     @property
     def peak(self) -> str:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 MIN_GPUS_OF_TRINITY = 2
 """Engines and trainer need at least one GPU each."""
 
 
+_described: ContextVar[int | None] = ContextVar("described_gpus", default=None)
+
+
+@contextlib.contextmanager
+def described_gpus(count: int) -> Iterator[None]:
+    """Check configurations in the block as on a machine with `count` GPUs (`astuner check --machine`)."""
+    token = _described.set(count)
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
 def visible_gpus() -> int:
     """Return the number of NVIDIA GPUs that CUDA_VISIBLE_DEVICES shows to this process."""
+    described = _described.get()
+    if described is not None:
+        return described
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return installed_gpus()

@@ -144,7 +144,7 @@ def _print_size(console: Console, config: AstunerConfig, run_inputs: RunInputs) 
 
 def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
     excluded = f", without {estimate.excluded}" if estimate.excluded else f", in the {estimate.peak}"
-    total, available = _format_size(estimate.total), _format_size(estimate.available)
+    total, available = format_size(estimate.total), format_size(estimate.available)
     console.print(f"memory     about {total} of {available} at the peak{excluded}", soft_wrap=True)
     if estimate.parameters:
         console.print(f"           {estimate.parameters:,} weights, {estimate.trained:,} of them trained")
@@ -153,7 +153,7 @@ def _print_memory(console: Console, estimate: MemoryEstimate) -> None:
     table.add_column(justify="right")
     for part in estimate.parts:
         if part.size:
-            table.add_row(f"           {part.name}", _format_size(part.size))
+            table.add_row(f"           {part.name}", format_size(part.size))
     console.print(table)
 
 
@@ -166,14 +166,15 @@ def _check_memory(estimate: MemoryEstimate) -> None:
     if estimate.total <= estimate.available:
         return
     largest = sorted(estimate.parts, key=lambda part: -part.size)[:_MAX_PARTS]
-    lines = "".join(f"\n  {part.name}: {_format_size(part.size)}; {part.fix}" for part in largest)
+    lines = "".join(f"\n  {part.name}: {format_size(part.size)}; {part.fix}" for part in largest)
     raise BackboneError(
-        f"the run needs about {_format_size(estimate.total)} of memory, and this machine has "
-        f"{_format_size(estimate.available)}. The largest parts, and what makes them smaller:{lines}"
+        f"the run needs about {format_size(estimate.total)} of memory, and this machine has "
+        f"{format_size(estimate.available)}. The largest parts, and what makes them smaller:{lines}"
     )
 
 
-def _format_size(size: int) -> str:
+def format_size(size: int) -> str:
+    """Return a number of bytes in MiB or GiB."""
     if size < 2**30:
         return f"{size / 2**20:.1f} MiB"
     return f"{size / 2**30:,.2f} GiB" if size < 2**50 else "more than 1 PiB"

@@ -35,3 +35,36 @@ def test_an_estimate_that_fits_is_shown_part_by_part(astuner: Command):
     for part in ("Python, libraries and tasks", "weights", "optimizer (AdamW)", "engine: weights"):
         assert part in ended.out
     assert ended.out.splitlines()[-1] == "OK: this configuration can run"
+
+
+def test_a_described_machine_needs_no_gpu_and_only_the_shape_of_the_model(astuner: Command, folder: Path):
+    for file in (folder / "model").iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    for backbone, devices in (
+        ("local", ["one GPU (trainer and engine)"]),
+        ("verl", ["each of 4 GPUs (trainer and engine)"]),
+        ("trinity", ["each of 2 GPUs of the trainer", "each of 2 GPUs of the engines"]),
+    ):
+        ended = astuner("check", "--conf", "run.yaml", "--machine", "4xL4-24G", f"--backbone={backbone}")
+        assert ended.code == 0, ended.out
+        for text in (*devices, "4 × L4, 24.00 GiB each", "log-probs", "gradients", "engine: key-value cache", "total"):
+            assert text in ended.out
+    auto = astuner("check", "--conf", "run.yaml", "--machine", "4xL4-24G", "astuner.backbone=auto")
+    assert "trinity (auto: this machine has 4 GPUs)" in auto.out
+
+
+def test_a_described_machine_that_is_too_small_is_an_error(astuner: Command, folder: Path):
+    config = (folder / "model/config.json").read_text()
+    (folder / "model/config.json").write_text(config.replace('"vocab_size": ', '"vocab_size": 10000000'))
+    ended = astuner("check", "--conf", "run.yaml", "--machine", "2xL4-24G", "--backbone=verl")
+    assert ended.code == 1
+    ended.says("update needs about ", "each of 2 GPUs", "24.00 GiB", "logits of a micro-batch: ", "max_tokens_per_")
+
+
+def test_a_described_machine_is_not_combined_with_a_dry_run(astuner: Command):
+    ended = astuner("check", "--conf", "run.yaml", "--machine", "2xL4-24G", "--dry-run")
+    assert ended.code == 2
+    assert "--machine starts nothing" in ended.out
+    ended = astuner("check", "--conf", "run.yaml", "--machine", "2L4", "--backbone=local")
+    ended.says("--machine is '2L4'", "8xH100-80G")

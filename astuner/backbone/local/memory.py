@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import psutil
 
@@ -18,7 +19,9 @@ from astuner.backbone.training.memory_estimate import (
     model_shape,
     process_parts,
 )
+from astuner.backbone.training.memory_plan import gpu_model_shape, max_length
 from astuner.backbone.training.run_inputs import RunInputs
+from astuner.config.machine import Machine
 from astuner.config.root import AstunerConfig
 
 # Smaller processes keep freed memory, because page faults would cost more time than the memory is worth.
@@ -26,6 +29,7 @@ _WORTH_RETURNING = 2**30
 # Copies of the logits at the peak, in float32: log-probabilities, and two gradients.
 _LOGITS_COPIES = 3
 
+_LOGITS = "logits of a micro-batch"
 _ADAPTERS = f"train adapters (model.lora.rank: 16) or {SMALLER_MODEL}"
 _MICRO_BATCH = "lower trainer_common.max_tokens_per_micro_batch"
 
@@ -47,7 +51,11 @@ def estimate_training_memory(config: AstunerConfig, run_inputs: RunInputs) -> Me
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
     """
-    shape, batch = model_shape(config, run_inputs.model_path), BatchShape.of(config, run_inputs)
+    return training_memory(config, model_shape(config, run_inputs.model_path), BatchShape.of(config, run_inputs))
+
+
+def training_memory(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -> MemoryEstimate:
+    """Estimate the peak memory of a run that trains and samples in one process, with steps of the shape `batch`."""
     uses_lora = config.model.lora.rank > 0
     weights = shape.parameters * shape.width + shape.trained * 4 if uses_lora else shape.parameters * 4
     held = [
@@ -70,7 +78,15 @@ def estimate_training_memory(config: AstunerConfig, run_inputs: RunInputs) -> Me
     if uses_lora:
         merged = shape.layer_parameters * shape.width
         sync.append(MemoryPart("weights with adapters merged", merged, SMALLER_MODEL))
-    phases = {"rollout": (*held, cache), "update": (*held, *update), "sync": (*held, *sync)}
+    # Without gradient, the logits and their log-probabilities are held.
+    without_gradient = [replace(part, size=part.size * 2 // _LOGITS_COPIES) for part in update if part.name == _LOGITS]
+    phases = {
+        "rollout": (*held, cache),
+        "update": (*held, *update),
+        "sync": (*held, *sync),
+        "log-probs": (*held, *without_gradient),
+        "checkpoint": tuple(held),
+    }
     return MemoryEstimate(shape.parameters, shape.trained, phases, shape.available)
 
 
@@ -104,8 +120,19 @@ def _update_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -
             int(tokens * per_token) + copied,
             f"{_MICRO_BATCH} or set model.gradient_checkpointing: True",
         ),
-        MemoryPart("logits of a micro-batch", trained * shape.text.vocab_size * 4 * copies, _MICRO_BATCH),
+        MemoryPart(_LOGITS, trained * shape.text.vocab_size * 4 * copies, _MICRO_BATCH),
     ]
     if shape.width < 4 and not config.model.lora.rank:
         parts.append(MemoryPart("weights in the dtype of the computation", shape.parameters * shape.width, _ADAPTERS))
     return parts
+
+
+def local_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:
+    """Return the estimate of a run on one GPU of a machine, with samples of the maximum length.
+
+    Raises:
+        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
+    """
+    shape = gpu_model_shape(config, model_path, machine, autocast=True)
+    estimate = training_memory(config, shape, BatchShape.longest_of(config, max_length(config, shape)))
+    return [replace(estimate, device="one GPU (trainer and engine)")]

@@ -30,8 +30,8 @@ from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_pr
 
 # What a process with PyTorch gains after its imports: further imports, threads with their stacks, kernels and buffers.
 _RUNTIME = 110 * 2**20
-# A CUDA context with PyTorch's kernels and workspaces.
-_CUDA_CONTEXT = 600 * 2**20
+CUDA_CONTEXT = 600 * 2**20
+"""Bytes of a CUDA context with PyTorch's kernels and workspaces."""
 # An episode in the main process: its objects, and a Python int in several tuples for each of its tokens.
 _EPISODE, _EPISODE_TOKEN = 20_000, 66
 # Bytes of the process from which episode workers are forked, and of what a worker does not share with it. The user's
@@ -105,6 +105,30 @@ class BatchShape:
             concurrent=min(rollout.max_env_worker, rollout.max_num_seqs, max(episodes, validation)),
         )
 
+    @staticmethod
+    def longest_of(config: AstunerConfig, max_positions: int) -> BatchShape:
+        """Return the shape of a step in which every sample is as long as the configuration allows.
+
+        Args:
+            config: the configuration.
+            max_positions: number of positions of the model.
+        """
+        common, rollout = config.trainer_common, config.rollout
+        longest = min(rollout.max_model_len, max_positions)
+        prompt = 1 if common.algorithm.adv_estimator == "sft" else min(config.data.max_prompt_length, longest - 1)
+        batch = config.data.train_batch_size
+        episodes = batch * (1 if common.algorithm.adv_estimator == "sft" else rollout.num_repeat)
+        mini_batches = min(common.mini_batch_num, episodes)
+        return BatchShape(
+            groups=_divided(batch, mini_batches),
+            rows=_divided(episodes, mini_batches) * rollout.multi_turn.expected_steps,
+            prompt=prompt,
+            answer=longest - prompt,
+            longest=longest,
+            episodes=episodes,
+            concurrent=min(rollout.max_env_worker, rollout.max_num_seqs, episodes),
+        )
+
 
 def _divided(number: int, by: int) -> int:
     """Return the quotient, rounded up; exact for numbers of any size."""
@@ -140,6 +164,8 @@ class ModelShape:
         dtype: the dtype that the model computes in.
         device: the device that it would be loaded to.
         joins_weights: whether the embedded engine joins the weights of its layers.
+        counted: bytes of a token that the backward pass needs, if they were counted before; otherwise None.
+        memory: bytes of the device, if it is not one of this machine; otherwise None.
     """
 
     model: Any
@@ -149,6 +175,8 @@ class ModelShape:
     dtype: torch.dtype
     device: torch.device
     joins_weights: bool
+    counted: float | None = None
+    memory: int | None = None
 
     @property
     def width(self) -> int:
@@ -186,6 +214,8 @@ class ModelShape:
     @cached_property
     def activation_bytes(self) -> float:
         """Bytes of a token that the backward pass needs, without the logits."""
+        if self.counted is not None:
+            return self.counted
         for with_mask in (True, False):
             # Some architectures cannot run on the meta device, or accept no mask of this shape, with various errors.
             with contextlib.suppress(Exception):
@@ -221,6 +251,8 @@ class ModelShape:
     @property
     def available(self) -> int:
         """Memory of the device in bytes."""
+        if self.memory is not None:
+            return self.memory
         if self.device.type == "cuda":
             return int(torch.cuda.get_device_properties(self.device).total_memory)
         return machine_memory()
@@ -237,15 +269,20 @@ def machine_memory() -> int:
     return total
 
 
-def model_shape(config: AstunerConfig, model_path: str) -> ModelShape:
+def model_shape(config: AstunerConfig, model_path: str, device: torch.device | None = None) -> ModelShape:
     """Read the shape of a model.
+
+    Args:
+        config: the configuration.
+        model_path: a folder with config.json, or a Hugging Face name.
+        device: the device that it would be loaded to; None for `trainer_common.device`.
 
     Raises:
         ModelError: `model_path` has no readable configuration, or the model lacks the target modules of LoRA.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    device = choose_device(config.trainer_common.device)
+    device = device or choose_device(config.trainer_common.device)
     dtype = compute_dtype(config.model.dtype, device)
     try:
         shape = AutoConfig.from_pretrained(model_path)
@@ -273,15 +310,18 @@ def engine_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) ->
     if uses_starting_model(config.rollout):
         parts += [replace(part, name=part.name.replace("engine", "starting model")) for part in parts]
     kv, seqs = shape.kv, config.rollout.max_num_seqs
-    running = min(batch.concurrent * batch.row, default_lane_tokens(kv, seqs, config.rollout.max_model_len))
-    kept = min(batch.distinct * config.trainer_common.mini_batch_num, default_prefix_cache_tokens(kv, seqs))
+    # The engine starts after the weights in training, and before the optimizer.
+    held = sum(part.size for part in parts) + shape.parameters * 4
+    free = None if shape.memory is None else max(shape.memory - held, 0)
+    running = min(batch.concurrent * batch.row, default_lane_tokens(kv, seqs, config.rollout.max_model_len, free))
+    kept = min(batch.distinct * config.trainer_common.mini_batch_num, default_prefix_cache_tokens(kv, seqs, free))
     return parts, MemoryPart("engine: key-value cache", (running + kept) * kv.bytes_per_token, _CACHE)
 
 
 def process_parts(config: AstunerConfig, batch: BatchShape, device: torch.device) -> list[MemoryPart]:
     """Return the memory of a run without the model: the process with its libraries, and the episodes of a step."""
     if device.type == "cuda":
-        return [MemoryPart("CUDA context and kernels", _CUDA_CONTEXT, "use another GPU")]
+        return [MemoryPart("CUDA context and kernels", CUDA_CONTEXT, "use another GPU")]
     # This process has imported the libraries and the user's code, and has read the tasks.
     libraries = psutil.Process().memory_info().rss + _RUNTIME
     tokens = batch.row * config.rollout.multi_turn.expected_steps

@@ -202,17 +202,25 @@ class KvStore:
         return slab
 
 
-def default_prefix_cache_tokens(shape: KvShape, max_num_seqs: int) -> int:
-    """Return the default size of the prefix cache: 1024 tokens per request, at most an eighth of the free memory."""
-    return min(_PREFIX_TOKENS_PER_SEQ * max_num_seqs, _tokens_in(_free_bytes(shape.device) // 8, shape))
+def default_prefix_cache_tokens(shape: KvShape, max_num_seqs: int, free: int | None = None) -> int:
+    """Return the default size of the prefix cache: 1024 tokens per request, at most an eighth of the free memory.
+
+    Args:
+        shape: keys and values of a token.
+        max_num_seqs: maximum number of concurrent requests.
+        free: free bytes of the device; None to ask the device.
+    """
+    free = _free_bytes(shape.device) if free is None else free
+    return min(_PREFIX_TOKENS_PER_SEQ * max_num_seqs, _tokens_in(free // 8, shape))
 
 
-def default_lane_tokens(shape: KvShape, max_num_seqs: int, max_model_len: int) -> int:
+def default_lane_tokens(shape: KvShape, max_num_seqs: int, max_model_len: int, free: int | None = None) -> int:
     """Return the default budget of a `KvStore`: the maximum that it can use, at most half of the free memory.
 
-    Slabs allocate at most four times the tokens in them.
+    Slabs allocate at most four times the tokens in them. `free` is that of `default_prefix_cache_tokens`.
     """
-    return min(4 * max_num_seqs * max_model_len, _tokens_in(_free_bytes(shape.device) // 2, shape))
+    free = _free_bytes(shape.device) if free is None else free
+    return min(4 * max_num_seqs * max_model_len, _tokens_in(free // 2, shape))
 
 
 def _tokens_in(num_bytes: int, shape: KvShape) -> int:

@@ -1,0 +1,324 @@
+"""Estimates of the memory of each GPU of a described machine, for `astuner check --machine`.
+
+The estimates assume samples of the maximum length. They are compared with traces of the same computation on fake
+tensors in tests/backbone/test_memory_plan.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from astuner.algorithms.credit_assignment import uses_kl_loss
+from astuner.backbone.base import MemoryEstimate, MemoryPart
+from astuner.backbone.training.activations import activation_bytes
+from astuner.backbone.training.memory_estimate import CUDA_CONTEXT, SMALLER_MODEL, ModelShape, model_shape
+from astuner.config.machine import Machine
+from astuner.config.root import AstunerConfig
+from astuner.errors import ConfigError
+
+# Bytes of verl's buffer for weights on their way to the engine (`checkpoint_engine.update_weights_bucket_megabytes`).
+_SYNC_BUFFER = 2048 * 2**20
+# [tokens, vocabulary] tensors that are alive together: log-probabilities and two gradients; without gradient, logits
+# and log-probabilities.
+_BACKWARD_LOGITS, _FORWARD_LOGITS = 3, 2
+# FSDP gathers the weights of the next layer while it computes one.
+_GATHERED_LAYERS = 2
+
+_SHARD = "use more GPUs (trainer_common.n_gpus_per_node, nnodes), or train adapters (model.lora.rank: 16)"
+_PARAM_OFFLOAD = "set trainer_common.fsdp_config.param_offload: True"
+_OPTIMIZER_OFFLOAD = "set trainer_common.fsdp_config.optimizer_offload: True"
+_MICRO_BATCH = (
+    "lower trainer_common.max_tokens_per_micro_batch and rollout.max_model_len, or raise "
+    "trainer_common.ulysses_sequence_parallel_size"
+)
+_CHECKPOINTING = "set model.gradient_checkpointing: True"
+_ENGINE = "lower rollout.gpu_memory_utilization"
+
+
+def gpu_model_shape(config: AstunerConfig, model_path: str, machine: Machine, *, autocast: bool) -> ModelShape:
+    """Return the shape of the model on a GPU of the machine.
+
+    Args:
+        config: the configuration.
+        model_path: a folder with config.json, or a Hugging Face name.
+        machine: the machine.
+        autocast: see `activation_bytes`.
+
+    Raises:
+        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
+    """
+    shape = model_shape(config, model_path, torch.device("cuda"))
+    counted = None if config.model.lora.rank else activation_bytes(model_path, shape.dtype, autocast=autocast)
+    return replace(shape, counted=counted, memory=machine.memory)
+
+
+@dataclass(frozen=True)
+class ShardedTrainer:
+    """verl's FSDP workers, which train for the verl backbone and for Trinity on GPUs.
+
+    Attributes:
+        config: the configuration.
+        shape: the model.
+        gpus: number of GPUs among which the weights are sharded.
+        has_engine: whether each GPU also has a part of an engine.
+    """
+
+    config: AstunerConfig
+    shape: ModelShape
+    gpus: int
+    has_engine: bool
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the largest micro-batch on one GPU."""
+        common = self.config.trainer_common
+        share = -(-max_length(self.config, self.shape) // common.ulysses_sequence_parallel_size)
+        return max(common.max_tokens_per_micro_batch, share)
+
+    @property
+    def weights(self) -> MemoryPart:
+        """Shards of the weights, in float32."""
+        fix = f"{_PARAM_OFFLOAD}, or {SMALLER_MODEL}"
+        return MemoryPart("weights", _share(self.shape.parameters * 4, self.gpus), fix)
+
+    @property
+    def optimizer(self) -> MemoryPart:
+        """Shards of AdamW's moments."""
+        return MemoryPart("optimizer (AdamW)", _share(self.shape.trained * 8, self.gpus), _SHARD)
+
+    @property
+    def resting(self) -> list[MemoryPart]:
+        """What stays on the GPU while the trainer waits."""
+        offload, parts = self.config.trainer_common.fsdp_config, []
+        if not offload.param_offload:
+            parts.append(self.weights)
+        if not offload.optimizer_offload:
+            parts.append(replace(self.optimizer, fix=_OPTIMIZER_OFFLOAD))
+        return parts + self._reference
+
+    @property
+    def _reference(self) -> list[MemoryPart]:
+        config, shape = self.config, self.shape
+        is_used = uses_kl_loss(config) or config.trainer_common.algorithm.use_kl_in_reward
+        size = 0 if config.model.lora.rank or not is_used else _share(shape.parameters * shape.width, self.gpus)
+        fix = "set trainer_common.use_kl_loss: False, or train adapters, which need no copy"
+        return [MemoryPart("reference model", size, fix)] if size else []
+
+    @property
+    def gathered(self) -> MemoryPart:
+        """Weights of the embeddings and of the layers that FSDP has gathered."""
+        return MemoryPart("gathered weights", self._gathered, SMALLER_MODEL)
+
+    @property
+    def _layer(self) -> int:
+        return self.shape.layer_parameters // int(self.shape.text.num_hidden_layers)
+
+    @property
+    def _head(self) -> int:
+        return int(self.shape.text.hidden_size) * int(self.shape.text.vocab_size)
+
+    @property
+    def _gathered(self) -> int:
+        layers = _GATHERED_LAYERS * self._layer if self.gpus > 1 else self._layer
+        return (self._head + layers) * self.shape.width
+
+    def _logits(self, copies: int) -> MemoryPart:
+        size = self.tokens * self.shape.text.vocab_size * self.shape.width * copies
+        return MemoryPart("logits of a micro-batch", size, _MICRO_BATCH)
+
+    def _activations(self) -> tuple[MemoryPart, MemoryPart]:
+        """Return the activations that all layers keep, and those of the layer that is computed."""
+        shape, is_checkpointed = self.shape, self.config.model.gradient_checkpointing
+        layers = int(shape.text.num_hidden_layers)
+        in_layer = int(self.tokens * shape.activation_bytes / layers)
+        kept = self.tokens * shape.text.hidden_size * shape.width * layers if is_checkpointed else in_layer * layers
+        fix = _MICRO_BATCH if is_checkpointed else f"{_CHECKPOINTING}, or {_MICRO_BATCH}"
+        return (
+            MemoryPart("activations of a micro-batch", kept, fix),
+            MemoryPart("activations of one layer", in_layer, _MICRO_BATCH),
+        )
+
+    @property
+    def update(self) -> list[MemoryPart]:
+        """Parts of the phase that computes gradients."""
+        kept, layer = self._activations()
+        # A layer's gradients, in the dtype of the computation and in float32 to be reduced, exist without the logits.
+        reduced = MemoryPart("gradients being reduced", self._layer * (self.shape.width + 4), SMALLER_MODEL)
+        logits = self._logits(_BACKWARD_LOGITS)
+        moments = [[logits], [layer, reduced] if self.config.model.gradient_checkpointing else [reduced]]
+        return [
+            replace(self.weights, fix=_SHARD),
+            MemoryPart("gradients", _share(self.shape.trained * 4, self.gpus), _SHARD),
+            self.optimizer,
+            *self._reference,
+            self.gathered,
+            kept,
+            *max(moments, key=_total),
+        ]
+
+    @property
+    def log_probs(self) -> list[MemoryPart]:
+        """Parts of the phase that computes log-probabilities."""
+        _, layer = self._activations()
+        resting = [part for part in self.resting if part.name != self.weights.name]
+        logits = self._logits(_FORWARD_LOGITS)
+        return [replace(self.weights, fix=_SHARD), *resting, self.gathered, max(logits, layer, key=_size)]
+
+    @property
+    def sync(self) -> list[MemoryPart]:
+        """Parts of the phase that sends the weights to the engine, without the engine."""
+        resting = [part for part in self.resting if part.name != self.weights.name]
+        buffer = MemoryPart("buffers of the weight sync", _SYNC_BUFFER + self._head * 4, SMALLER_MODEL)
+        return [replace(self.weights, fix=_SHARD), *resting, buffer]
+
+    @property
+    def checkpoint(self) -> list[MemoryPart]:
+        """Parts of the phase that saves or loads a checkpoint."""
+        whole = MemoryPart("one whole weight", self._head * 4, SMALLER_MODEL)
+        return [replace(self.weights, fix=_SHARD), self.optimizer, *self._reference, whole]
+
+    @property
+    def host(self) -> int:
+        """Bytes of main memory for the shards of one GPU that are offloaded."""
+        offload = self.config.trainer_common.fsdp_config
+        return self.weights.size * offload.param_offload + self.optimizer.size * offload.optimizer_offload
+
+
+def verl_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:
+    """Return the estimate of each GPU of a run on verl, where trainer and engine share the GPUs.
+
+    Raises:
+        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
+        ConfigError: the run needs other GPUs than the machine has.
+    """
+    shape = gpu_model_shape(config, model_path, machine, autocast=False)
+    per_node = _gpus_per_node(config, machine)
+    gpus, size = per_node * config.trainer_common.nnodes, config.rollout.tensor_model_parallel_size
+    if gpus % size:
+        raise ConfigError(
+            f"astuner.rollout.tensor_model_parallel_size is {size}, which does not divide the {gpus} GPUs of the run"
+        )
+    trainer = ShardedTrainer(config, shape, gpus, has_engine=True)
+    context = _context(processes=2)
+    engine, problems = _engine_parts(config, shape, machine, default_share=0.5)
+    asleep = engine[:1]
+    phases = {
+        "rollout": (context, *trainer.resting, *engine),
+        "log-probs": (context, *trainer.log_probs),
+        "update": (context, *trainer.update),
+        "sync": (context, *trainer.sync, *asleep),
+        "checkpoint": (context, *trainer.checkpoint),
+    }
+    device = f"each of {gpus} GPUs (trainer and engine)"
+    host = trainer.host * per_node
+    return [
+        MemoryEstimate(
+            shape.parameters, shape.trained, phases, machine.memory, device=device, host=host, problems=problems
+        )
+    ]
+
+
+def trinity_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:
+    """Return the estimates of a GPU of the trainer and of a GPU of the engines of a run on trinity.
+
+    Raises:
+        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
+        ConfigError: the run needs other GPUs than the machine has.
+    """
+    shape = gpu_model_shape(config, model_path, machine, autocast=False)
+    per_node = _gpus_per_node(config, machine)
+    gpus, rollout = per_node * config.trainer_common.nnodes, config.rollout
+    engines = rollout.n_vllm_engine * rollout.tensor_model_parallel_size
+    if engines >= gpus:
+        raise ConfigError(
+            f"astuner.rollout.n_vllm_engine ({rollout.n_vllm_engine}) × tensor_model_parallel_size "
+            f"({rollout.tensor_model_parallel_size}) = {engines} of {gpus} GPUs, which leaves none for the trainer; "
+            "lower one of them"
+        )
+    trainer = ShardedTrainer(config, shape, gpus - engines, has_engine=False)
+    context = _context(processes=1)
+    training = {
+        "rollout": (context, *trainer.resting),
+        "log-probs": (context, *trainer.log_probs),
+        "update": (context, *trainer.update),
+        "sync": (context, *trainer.sync),
+        "checkpoint": (context, *trainer.checkpoint),
+    }
+    engine, problems = _engine_parts(config, shape, machine, default_share=0.85)
+    sampling = {"rollout": (context, *engine), "sync": (context, *engine, MemoryPart("buffers", _SYNC_BUFFER, _ENGINE))}
+    return [
+        MemoryEstimate(
+            shape.parameters,
+            shape.trained,
+            training,
+            machine.memory,
+            device=f"each of {gpus - engines} GPUs of the trainer",
+            host=trainer.host * min(per_node, gpus - engines),
+        ),
+        MemoryEstimate(
+            shape.parameters,
+            0,
+            sampling,
+            machine.memory,
+            device=f"each of {engines} GPUs of the engines",
+            problems=problems,
+        ),
+    ]
+
+
+def max_length(config: AstunerConfig, shape: ModelShape) -> int:
+    """Return the tokens of the longest sample: max_model_len, limited to the model's number of positions."""
+    positions = getattr(shape.text, "max_position_embeddings", None) or config.rollout.max_model_len
+    return min(config.rollout.max_model_len, int(positions))
+
+
+def _engine_parts(
+    config: AstunerConfig, shape: ModelShape, machine: Machine, default_share: float
+) -> tuple[list[MemoryPart], tuple[str, ...]]:
+    """Return the parts of an engine on one GPU, and what does not fit into its share of the GPU."""
+    size, share = config.rollout.tensor_model_parallel_size, config.rollout.gpu_memory_utilization or default_share
+    budget = int(machine.memory * share)
+    weights = _share(shape.parameters * shape.width, size)
+    kv = shape.kv
+    sequence = max_length(config, shape) * kv.bytes_per_token // min(size, max(kv.heads, 1))
+    cache = max(budget - weights, sequence)
+    parts = [
+        MemoryPart("engine: weights", weights, "raise rollout.tensor_model_parallel_size"),
+        MemoryPart("engine: key-value cache", cache, _ENGINE),
+    ]
+    if weights + sequence <= budget:
+        return parts, ()
+    text = (
+        f"an engine has {budget / 2**30:.1f} GiB of each GPU (rollout.gpu_memory_utilization: {share:g}), and its "
+        f"weights ({weights / 2**30:.1f} GiB) and one sequence of rollout.max_model_len ({sequence / 2**30:.1f} GiB) "
+        "need more; raise rollout.gpu_memory_utilization or rollout.tensor_model_parallel_size"
+    )
+    return parts, (text,)
+
+
+def _gpus_per_node(config: AstunerConfig, machine: Machine) -> int:
+    asked = config.trainer_common.n_gpus_per_node
+    if asked is not None and asked > machine.gpus:
+        raise ConfigError(
+            f"astuner.trainer_common.n_gpus_per_node is {asked}, and --machine has {machine.gpus} GPUs; write "
+            f"{machine.gpus} or less, or describe another machine"
+        )
+    return asked or machine.gpus
+
+
+def _context(processes: int) -> MemoryPart:
+    return MemoryPart("CUDA contexts and kernels", processes * CUDA_CONTEXT, "use another GPU")
+
+
+def _share(size: int, parts: int) -> int:
+    return -(-size // parts)
+
+
+def _size(part: MemoryPart) -> int:
+    return part.size
+
+
+def _total(parts: list[MemoryPart]) -> int:
+    return sum(part.size for part in parts)
