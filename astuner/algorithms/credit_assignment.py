@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -318,7 +318,7 @@ def check_logprob_gap(
     difference: float,
     dtype: torch.dtype,
     when: str,
-    samples: Sequence[TokenPairs] = (),
+    samples: Iterable[TokenPairs] = (),
     earlier: Sequence[float] = (),
 ) -> None:
     """Check that the engine samples with the trained weights.
@@ -327,7 +327,7 @@ def check_logprob_gap(
         difference: mean absolute difference between the logprobs of the sampler and of the trainer, nats a token.
         dtype: the dtype that the model computes in.
         when: the moment of the check, for the message.
-        samples: the logprobs of each sample, from which the cause is derived.
+        samples: the logprobs of each sample, from which the cause is derived; read only if the check fails.
         earlier: this difference in earlier steps.
 
     Raises:

@@ -182,5 +182,5 @@ def row_scales(rows: Sequence[TrainingRow], mode: LossAggMode, max_response_leng
     Raises:
         BackboneError: no token of the mini-batch is trained.
     """
-    trained = torch.tensor([sum(row.train_counts) for row in rows])
+    trained = torch.tensor([int(np.asarray(row.train_counts).sum()) for row in rows])
     return sample_scales(trained, torch.tensor([row.episode for row in rows]), mode, max_response_length)

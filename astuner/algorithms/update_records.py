@@ -8,7 +8,7 @@ from itertools import groupby
 
 from astuner.algorithms.training_rows import TrainingRow, token_advantages
 from astuner.run_record import SampleUpdate, count_trained_tokens
-from astuner.schema import Episode, Sample
+from astuner.schema import Episode, Floats, Sample
 
 SampleKey = tuple[int, int]
 """Index of an episode, and of a sample within it."""
@@ -23,8 +23,8 @@ class TokenValues:
         entropies: [M] float32, entropies in nats of the distributions from which they were sampled.
     """
 
-    logprobs: tuple[float, ...]
-    entropies: tuple[float, ...]
+    logprobs: Floats
+    entropies: Floats
 
 
 def sample_updates(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from astuner.context_tracker.prefixes import ID_BYTES, count_distinct_prefixes, encode
-from astuner.schema import CallSpan, LlmCall, Sample, TokenCounts
+from astuner.schema import CallSpan, LlmCall, Sample, TokenCounts, part_of
 
 
 def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
@@ -86,17 +90,15 @@ def certificate(calls: Sequence[LlmCall], samples: Sequence[Sample]) -> float:
 
 def _is_consistent(sample: Sample) -> bool:
     """Return whether the position ids match the tokens, and the train counts match the spans."""
-    counts = [0] * len(sample.token_ids)
+    counts = np.zeros(len(sample.token_ids), np.int64)
     for span in sample.spans:
-        for index in range(span.start, span.end) if span.nodes is None else span.nodes:
-            counts[index] += 1
-    if sample.parents is None:
-        depths: Sequence[int] = range(len(counts))
-    else:
+        np.add.at(counts, np.arange(span.start, span.end) if span.nodes is None else np.array(span.nodes, np.int64), 1)
+    depths: list[int] | NDArray[Any] = np.arange(len(counts))
+    if sample.parents is not None:
         depths = []
         for parent in sample.parents:
             depths.append(depths[parent] + 1 if parent >= 0 else 0)
-    return tuple(counts) == sample.train_counts and tuple(depths) == sample.position_ids
+    return np.array_equal(sample.train_counts, counts) and np.array_equal(sample.position_ids, depths)
 
 
 def _is_reproduced(call: LlmCall, locations: Sequence[tuple[Sample, CallSpan]]) -> bool:
@@ -106,9 +108,9 @@ def _is_reproduced(call: LlmCall, locations: Sequence[tuple[Sample, CallSpan]]) 
     if span.nodes is not None:
         return _is_in_tree(call, sample, span.nodes)
     return (
-        sample.token_ids[: span.start] == call.prompt_ids
-        and sample.token_ids[span.start : span.end] == call.completion_ids
-        and sample.logprobs[span.start : span.end] == call.logprobs
+        part_of(sample.token_ids, 0, span.start) == call.prompt_ids
+        and part_of(sample.token_ids, span.start, span.end) == call.completion_ids
+        and part_of(sample.logprobs, span.start, span.end) == call.logprobs
     )
 
 

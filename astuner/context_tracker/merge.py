@@ -11,13 +11,15 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice, pairwise, takewhile
 from typing import Literal
+
+import numpy as np
 
 from astuner.context_tracker.packing import pack_encoded
 from astuner.context_tracker.prefixes import encode
 from astuner.errors import shorten
-from astuner.schema import AgentStep, CallSpan, LlmCall, Sample
+from astuner.schema import AgentStep, CallSpan, Ints, LlmCall, Packed, Part, Sample, joined, pack_floats, pack_ints
 
 MergeMode = Literal["leaf", "tree", "none"]
 
@@ -47,7 +49,7 @@ class _Row:
     # `counts` and `logprobs` are arrays, because the garbage collector does not traverse arrays.
 
     encoded: bytes
-    token_ids: tuple[int, ...]
+    token_ids: Ints
     calls: list[LlmCall] = field(default_factory=list)
     counts: array[int] = field(init=False)
     logprobs: array[float] = field(init=False)
@@ -105,7 +107,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
     if merge == "tree":
         return [_to_tree_sample(rows)] if rows else []
     total = sum(len(call.completion_ids) for call in trained)
-    positions = tuple(range(max((len(row.token_ids) for row in rows), default=0)))
+    positions = range(max((len(row.token_ids) for row in rows), default=0))
     return [_to_sample(row, positions, total) for row in rows]
 
 
@@ -129,7 +131,7 @@ def limit_samples(samples: Sequence[Sample], max_samples: int, seed: int) -> tup
 
 
 def _identity(call: LlmCall) -> tuple[int, tuple[float, ...], str]:
-    return len(call.prompt_ids), call.logprobs, call.call_id
+    return len(call.prompt_ids), tuple(call.logprobs), call.call_id
 
 
 def _credit(call: LlmCall) -> _Credit:
@@ -151,7 +153,7 @@ def _span(call: LlmCall) -> tuple[int, int]:
 
 
 def _new_row(encoded: bytes, call: LlmCall) -> _Row:
-    row = _Row(encoded, call.prompt_ids + call.completion_ids)
+    row = _Row(encoded, joined(call.prompt_ids, call.completion_ids))
     row.add(call)
     return row
 
@@ -165,7 +167,7 @@ def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
         row_of: dict[tuple[tuple[float, ...], _TrainingKey], _Row] = {}
         rejecting: list[_Row] = []
         for _, call in alike:
-            key = call.logprobs, _training_key(call)
+            key = tuple(call.logprobs), _training_key(call)
             row = row_of.get(key) or _first_accepting(call, rejecting, with_prefix)
             if row is None:
                 row = _new_row(encoded, call)
@@ -198,15 +200,38 @@ def _first_accepting(call: LlmCall, rejecting: list[_Row], others: Iterator[_Row
     return None
 
 
-def _to_sample(row: _Row, positions: tuple[int, ...], episode_tokens: int) -> Sample:
-    logprobs = [0.0] * len(row.token_ids)
-    for call in row.calls:
-        logprobs[slice(*_span(call))] = call.logprobs
+def _in_runs(counts: array[int]) -> Packed[int]:
+    """Return counts as runs of equal numbers."""
+    ends = [*(np.flatnonzero(np.diff(np.frombuffer(counts, counts.typecode))) + 1).tolist(), len(counts)]
+    shared: dict[int, int] = {}  # equal lengths are one object
+    runs = ((start, end - start) for start, end in pairwise([0, *ends]))
+    return Packed([(counts[start], 0, shared.setdefault(length, length)) for start, length in runs])
+
+
+def _logprobs(row: _Row) -> Packed[float]:
+    """Return the logprobs of a row, which shares them with its calls."""
+    parts: list[Part] = []
+    known = 0
+    shared: dict[int, int] = {}  # equal lengths are one object
+    for call in sorted(row.calls, key=_span):  # calls that overlap have equal logprobs
+        start, end = _span(call)
+        if start > known:
+            gap = start - known
+            parts.append((0.0, 0, shared.setdefault(gap, gap)))
+            known = start
+        if end > known:
+            packed = call.logprobs if isinstance(call.logprobs, Packed) else pack_floats(call.logprobs)
+            parts += packed.view(known - start, end - start).parts()
+            known = end
+    return Packed([*parts, (0.0, 0, len(row.counts) - known)])
+
+
+def _to_sample(row: _Row, positions: range, episode_tokens: int) -> Sample:
     return Sample(
         token_ids=row.token_ids,
-        train_counts=tuple(row.counts),
-        logprobs=tuple(logprobs),
-        position_ids=positions[: len(row.token_ids)],
+        train_counts=_in_runs(row.counts),
+        logprobs=_logprobs(row),
+        position_ids=Packed([(positions, 0, len(row.token_ids))]),
         weight=sum(row.counts) / episode_tokens,
         spans=tuple(CallSpan(call.call_id, *_span(call)) for call in sorted(row.calls, key=_identity)),
         episode_id=row.calls[0].episode_id,
@@ -244,12 +269,12 @@ def _to_tree_sample(rows: Sequence[_Row]) -> Sample:
             nodes = tuple(count(node, logprob, _training_key(call)) for node, logprob in sampled)
             spans.append(CallSpan(call.call_id, start, end, nodes))
     return Sample(
-        token_ids=tuple(ids),
-        train_counts=tuple(counts),
-        logprobs=tuple(logprobs),
-        position_ids=tuple(positions),
+        token_ids=pack_ints(ids),
+        train_counts=pack_ints(counts),
+        logprobs=pack_floats(logprobs),
+        position_ids=pack_ints(positions),
         weight=1.0,
         spans=tuple(spans),
         episode_id=rows[0].calls[0].episode_id,
-        parents=tuple(parents),
+        parents=pack_ints(parents),
     )

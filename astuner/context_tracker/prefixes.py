@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from astuner.schema import LlmCall
+from astuner.schema import LlmCall, Packed, joined
 
 ID_BYTES = 4
 _TYPE_CODE = next(code for code in "IL" if array(code).itemsize == ID_BYTES)
@@ -23,27 +23,20 @@ _TYPE_CODE = next(code for code in "IL" if array(code).itemsize == ID_BYTES)
 
 def encode(call: LlmCall) -> bytes:
     """Return the call's prompt and completion ids as big-endian bytes, four per id."""
-    ids = _array(call.prompt_ids)
-    ids.extend(_array(call.completion_ids))
-    return _big_endian(ids)
+    return encode_ids(joined(call.prompt_ids, call.completion_ids))
 
 
 def encode_ids(ids: Sequence[int] | NDArray[Any]) -> bytes:
     """Return ids as big-endian bytes, four per id."""
+    if isinstance(ids, Packed):
+        ids = np.asarray(ids)
     if isinstance(ids, np.ndarray):
         return ids.astype(">u4").tobytes()
-    return _big_endian(_array(ids))
-
-
-def _array(ids: Sequence[int]) -> array[int]:
     # Three times as fast as numpy, which inspects the type of each number.
-    return array(_TYPE_CODE, ids)
-
-
-def _big_endian(ids: array[int]) -> bytes:
+    numbers = array(_TYPE_CODE, ids)
     if sys.byteorder == "little":
-        ids.byteswap()
-    return ids.tobytes()
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def as_ids(encoded: bytes) -> NDArray[np.uint32]:

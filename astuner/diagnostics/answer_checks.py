@@ -8,9 +8,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from astuner.diagnostics.evidence import Result, StepEvidence, text_of
+import numpy as np
+
+from astuner.diagnostics.evidence import Result, StepEvidence, text_of, tokens_digest
 from astuner.errors import short_repr, shorten
-from astuner.schema import Episode, LlmCall
+from astuner.schema import Episode, Floats, Ints, LlmCall
 
 # Log of the probability of a false alarm in one step.
 _LOG_CHANCE = math.log(1e-9)
@@ -58,17 +60,18 @@ def _are_truncated_by_fault(step: StepEvidence) -> bool:
         # Half of the rate of earlier steps, because it changes while the model learns.
         rate = step.stops_before / step.calls_before / 2
         return count * math.log1p(-rate) < _LOG_CHANCE_OF_TRUNCATION
-    logprobs = [value for call in step.sampled_calls for value in call.logprobs]
+    total = sum(float(np.sum(call.logprobs)) for call in step.sampled_calls)
+    tokens = sum(len(call.logprobs) for call in step.sampled_calls)
     # An untrained model samples the end token only by chance, in one of some hundred answers.
-    knows_language = bool(logprobs) and sum(logprobs) / len(logprobs) > _LOWEST_LOGPROB
+    knows_language = tokens > 0 and total / tokens > _LOWEST_LOGPROB
     return count >= 8 if knows_language else count + step.calls_before >= 1000
 
 
 def identical_samples(step: StepEvidence) -> Result:
     """Find episodes of a group that sampled the same answer although it is improbable."""
-    groups: dict[tuple[int, ...], list[LlmCall]] = defaultdict(list)
+    groups: dict[bytes, list[LlmCall]] = defaultdict(list)
     for call in step.sampled_calls:
-        groups[call.prompt_ids].append(call)
+        groups[tokens_digest(call.prompt_ids)].append(call)
     compared = [calls for calls in groups.values() if len(calls) > 1 and len({c.episode_id for c in calls}) > 1]
     if not compared or any(len({call.completion_ids for call in calls}) > 1 for calls in compared):
         return
@@ -90,11 +93,11 @@ def identical_samples(step: StepEvidence) -> Result:
 
 def answers_of_other_prompts(step: StepEvidence) -> Result:
     """Find answers that were sampled for another prompt."""
-    answers: dict[tuple[tuple[int, ...], tuple[float, ...]], list[LlmCall]] = defaultdict(list)
+    answers: dict[tuple[Ints, Floats], list[LlmCall]] = defaultdict(list)
     for call in step.sampled_calls:
         if _bits(call.logprobs) >= _BITS:
             answers[(call.completion_ids, call.logprobs)].append(call)
-    copied = [calls for calls in answers.values() if len({call.prompt_ids for call in calls}) > 1]
+    copied = [calls for calls in answers.values() if len(calls) > 1 and len({call.prompt_ids for call in calls}) > 1]
     if copied:
         first, second = copied[0][0], next(c for c in copied[0] if c.prompt_ids != copied[0][0].prompt_ids)
         yield (
@@ -108,7 +111,8 @@ def answers_of_other_prompts(step: StepEvidence) -> Result:
 
 def _bits(logprobs: Sequence[float]) -> float:
     """Return the number of random bits in the rounding of logprobs. Different prompts rarely agree in these bits."""
-    return sum(math.log2(-logprob / _ROUNDING) for logprob in logprobs if logprob < -_ROUNDING)
+    values = np.asarray(logprobs, float)
+    return float(np.log2(-values[values < -_ROUNDING] / _ROUNDING).sum())
 
 
 def tool_calls_not_parsed(step: StepEvidence) -> Result:
@@ -161,18 +165,18 @@ def mask_differs_from_calls(step: StepEvidence) -> Result:
     for episode in step.episodes:
         calls = {call.call_id: call for call in episode.calls}
         for sample in episode.samples:
-            expected = [0] * len(sample.token_ids)
+            ids, counts = np.asarray(sample.token_ids), np.asarray(sample.train_counts)
+            expected = np.zeros(len(ids), np.int64)
             wrong = 0
             for span in sample.spans:
                 call = calls.get(span.call_id)
-                nodes = span.nodes if span.nodes is not None else range(span.start, span.end)
-                for node in nodes:
-                    expected[node] += 1
-                wrong += call is None or tuple(sample.token_ids[node] for node in nodes) != call.completion_ids
-            counts = sample.train_counts
-            if wrong or tuple(expected) != tuple(counts):
-                context += sum(count > sampled for count, sampled in zip(counts, expected, strict=False))
-                missed += sum(count < sampled for count, sampled in zip(counts, expected, strict=False))
+                nodes = np.arange(span.start, span.end) if span.nodes is None else np.array(span.nodes, np.int64)
+                np.add.at(expected, nodes, 1)
+                wrong += call is None or not np.array_equal(ids[nodes], call.completion_ids)
+            if wrong or not np.array_equal(expected, counts):
+                size = min(len(expected), len(counts))
+                context += int((counts[:size] > expected[:size]).sum())
+                missed += int((counts[:size] < expected[:size]).sum())
                 changed += wrong
                 example = example or episode.episode_id
     lost = _untrained_calls(step.episodes)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from astuner.config.root import AstunerConfig
 from astuner.errors import WorkflowError
 from astuner.model_tuner import ChatCodec
 from astuner.run_record import SampleUpdate
-from astuner.schema import Episode, LlmCall, TaskSet
+from astuner.schema import Episode, Ints, LlmCall, TaskSet
 
 Result = Iterator[tuple[str, str]]
 """The findings of a check. Each is a pair: the fault with its evidence, and how to fix it."""
@@ -94,6 +97,11 @@ class StartEvidence:
     model: ModelFacts
     decode: Callable[[Sequence[int]], str]
     trains: bool = True
+
+
+def tokens_digest(ids: Ints) -> bytes:
+    """Return a digest of token ids, for dictionaries: prompts themselves take long to hash."""
+    return hashlib.blake2b(np.asarray(ids, np.int64).tobytes(), digest_size=16).digest()
 
 
 @dataclass(frozen=True)

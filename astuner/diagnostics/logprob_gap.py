@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from astuner.schema import Sample
+import numpy as np
+
+from astuner.schema import Floats, Sample, pack_floats
 
 # Mean difference below which logprobs count as equal, nats per token.
 _SMALLEST_SHIFT = 1e-2
@@ -15,9 +17,9 @@ TokenPairs = tuple[Sequence[float], Sequence[float]]
 """The logprobs of a sample's trained tokens: the sampler's and the trainer's, of equal length, in order."""
 
 
-def sampled_logprobs(sample: Sample) -> list[float]:
+def sampled_logprobs(sample: Sample) -> Floats:
     """Return the sampler's logprobs of the trained tokens of a sample, in order."""
-    return [logprob for logprob, count in zip(sample.logprobs, sample.train_counts, strict=True) if count]
+    return pack_floats(np.asarray(sample.logprobs, float)[np.asarray(sample.train_counts) != 0].tolist())
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class GapCause:
     fix: str
 
 
-def explain_logprob_gap(samples: Sequence[TokenPairs], difference: float, *, earlier: Sequence[float] = ()) -> GapCause:
+def explain_logprob_gap(samples: Iterable[TokenPairs], difference: float, *, earlier: Sequence[float] = ()) -> GapCause:
     """Return the most likely cause of a difference between the sampler's and the trainer's logprobs.
 
     Args:
@@ -100,12 +102,13 @@ def off_by_one(samples: Sequence[TokenPairs]) -> GapCause | None:
 def _mean_difference(pairs: Sequence[TokenPairs], shift: int) -> float:
     """Return the mean absolute difference of the sampler's logprob i and the trainer's i + shift."""
     total, count = 0.0, 0
-    for sampler, trainer in pairs:
-        first, second = (sampler[:-1], trainer[1:]) if shift == 1 else (sampler[1:], trainer[:-1])
-        if shift == 0:
-            first, second = sampler, trainer
-        total += sum(abs(a - b) for a, b in zip(first, second, strict=True))
-        count += len(first)
+    for pair in pairs:
+        sampler, trainer = (np.asarray(values, float) for values in pair)
+        size = len(sampler) - abs(shift)
+        with np.errstate(invalid="ignore"):  # logprobs may be infinite
+            difference = sampler[max(-shift, 0) :][:size] - trainer[max(shift, 0) :][:size]
+        total += float(np.abs(difference).sum())
+        count += size
     return total / count if count else math.inf
 
 

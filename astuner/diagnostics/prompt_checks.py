@@ -14,7 +14,7 @@ from astuner.diagnostics.references import REFERENCE_FIELDS, reference
 from astuner.diagnostics.start_checks import BOS_FIX
 from astuner.errors import short_repr
 from astuner.model_tuner import TOOL_PARSER_NAMES
-from astuner.schema import LlmCall, Task
+from astuner.schema import Ints, LlmCall, Task
 
 # Maximum number of prompts that are decoded in a step, because decoding is slow.
 _DECODED_PROMPTS = 8
@@ -103,7 +103,7 @@ def _squeezed(text: str) -> str:
 
 def same_prompt_for_all_tasks(step: StepEvidence) -> Result:
     """Find a workflow that sends the same first prompt for all tasks."""
-    prompts: dict[tuple[int, ...], set[str]] = defaultdict(set)
+    prompts: dict[Ints, set[str]] = defaultdict(set)
     tasks: dict[str, Task] = {}
     for episode in step.episodes:
         if episode.calls and episode.calls[0].prompt_ids:

@@ -7,7 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from astuner.diagnostics.evidence import Result, StepEvidence
+from astuner.diagnostics.evidence import Result, StepEvidence, tokens_digest
 from astuner.diagnostics.references import answer_is_right, is_number, reference
 from astuner.errors import JudgeError, UnscoredError, shorten
 from astuner.schema import Episode
@@ -140,7 +140,7 @@ def judge_is_inconsistent(step: StepEvidence) -> Result:
     spread = max(rewards, default=0.0) - min(rewards, default=0.0)
     same: dict[tuple[object, ...], list[Episode]] = defaultdict(list)
     for episode in step.scored:
-        calls = tuple((call.prompt_ids, call.completion_ids) for call in episode.calls)
+        calls = tuple((tokens_digest(call.prompt_ids), tokens_digest(call.completion_ids)) for call in episode.calls)
         if calls and not episode.agent_rewards:
             same[(episode.task.task_id, calls)].append(episode)
     compared = [group for group in same.values() if len(group) > 1]

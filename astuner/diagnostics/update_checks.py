@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.conditions import is_cut
 from astuner.diagnostics.evidence import Result, UpdateEvidence
 from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one, sampled_logprobs
 from astuner.errors import shorten
-from astuner.schema import Episode
+from astuner.run_record import count_trained_tokens
+from astuner.schema import Episode, Floats, Sample
 
 # Limits of the mean difference of logprobs. Rounding causes about 1e-5 in float32 and some hundredths in bfloat16.
 _LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.15}
@@ -137,14 +139,14 @@ def _describe(episode: Episode, group: list[Episode], update: UpdateEvidence) ->
 
 def mask_off_by_one(update: UpdateEvidence) -> Result:
     """Find a trainer that trains different tokens than were sampled, usually the neighbouring ones."""
-    pairs = token_pairs(update)
-    other = [(sampler, trainer) for sampler, trainer in pairs if len(sampler) != len(trainer)]
-    if (shifted := off_by_one(pairs[:_COMPARED_SAMPLES])) is not None:
+    sizes = [(count_trained_tokens(sample), len(logprobs)) for sample, logprobs in _trained_logprobs(update)]
+    other = [(sampled, trained) for sampled, trained in sizes if sampled != trained]
+    if (shifted := off_by_one(list(islice(token_pairs(update), _COMPARED_SAMPLES)))) is not None:
         yield shifted.text, shifted.fix
     elif other:
         yield (
-            f"the trainer trained a different number of tokens than was sampled in {len(other)} of {len(pairs)} "
-            f"samples, for example {len(other[0][1])} instead of {len(other[0][0])}: the loss mask of the trainer is "
+            f"the trainer trained a different number of tokens than was sampled in {len(other)} of {len(sizes)} "
+            f"samples, for example {other[0][1]} instead of {other[0][0]}: the loss mask of the trainer is "
             "off by one, or rows are cut",
             "this is a bug in the building of training rows: remove extensions that change masks or rows, and report "
             "the bug",
@@ -211,11 +213,15 @@ def _correction_problems(metrics: Mapping[str, float], suffix: str) -> list[str]
     return problems
 
 
-def token_pairs(update: UpdateEvidence) -> list[TokenPairs]:
-    """Return the sampler's and the trainer's logprobs of the trained tokens of each sample."""
-    pairs: list[TokenPairs] = []
+def token_pairs(update: UpdateEvidence) -> Iterator[TokenPairs]:
+    """Iterate over the sampler's and the trainer's logprobs of the trained tokens of each sample."""
+    for sample, logprobs in _trained_logprobs(update):
+        yield sampled_logprobs(sample), logprobs
+
+
+def _trained_logprobs(update: UpdateEvidence) -> Iterator[tuple[Sample, Floats]]:
+    """Iterate over the samples whose logprobs the trainer has computed, with these logprobs."""
     for episode in update.rollout.episodes:
         for sample, trained in zip(episode.samples, update.samples.get(episode.episode_id, ()), strict=False):
             if trained.logprobs is not None:
-                pairs.append((sampled_logprobs(sample), trained.logprobs))
-    return pairs
+                yield sample, trained.logprobs

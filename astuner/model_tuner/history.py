@@ -12,6 +12,7 @@ from astuner.clock import timestamp
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.forks import CallIndex, Conversation, Divergence, first_difference, make_fork
 from astuner.model_tuner.messages import digests, has_same_reasoning, with_reasoning
+from astuner.model_tuner.token_store import TokenStore, share_messages
 from astuner.schema import Completion, Fork, ForkCause, LlmCall, Message
 
 
@@ -91,6 +92,7 @@ class History:
     # The calls of an episode may come from its own thread and from that of the gateway.
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _index: CallIndex = field(init=False)
+    _tokens: TokenStore = field(default_factory=TokenStore)
     # The calls whose request and answer are a conversation, by the digest of the conversation.
     _calls_by_conversation: dict[bytes, list[LlmCall]] = field(default_factory=dict)
     # The length of the first prompt of a call's conversation, by call id.
@@ -109,16 +111,20 @@ class History:
             fields: further fields of the call.
         """
         with self._lock:
+            tokens = self._tokens.add(prompt.token_ids, completion)
+            if self.calls and fields.get("sampling") == self.calls[-1].sampling:
+                fields["sampling"] = self.calls[-1].sampling  # calls share equal parameters
+            messages = (*prompt.messages, *(() if answer is None else (answer,)))
             call = LlmCall(
                 call_id=f"{self.episode_id}/{len(self.calls)}",
                 episode_id=self.episode_id,
-                prompt_ids=prompt.token_ids,
-                completion_ids=completion.token_ids,
-                logprobs=completion.logprobs,
+                prompt_ids=tokens.prompt_ids,
+                completion_ids=tokens.completion_ids,
+                logprobs=tokens.logprobs,
                 finish_reason=completion.finish_reason,
                 policy_version=completion.policy_version,
-                sampler_logprobs=completion.sampler_logprobs,
-                messages=(*prompt.messages, *(() if answer is None else (answer,))),
+                sampler_logprobs=tokens.sampler_logprobs,
+                messages=share_messages(messages, self.calls),
                 fork=prompt.fork,
                 end_time=timestamp(),
                 **fields,

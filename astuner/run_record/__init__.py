@@ -39,6 +39,7 @@ from astuner.run_record.run_facts import (
     write_note,
 )
 from astuner.run_record.run_results import describe_result, describe_run, result_difference, setting_differences
+from astuner.run_record.step_writer import FinishedStep, StepWriter
 from astuner.run_record.summary import (
     EpisodesSummary,
     RunSummary,
@@ -65,6 +66,7 @@ __all__ = [
     "EpisodeEntry",
     "EpisodesSummary",
     "FindingSummary",
+    "FinishedStep",
     "FolderLock",
     "LoggerName",
     "MetricsRow",
@@ -81,6 +83,7 @@ __all__ = [
     "SampleUpdate",
     "Severity",
     "Split",
+    "StepWriter",
     "TokensSummary",
     "ValidationSummary",
     "ValidationsSummary",

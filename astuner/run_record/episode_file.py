@@ -7,7 +7,9 @@ rest:
     "shared": {"call": 3, "ids": 812, "messages": 5}
 
 The prompt starts with the first 812 ids of the prompt and completion of call 3, and the messages with its first 5
-messages. The `position_ids` of a sample are null if they are 0, 1, 2, …. `updates` is missing if the episode was not
+messages. A sample that is a path through its calls has their tokens: `"of_call": 3` stands for the prompt and the
+completion of call 3, trained where the completions of its `spans` are. The `position_ids` of other samples are null if
+they are 0, 1, 2, …. Long sequences of numbers are columns (see `columns`). `updates` is missing if the episode was not
 trained.
 
 A training episode is written before the update. Its advantage is the last key of the file, so that the results of the
@@ -16,19 +18,30 @@ update can be added without encoding the episode again.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
 from astuner.errors import RecordError, short_repr
+from astuner.run_record.columns import FLOATS, INTEGERS, decode_column, encode_column, packed
 from astuner.run_record.files import dump_json, read_json_document
 from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
-from astuner.schema import Episode, Split, TokenCounts
+from astuner.schema import CallSpan, Episode, LlmCall, Sample, Split, TokenCounts, joined, pack_floats, part_of
 
 EPISODE_FORMAT = 1
 """The format of the files."""
+_CALL_COLUMNS = {
+    "prompt_ids": INTEGERS, "completion_ids": INTEGERS, "logprobs": FLOATS, "sampler_logprobs": FLOATS,
+}  # fmt: skip
+# Shorter samples are written in full, which is easier to read.
+_MIN_DERIVED = 64
 # Number of earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time.
 _SEARCHED_CALLS = 8
 # The end of the file of an untrained episode, and the beginning of a file without token ids and samples.
@@ -91,23 +104,18 @@ def episode_to_json(
         is_redacted |= clean != text
         return clean
 
-    row = encode(episode, redact_and_note)
+    row = _encode_episode(episode, redact_and_note)
     notes = {}
     if is_redacted:
-        episode = _without_ids(episode)
-        row, notes = encode(episode, redact), {"withheld": "token ids and samples: they spell what was redacted"}
-    _fold_calls(episode, row["calls"])
-    for sample in row["samples"]:
-        if tuple(sample["position_ids"]) == tuple(range(len(sample["token_ids"]))):
-            sample["position_ids"] = None
+        row = _encode_episode(_without_ids(episode), redact)
+        notes = {"withheld": "token ids and samples: they spell what was redacted"}
     values = encode(labels, redact)
     advantage = values.pop("advantage")
     document = {"format": EPISODE_FORMAT, **notes, **values, "episode": row, "advantage": None}
     try:
+        content = orjson.dumps(document)
+    except TypeError:  # lone surrogates, or integers of more than 64 bits
         content = dump_json(document)
-    except (TypeError, ValueError):
-        # A tuple of numbers holds NaN, or numbers of another type than Python's.
-        content = dump_json(to_jsonable(document, redact))
     return content if advantage is None and not updates else with_update(content, advantage, updates)
 
 
@@ -155,9 +163,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
     try:
         row = document["episode"]
         unfold_calls(row["calls"])
-        for sample in row["samples"]:
-            if sample["position_ids"] is None:
-                sample["position_ids"] = range(len(sample["token_ids"]))
+        _decode_samples(row["samples"], [decode(LlmCall, call) for call in row["calls"]])
         episode, labels = decode(Episode, row), decode(EpisodeLabels, document)
         for sample in episode.samples:
             length = len(sample.token_ids)
@@ -180,45 +186,150 @@ def _without_ids(episode: Episode) -> Episode:
     return replace(episode, calls=tuple(calls), samples=())
 
 
-def _fold_calls(episode: Episode, rows: Sequence[dict[str, Any]]) -> None:
-    """Replace the prefixes that calls share with earlier calls by references, in place."""
-    streams: list[tuple[int, ...]] = []
-    messages: list[Sequence[object]] = []
-    for call, row in zip(episode.calls, rows, strict=True):
+def _encode_episode(episode: Episode, redact: Redact) -> dict[str, Any]:
+    row = encode(replace(episode, calls=(), samples=()), redact)
+    row["calls"] = _encode_calls(episode.calls, redact)
+    row["samples"] = [_encode_sample(sample, episode.calls, redact) for sample in episode.samples]
+    return row
+
+
+def _encode_calls(calls: Sequence[LlmCall], redact: Redact) -> list[dict[str, Any]]:
+    """Return calls as JSON values, with references to the prefixes that they share with earlier calls."""
+    rows: list[dict[str, Any]] = []
+    streams: list[NDArray[Any]] = []
+    all_messages: list[list[object]] = []
+    for call in calls:
+        prompt = np.asarray(call.prompt_ids, np.int64)
         best, longest = None, 0
         for index in range(len(streams) - 1, max(-1, len(streams) - 1 - _SEARCHED_CALLS), -1):
-            length = common_prefix_len(call.prompt_ids, streams[index])
+            length = _shared_length(prompt, streams[index])
             if length > longest:
                 best, longest = index, length
                 if length == len(streams[index]):
                     break
-        streams.append(call.prompt_ids + call.completion_ids)
-        messages.append(row["messages"])
-        row["shared"] = None
-        if best is not None:
-            equal = 0
-            for left, right in zip(row["messages"], messages[best], strict=False):
-                # 1, 1.0 and True are equal in Python, but not in JSON.
-                if left != right or repr(left) != repr(right):
-                    break
-                equal += 1
-            row["shared"] = {"call": best, "ids": longest, "messages": equal}
-            row["prompt_ids"] = call.prompt_ids[longest:]
-            row["messages"] = row["messages"][equal:]
+        if len(streams) > _SEARCHED_CALLS:
+            streams[-_SEARCHED_CALLS - 1] = np.empty(0, np.int64)  # is not searched any more
+        streams.append(np.concatenate([prompt, np.asarray(call.completion_ids, np.int64)]))
+        earlier = ((), []) if best is None else (calls[best].messages, all_messages[best])
+        messages, equal = _encode_messages(call.messages, *earlier, redact)
+        all_messages.append(messages)
+        without = replace(call, prompt_ids=(), completion_ids=(), logprobs=(), sampler_logprobs=(), messages=())
+        row = encode(without, redact)
+        row["shared"] = None if best is None else {"call": best, "ids": longest, "messages": equal}
+        row["prompt_ids"] = encode_column(prompt[longest:])
+        row["completion_ids"] = encode_column(call.completion_ids)
+        row["logprobs"] = encode_column(call.logprobs)
+        row["sampler_logprobs"] = encode_column(call.sampler_logprobs)
+        row["messages"] = messages[equal:]
+        rows.append(row)
+    return rows
+
+
+def _encode_messages(
+    messages: Sequence[object], earlier: Sequence[object], earlier_values: Sequence[object], redact: Redact
+) -> tuple[list[object], int]:
+    """Return messages as JSON values, and the number of messages at the beginning that are those of an earlier call."""
+    values: list[object] = []
+    equal, is_prefix = 0, True
+    for index, message in enumerate(messages):
+        known = index < len(earlier)
+        if known and message is earlier[index]:
+            value = earlier_values[index]
+        else:
+            value = to_jsonable(message, redact)
+            # 1, 1.0 and True are equal in Python, but not in JSON.
+            known = known and value == earlier_values[index] and repr(value) == repr(earlier_values[index])
+        values.append(value)
+        is_prefix = is_prefix and known
+        equal += is_prefix
+    return values, equal
+
+
+def _shared_length(left: NDArray[Any], right: NDArray[Any]) -> int:
+    size = min(len(left), len(right))
+    differs = left[:size] != right[:size]
+    return int(differs.argmax()) if differs.any() else size
 
 
 def unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
-    """Replace the references to earlier calls by the prefixes that they stand for, in place."""
+    """Replace columns by numbers, and references to earlier calls by the prefixes that they stand for, in place."""
     for row in rows:
+        for name, type_codes in _CALL_COLUMNS.items():
+            if name in row:
+                row[name] = decode_column(row[name], type_codes)
         shared = row.pop("shared")
         if shared is not None:
             base = rows[shared["call"]]
-            stream = [*base["prompt_ids"], *base["completion_ids"]]
-            row["prompt_ids"] = [*stream[: shared["ids"]], *row["prompt_ids"]]
+            stream, number = joined(base["prompt_ids"], base["completion_ids"]), shared["ids"]
+            row["prompt_ids"] = joined(part_of(stream, 0, number), row["prompt_ids"])
             row["messages"] = [*base["messages"][: shared["messages"]], *row["messages"]]
 
 
-def common_prefix_len(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
+def _encode_sample(sample: Sample, calls: Sequence[LlmCall], redact: Redact) -> dict[str, Any]:
+    """Return a sample as JSON values. If its calls determine its numbers, these are left out."""
+    empty = replace(sample, token_ids=(), train_counts=(), logprobs=(), position_ids=(), parents=None)
+    row = encode(empty, redact)
+    row["parents"] = None if sample.parents is None else encode_column(sample.parents)
+    is_plain = sample.parents is None and len(sample.token_ids) >= _MIN_DERIVED
+    if is_plain and (number := _call_of(sample, calls)) is not None:
+        return row | {"of_call": number, **dict.fromkeys(("token_ids", "loss_mask", "logprobs", "position_ids"))}
+    row["token_ids"] = encode_column(sample.token_ids)
+    row["loss_mask"] = encode_column(sample.train_counts)
+    row["logprobs"] = encode_column(sample.logprobs)
+    is_row = np.array_equal(np.asarray(sample.position_ids), np.arange(len(sample.token_ids)))
+    row["position_ids"] = None if is_row else encode_column(sample.position_ids)
+    return row
+
+
+def _call_of(sample: Sample, calls: Sequence[LlmCall]) -> int | None:
+    """Return the index of the call whose tokens are those of a sample, if its calls determine all of its numbers."""
+    by_id = {call.call_id: index for index, call in enumerate(calls)}
+    numbers = [by_id.get(span.call_id) for span in sample.spans]
+    longest = max(zip((span.end for span in sample.spans), numbers, strict=True), default=(0, None))[1]
+    if longest is None or None in numbers:
+        return None
+    try:
+        derived = _derived_numbers(sample.spans, longest, calls)
+    except (ValueError, IndexError):  # the spans are not those of the calls
+        return None
+    own = (sample.token_ids, sample.train_counts, sample.logprobs, sample.position_ids)
+    is_equal = all(np.array_equal(np.asarray(left), right) for left, right in zip(own, derived, strict=True))
+    return longest if is_equal else None
+
+
+def _derived_numbers(
+    spans: Sequence[CallSpan], number: int, calls: Sequence[LlmCall]
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return token ids, train counts, logprobs and position ids, [N] each, of the row that ends with a call."""
+    ids = np.asarray(joined(calls[number].prompt_ids, calls[number].completion_ids))
+    counts, logprobs = np.zeros(len(ids), np.int32), np.zeros(len(ids))
+    by_id = {call.call_id: call for call in calls}
+    for span in spans:
+        counts[span.start : span.end] += 1
+        logprobs[span.start : span.end] = by_id[span.call_id].logprobs
+    return ids, counts, logprobs, np.arange(len(ids))
+
+
+def _decode_samples(rows: Sequence[dict[str, Any]], calls: Sequence[LlmCall]) -> None:
+    """Replace columns by numbers, and add the numbers that were left out, in place."""
+    for row in rows:
+        if (number := row.pop("of_call", None)) is not None:
+            _, counts, logprobs, positions = _derived_numbers(
+                [decode(CallSpan, span) for span in row["spans"]], number, calls
+            )
+            row["token_ids"] = joined(calls[number].prompt_ids, calls[number].completion_ids)
+            row["loss_mask"] = packed(array("i", counts.tolist()))
+            row["logprobs"] = pack_floats(logprobs.tolist())
+            row["position_ids"] = range(len(positions))
+            continue
+        for name in ("token_ids", "loss_mask", "logprobs", "position_ids", "parents"):
+            if isinstance(row.get(name), dict):
+                row[name] = decode_column(row[name], FLOATS if name == "logprobs" else INTEGERS)
+        if row["position_ids"] is None:
+            row["position_ids"] = range(len(row["token_ids"]))
+
+
+def common_prefix_len(left: Sequence[Any], right: Sequence[Any]) -> int:
     """Return the number of equal items, such as ids or messages, at the start of two sequences."""
     # A binary search over slices, which are compared in C, is faster than a loop over the ids. O(n): slices halve, too.
     low, high = 0, min(len(left), len(right))

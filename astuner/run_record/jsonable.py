@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from astuner.errors import RecordError, message_of, text_of
 from astuner.redaction import REDACTED, holds_credential
-from astuner.schema import JSON_KEY
+from astuner.schema import JSON_KEY, Packed
 
 T = TypeVar("T")
 Redact = Callable[[str], str]
@@ -61,6 +61,11 @@ def _convert(value: object, redact: Redact, containers: list[int]) -> object:
         return value
     if isinstance(value, str):
         return redact(str.__str__(value))  # not an instance of a subclass
+    # For speed: the abstract types below are slow to check.
+    if (type(value) is int and value.bit_length() <= _MAX_INT_BITS) or (type(value) is float and math.isfinite(value)):
+        return value
+    if isinstance(value, Packed):
+        value = tuple(value)
     # Containers are checked before numbers, whose abstract types are slow to check.
     if isinstance(value, _CONTAINERS):
         return _container_to_jsonable(value, redact, containers)
@@ -114,6 +119,8 @@ def encode(value: object, redact: Redact) -> dict[str, Any]:
 
 
 def _encode_field(value: object, redact: Redact) -> object:
+    if isinstance(value, Packed):
+        return tuple(value)
     if isinstance(value, tuple) and value:
         if type(value[0]) in (int, float):
             return value
@@ -174,6 +181,9 @@ def _decoder(hint: Any) -> Decode:
         decode_item = _identity if get_origin(item) is Mapping else _decoder(item)
         return lambda value: tuple(map(decode_item, value))
     if origin in (Union, types.UnionType):
+        if any(get_origin(arm) is Packed for arm in get_args(hint)):
+            decode_tuple = _decoder(get_args(hint)[0])
+            return lambda value: value if value is None or isinstance(value, Packed) else decode_tuple(value)
         (decode_value, *_) = [_decoder(arm) for arm in get_args(hint) if arm is not type(None)]
         return lambda value: None if value is None else decode_value(value)
     return _identity

@@ -18,7 +18,7 @@ from itertools import chain, repeat
 from typing import Any, TypeVar
 
 from astuner.errors import RecordError, short_repr
-from astuner.schema import CallSpan, Sample
+from astuner.schema import CallSpan, Floats, Sample
 
 Value = TypeVar("Value")
 
@@ -36,8 +36,8 @@ class SampleUpdate:
     """
 
     advantages: tuple[tuple[int, float], ...]
-    logprobs: tuple[float, ...] | None = None
-    entropies: tuple[float, ...] | None = None
+    logprobs: Floats | None = None
+    entropies: Floats | None = None
 
 
 def encode_update(update: SampleUpdate) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def encode_update(update: SampleUpdate) -> dict[str, Any]:
     }
 
 
-def _encode_numbers(numbers: tuple[float, ...] | None) -> str | None:
+def _encode_numbers(numbers: Floats | None) -> str | None:
     if numbers is None:
         return None
     return base64.b64encode(_to_little_endian(array("f", numbers)).tobytes()).decode("ascii")

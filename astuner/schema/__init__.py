@@ -12,6 +12,7 @@ from astuner.schema.environment import (
 )
 from astuner.schema.forks import Fork, ForkCause
 from astuner.schema.judgement import Judgement
+from astuner.schema.packed import Floats, Ints, Packed, Part, joined, pack_floats, pack_ints, part_of
 from astuner.schema.records import (
     JSON_KEY,
     Anomaly,
@@ -43,13 +44,17 @@ __all__ = [
     "EpisodeStatus",
     "Evaluation",
     "FinishReason",
+    "Floats",
     "Fork",
     "ForkCause",
+    "Ints",
     "Judgement",
     "LlmCall",
     "Message",
     "Observation",
     "OutputConstraint",
+    "Packed",
+    "Part",
     "Reference",
     "Sample",
     "SamplingParams",
@@ -62,4 +67,8 @@ __all__ = [
     "WorkflowOutput",
     "WorkflowTask",
     "checked_reward",
+    "joined",
+    "pack_floats",
+    "pack_ints",
+    "part_of",
 ]

@@ -10,6 +10,7 @@ from astuner.errors import WorkflowError, short_repr
 from astuner.schema.environment import EnvInstance, EnvTask
 from astuner.schema.forks import Fork
 from astuner.schema.judgement import Judgement
+from astuner.schema.packed import Floats, Ints
 from astuner.schema.rewards import AgentStep, checked_rewards
 from astuner.schema.sampling import FinishReason, Message, SamplingParams
 
@@ -132,6 +133,8 @@ class WorkflowOutput:
 class LlmCall:
     """An LLM request and its answer, with their exact tokens.
 
+    The ids and logprobs of recorded calls are `Packed`: they equal tuples, and calls share what their prompts share.
+
     Attributes:
         call_id: unique within the run.
         episode_id: the id of the episode.
@@ -157,9 +160,9 @@ class LlmCall:
 
     call_id: str
     episode_id: str
-    prompt_ids: tuple[int, ...]
-    completion_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    prompt_ids: Ints
+    completion_ids: Ints
+    logprobs: Floats
     finish_reason: FinishReason
     sampling: SamplingParams = field(default_factory=SamplingParams)
     policy_version: int = 0
@@ -174,7 +177,7 @@ class LlmCall:
     cut: bool = False
     start_time: float = 0.0
     end_time: float = 0.0
-    sampler_logprobs: tuple[float, ...] = ()
+    sampler_logprobs: Floats = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +218,14 @@ class Sample:
             occurrence. None in a row, where the parent of each token is the token before it.
     """
 
-    token_ids: tuple[int, ...]
-    train_counts: tuple[int, ...] = field(metadata={JSON_KEY: "loss_mask"})
-    logprobs: tuple[float, ...]
-    position_ids: tuple[int, ...]
+    token_ids: Ints
+    train_counts: Ints = field(metadata={JSON_KEY: "loss_mask"})
+    logprobs: Floats
+    position_ids: Ints
     weight: float
     spans: tuple[CallSpan, ...]
     episode_id: str = ""
-    parents: tuple[int, ...] | None = None
+    parents: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)

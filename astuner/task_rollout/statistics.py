@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
+import numpy as np
+
 from astuner.context_tracker import count_tokens
 from astuner.errors import UnscoredError
 from astuner.schema import Episode, ForkCause, TokenCounts
@@ -43,9 +45,9 @@ class RunTotals:
     failed: int = 0
     dropped: int = 0
 
-    def add(self, episodes: Sequence[Episode]) -> None:
-        """Add episodes to the totals."""
-        self.tokens += tokens_of(episodes)
+    def add(self, episodes: Sequence[Episode], tokens: TokenCounts | None = None) -> None:
+        """Add episodes to the totals; `tokens` are their counts, if they are known."""
+        self.tokens += tokens_of(episodes) if tokens is None else tokens
         for episode in episodes:
             setattr(self, episode.status, getattr(self, episode.status) + 1)
 
@@ -55,7 +57,7 @@ def tokens_of(episodes: Sequence[Episode]) -> TokenCounts:
     total = TokenCounts()
     for episode in episodes:
         counts = count_tokens(episode.calls)
-        trained = sum(sum(sample.train_counts) for sample in episode.samples)
+        trained = sum(int(np.asarray(sample.train_counts).sum()) for sample in episode.samples)
         total += TokenCounts(counts.raw, counts.distinct, trained)
     return total
 
@@ -121,10 +123,15 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def batch_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the metrics of a training batch: rewards, success, lengths, counts, and the workflow's `log_metrics`."""
+def batch_metrics(episodes: Sequence[Episode], tokens: TokenCounts | None = None) -> dict[str, float]:
+    """Return the metrics of a training batch: rewards, success, lengths, counts, and the workflow's `log_metrics`.
+
+    Args:
+        episodes: the episodes.
+        tokens: their token counts, if they are known (see `tokens_of`).
+    """
+    tokens = tokens_of(episodes) if tokens is None else tokens
     rewarded = scored(episodes)
-    tokens = tokens_of(episodes)
     metrics = {
         "reward/mean": _mean([float(episode.reward or 0.0) for episode in rewarded]),
         "reward/max": max((float(episode.reward or 0.0) for episode in rewarded), default=math.nan),

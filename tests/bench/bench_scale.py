@@ -96,11 +96,13 @@ class Meter:
 
     Attributes:
         held: bytes that the episodes hold.
+        waited: seconds for which the training loop waited for the record in all.
         started: processor time of all threads at the start, seconds.
         seconds: seconds that the measurement itself took.
     """
 
     held = 0.0
+    waited = 0.0
     started = 0.0
     seconds = 0.0
 
@@ -121,11 +123,23 @@ class Meter:
             self.seconds += time.monotonic() - clock
             return episodes
 
+        class MeasuredWriter(rl_loop.StepWriter):
+            def seconds_waited(writer) -> float:
+                seconds = super().seconds_waited()
+                self.waited += seconds
+                return seconds
+
+            def __exit__(writer, *error: Any) -> None:
+                super().__exit__(*error)
+                writer.seconds_waited()
+
+        writer = rl_loop.StepWriter
         rl_loop.run_batch = measured  # type: ignore[assignment]
+        rl_loop.StepWriter = MeasuredWriter  # type: ignore[misc]
         try:
             yield
         finally:
-            rl_loop.run_batch = run_batch
+            rl_loop.run_batch, rl_loop.StepWriter = run_batch, writer  # type: ignore[misc]
 
 
 def configuration(folder: Path, workload: str, episodes: int, calls: int, context: int) -> Path:
@@ -192,6 +206,8 @@ def run_step(workload: str, episodes: int, calls: int, context: int, folder: Pat
     times = {name: float(value or 0.0) for name, value in metrics.items() if name.startswith("time/")}
     for name in ("time/rollout", "time/step"):
         times[name] -= meter.seconds
+    # The loop waits for the record of the last step after its metrics.
+    times["time/step"] += meter.waited - times["time/record"]
     size = sum(path.stat().st_size for path in (record / "episodes").rglob("*") if path.is_file())
     return Step(
         episodes=int(metrics["episodes/total"] or 0),
@@ -199,7 +215,7 @@ def run_step(workload: str, episodes: int, calls: int, context: int, folder: Pat
         driver_bytes=meter.held,
         seconds=times["time/step"],
         cpu_seconds=cpu_seconds,
-        record_seconds=times.get("time/record", 0.0),
+        record_seconds=meter.waited,
         record_bytes=size,
         times=times,
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult, shuffle_seed, step_advantages
@@ -16,14 +19,20 @@ from astuner.backbone.base import RunContext
 from astuner.backbone.training.session import TrainingSession
 from astuner.model_tuner.history import History, Prompt
 from astuner.run_record import count_trained_tokens
-from astuner.schema import Completion, Episode, Message
+from astuner.schema import Completion, Episode, Message, Packed, SamplingParams, joined
 from astuner.task_rollout import BatchRequest, OnEpisode
 from astuner.task_runner.samples import with_samples
 
 # Share of the new tokens of a call that the model has sampled; the others are observations.
 SAMPLED = 0.25
-VOCABULARY = 50_000
-LETTERS = 4  # per token
+# Letters per token: code, tables and JSON, which tools return, have 2 to 4.
+LETTERS = 3
+
+
+def random_floats(count: int) -> Packed[float]:
+    """Return numbers of 4 bytes."""
+    numbers = array("f", np.random.default_rng(count).random(count, np.float32).tobytes())
+    return Packed([(numbers, 0, count)])
 
 
 class SyntheticSession(TrainingSession):
@@ -64,19 +73,19 @@ class SyntheticSession(TrainingSession):
         ids: Any = ()
         messages: list[Message] = []
         for _ in range(self._calls):
-            observed = random_numbers.choices(range(VOCABULARY), k=new - sampled)
+            observed = array("H", random_numbers.randbytes(2 * (new - sampled)))
             # Frameworks build the messages of each request anew.
             messages = [dict(message) for message in messages]
-            messages.append({"role": "user", "content": "text" * (len(observed) * LETTERS // 4)})
+            messages.append({"role": "user", "content": "a" * len(observed) * LETTERS})
             completion = Completion(
-                tuple(random_numbers.choices(range(VOCABULARY), k=sampled)),
-                tuple(-random_numbers.random() for _ in range(sampled)),
+                tuple(array("H", random_numbers.randbytes(2 * sampled))),
+                tuple(-value / 2**16 for value in array("H", random_numbers.randbytes(2 * sampled))),
                 "length",
             )
-            answer = {"role": "assistant", "content": "word" * (sampled * LETTERS // 4)}
+            answer = {"role": "assistant", "content": "b" * sampled * LETTERS}
             prompt = Prompt((*ids, *observed), messages, first_prompt_len=new - sampled)
-            call = history.record(prompt, completion, answer)
-            ids = call.prompt_ids + call.completion_ids
+            call = history.record(prompt, completion, answer, sampling=SamplingParams())
+            ids = joined(call.prompt_ids, call.completion_ids)
             messages.append(answer)
         return history.calls
 
@@ -94,8 +103,8 @@ class SyntheticSession(TrainingSession):
             row_scales([rows[index] for index in part], "token-mean", self._config.data.max_response_length)
         values = {}
         for row in rows:
-            count = count_trained_tokens(episodes[row.episode].samples[row.sample])
-            values[row.episode, row.sample] = TokenValues((-0.5,) * count, (0.5,) * count)
+            numbers = random_floats(count_trained_tokens(episodes[row.episode].samples[row.sample]))
+            values[row.episode, row.sample] = TokenValues(numbers, random_floats(len(numbers)))
         return advantages.update_result({}, rows, values)
 
     def sync(self, step: int) -> None:

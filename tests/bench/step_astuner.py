@@ -26,15 +26,12 @@ class GatedProgress(RunProgress):
         self._gate = gate
 
     @contextlib.contextmanager
-    def bar(self, title: str, total: int, done: int = 0, **more: Any) -> Iterator[None]:
-        with super().bar(title, total, done, **more):
+    def bar(self, title: str, total: int, done: int = 0, **more: Any) -> Iterator[Any]:
+        with super().bar(title, total, done, **more) as advance:
             if title == "training":
                 self._gate.wait()
-            yield
-
-    def advance(self, count: int = 1, note: str | None = None) -> None:
-        super().advance(count, note)
-        if [bar.title for bar in self._bars] == ["training"]:
+            yield advance
+        if title.endswith(": update"):
             self._gate.wait()
 
 

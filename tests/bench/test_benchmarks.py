@@ -56,6 +56,16 @@ def test_updating(tmp_path: Path):
     assert max(result["grad_rel_diff"].values()) <= 1e-5
 
 
+def test_an_episode_holds_its_distinct_tokens():
+    words = ("--episodes", "8", "--calls", "30", "--context", "30000")
+    command = [sys.executable, str(FOLDER / "bench_scale.py"), *words]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert (result["episodes"], result["calls"]) == (8, 30)
+    assert 30_000 * 4 < result["driver_bytes_per_episode"] <= 300_000
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"a": 1}', '[{"prompt_ids": [1]}]', '[{"prompt_ids": [1], "completion_ids": ["x"]}]']
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,7 +132,7 @@ def _pad(
         for place, index in enumerate(chosen):
             values = getattr(rows[index], field)
             values = values if len(values) or not default else getattr(rows[index], default)
-            table[place, : len(values)] = torch.as_tensor(values, dtype=dtype)
+            table[place, : len(values)] = torch.from_numpy(np.asarray(values)).to(dtype)
         return table.to(device)
 
     lengths = torch.tensor([len(rows[index].token_ids) for index in chosen])

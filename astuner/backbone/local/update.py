@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,9 +48,9 @@ from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.config.root import AstunerConfig
-from astuner.diagnostics import sampled_logprobs
+from astuner.diagnostics import TokenPairs, sampled_logprobs
 from astuner.distillation import RowTeacher
-from astuner.schema import Episode
+from astuner.schema import Episode, Packed
 
 
 @dataclass
@@ -77,10 +78,10 @@ class _UpdateValues:
         by_key: dict[SampleKey, TokenValues] = {}
         for keys, logprobs, entropies, train_counts in self.batches:
             is_trained = train_counts.ne(0)
-            columns = [values[is_trained].tolist() for values in (logprobs, entropies)]
+            columns = [array("f", values[is_trained].tolist()) for values in (logprobs, entropies)]
             end = 0
             for key, count in zip(keys, is_trained.sum(dim=1).tolist(), strict=True):
-                by_key[key] = TokenValues(*(tuple(column[end : end + count]) for column in columns))
+                by_key[key] = TokenValues(*(Packed[float]([(column, end, end + count)]) for column in columns))
                 end += count
         return by_key
 
@@ -365,9 +366,12 @@ class PolicyUpdate:
 
     def _check_logprob_gap(self, sums: _Sums, episodes: Sequence[Episode], step: int) -> None:
         difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
-        trained = sums.token_values.by_sample()
-        pairs = [(sampled_logprobs(episodes[e].samples[s]), values.logprobs) for (e, s), values in trained.items()]
-        check_logprob_gap(difference, self.policy.dtype, f"step {step}", pairs, self._gaps)
+
+        def pairs() -> Iterator[TokenPairs]:
+            for (episode, sample), values in sums.token_values.by_sample().items():
+                yield sampled_logprobs(episodes[episode].samples[sample]), values.logprobs
+
+        check_logprob_gap(difference, self.policy.dtype, f"step {step}", pairs(), self._gaps)
         self._gaps.append(difference)
 
 

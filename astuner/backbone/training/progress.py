@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import monotonic, strftime  # an episode that replaces `time.monotonic` must not end the thread of the display
 from typing import Literal
 
@@ -20,6 +21,8 @@ from astuner.debugging.deadlines import alarm
 from astuner.debugging.tracebacks import format_stack, thread_stack
 from astuner.task_rollout import ActiveEpisodes
 
+Advance = Callable[..., None]
+"""Counts units of a block as done; see `RunProgress.advance`."""
 PhaseName = Literal["read_tasks", "load_model", "rollout", "update", "sync_weights", "validation", "save_checkpoint"]
 
 _TITLES: dict[PhaseName, str] = {
@@ -105,8 +108,10 @@ class RunProgress:
     @contextlib.contextmanager
     def bar(
         self, title: str, total: int, done: int = 0, *, unit: str = "", tokens: Callable[[], int] | None = None
-    ) -> Iterator[None]:
+    ) -> Iterator[Advance]:
         """Show the progress of the block. An inner bar replaces the outer bar until it ends.
+
+        Yields a function that counts units of this block, even while an inner bar is shown (see `advance`).
 
         Args:
             title: description of the block's work.
@@ -121,7 +126,7 @@ class RunProgress:
             self._start()
         self._show_change()
         try:
-            yield
+            yield partial(self._advance, bar)
         finally:
             self._bars.remove(bar)
             self._show_change()
@@ -135,7 +140,9 @@ class RunProgress:
             count: number of units.
             note: replaces the text after the numbers.
         """
-        bar = self._bars[-1]
+        self._advance(self._bars[-1], count, note)
+
+    def _advance(self, bar: _Bar, count: int = 1, note: str | None = None) -> None:
         bar.done += count
         if note is not None:
             bar.note = note

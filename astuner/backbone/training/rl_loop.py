@@ -28,8 +28,8 @@ from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
 from astuner.errors import JudgeUnavailableError, LogprobGapError, NoSignalError
-from astuner.run_record import RunFinding, RunSummary, plot_run
-from astuner.schema import Episode, Task
+from astuner.run_record import FinishedStep, RunFinding, RunSummary, StepWriter, plot_run
+from astuner.schema import Episode, Task, TokenCounts
 from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
 
 _NO_UPDATE = UpdateResult({}, (), signal=False)
@@ -49,6 +49,7 @@ class RlLoop:
     session: TrainingSession
     state: RunState = field(default_factory=RunState)
     _failed_steps: int = field(default=0, init=False)
+    _writer: StepWriter = field(init=False)
     # The (step, validated) pair of `state` in the newest checkpoint.
     _saved: tuple[int, int | None] | None = field(default=None, init=False)
 
@@ -82,16 +83,17 @@ class RlLoop:
         self.context.record.expect_steps(self.total_steps)
         self._restore()
         self.session.use_order(self.order)
-        try:
-            self._train()
-        except KeyboardInterrupt:
-            with signals_deferred():
-                self._save_interrupted()
-            raise
-        except NoSignalError:
-            self._finish()
-            raise
-        return self._finish()
+        with StepWriter(self.context.record) as self._writer:
+            try:
+                self._train()
+            except KeyboardInterrupt:
+                with signals_deferred():
+                    self._save_interrupted()
+                raise
+            except NoSignalError:
+                self._finish()
+                raise
+            return self._finish()
 
     def _restore(self) -> None:
         with self.context.phase("load_model"):
@@ -113,10 +115,11 @@ class RlLoop:
         self.prepare()
         if state.step < self.total_steps:
             logger.info("training: {} steps, {} of them done", self.total_steps, state.step)
-        with self.context.progress.bar("training", self.total_steps, done=state.step, unit="steps"):
+        with self.context.progress.bar("training", self.total_steps, done=state.step, unit="steps") as advance:
             self._validate_if_due()  # the run may have been interrupted in this validation
             while state.step < self.total_steps:
-                self.context.progress.advance(note=self.train_step(state.step + 1))
+                note = self.train_step(state.step + 1)
+                self._writer.when_written(partial(advance, note=note))
                 self._validate_if_due()
                 if state.step % save_freq == 0 or state.step == self.total_steps:
                     self._save()
@@ -139,7 +142,7 @@ class RlLoop:
         Args:
             step: 1-based.
         """
-        context, session, state = self.context, self.session, self.state
+        context, session, state, writer = self.context, self.session, self.state, self._writer
         started = timestamp()
 
         # Roll out.
@@ -148,7 +151,9 @@ class RlLoop:
         usable = [episode for episode in episodes if episode.status == "ok"]
         self._failed_steps = 0 if usable else self._failed_steps + 1
         # Before the update: these episodes explain why it fails.
-        context.record.begin_step(step, [(episode, tokens_of([episode])) for episode in episodes])
+        tokens = [tokens_of([episode]) for episode in episodes]
+        total_tokens = sum(tokens, TokenCounts())
+        writer.begin_step(step, list(zip(episodes, tokens, strict=True)))
         context.monitor.check_rollout(step, episodes)
         if not usable and (state.totals.ok == 0 or self._failed_steps == self._MAX_FAILED_STEPS):
             self._save()
@@ -170,15 +175,18 @@ class RlLoop:
 
                 # Record.
                 state.step = step
-                state.totals.add(episodes)
-                metrics = batch_metrics(episodes) | result.metrics | self.end_task_step(step, success_rates(episodes))
+                state.totals.add(episodes, total_tokens)
+                metrics = (
+                    batch_metrics(episodes, total_tokens)
+                    | result.metrics
+                    | self.end_task_step(step, success_rates(episodes))
+                )
                 metrics |= refills | {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
                 ids = [episode.episode_id for episode in usable]
-                context.record.end_step(
-                    dict(zip(ids, result.advantages, strict=False)), dict(zip(ids, result.samples, strict=False))
-                )
-                metrics["time/step"] = timestamp() - started
-                context.record.log_metrics(step, metrics)
+                advantages = dict(zip(ids, result.advantages, strict=False))
+                updates = dict(zip(ids, result.samples, strict=False))
+                metrics |= {"time/record": writer.seconds_waited(), "time/step": timestamp() - started}
+                writer.end_step(FinishedStep(step, metrics, advantages, updates))
         self._check_judge(episodes)
         self._check_signal(result.signal, any_usable=bool(usable))
         note = f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
@@ -256,6 +264,7 @@ class RlLoop:
 
     def validate(self, title: str) -> None:
         """Measure the model on the validation tasks, if there are any, behind a progress bar named `title`."""
+        self._writer.flush()  # the metrics of the step precede those of its validation
         run_validation(self.context, self.session, self.state, title)
 
     def _validate_if_due(self) -> None:
@@ -306,6 +315,7 @@ class RlLoop:
         current = (state.step, state.validated)
         if state.step == 0 or self._saved == current:
             return
+        self._writer.flush()  # a resumed run does not repeat the steps of its checkpoint
         context.record.check_in_place()
         with signals_deferred(), context.phase("save_checkpoint"):
             if self.session.save(state.step, state.dump(context.started)):
@@ -324,6 +334,7 @@ class RlLoop:
 
     def _finish(self) -> RunSummary:
         context = self.context
+        self._writer.flush()
         context.record.check_in_place()
         with context.phase("save_checkpoint"):
             model = write_model(context.record.folder / "model", partial(self.session.save_model, step=self.state.step))

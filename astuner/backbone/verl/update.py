@@ -230,7 +230,7 @@ class VerlUpdate:
         """Check that the engines sampled with the trained weights; `trained` has the trainer's logprobs by sample."""
         total = {name: float(np.sum(flatten(metrics[name]))) for name in ("logprob_difference", "compared_tokens")}
         difference = total["logprob_difference"] / max(total["compared_tokens"], 1.0)
-        pairs = [(sampled_logprobs(sample), values) for sample, values in trained]
+        pairs = ((sampled_logprobs(sample), values) for sample, values in trained)
         check_logprob_gap(difference, self.dtype, f"step {step}", pairs, self._gaps)
         self._gaps.append(difference)
 
