@@ -37,8 +37,12 @@ def test_every_step_is_trained_within_the_staleness_limit(choice: str, model_fol
     assert code == 0, printed
     assert run.leftovers() == []
     assert list(losses(run.record)) == [1, 2, 3, 4]
-    stale = [row.metrics["staleness/max"] for row in read_metrics(run.record) if "loss/policy" in row.metrics]
-    assert max(stale) <= max_staleness
+    trained = [row.metrics for row in read_metrics(run.record) if "loss/policy" in row.metrics]
+    assert max(row["staleness/max"] for row in trained) <= max_staleness
+    assert all(row["correction/gap_max"] >= row["correction/gap_mean"] for row in trained)
+    # The tokens of each step are measured by their staleness, if samples may be stale.
+    measured = [{name for name in row if name.startswith("correction/gap_mean/stale_")} for row in trained]
+    assert all(measured) == any(measured) == (max_staleness > 0)
     assert len([entry for entry in read_index(run.record) if entry.split == "train" and entry.status == "ok"]) == 32
     assert (run.record / "model" / "model.safetensors").exists()
 
