@@ -147,7 +147,7 @@ def tokenizer() -> Any:
     return build_tokenizer([conversation(rng) for _ in range(50)], context=512)
 
 
-def saved_model(tokenizer: Any, folder: Path, *, hidden_size: int, head_dim: int) -> Path:
+def saved_model(tokenizer: Any, folder: Path, *, hidden_size: int, head_dim: int, context: int = 512) -> Path:
     """Write a random Qwen3-shaped model of some 50,000 parameters, with that tokenizer."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -161,7 +161,7 @@ def saved_model(tokenizer: Any, folder: Path, *, hidden_size: int, head_dim: int
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=head_dim,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         initializer_range=0.1,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,

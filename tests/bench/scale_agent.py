@@ -18,27 +18,8 @@ class OneAnswer(Workflow):
 
 def save_model(folder: Path) -> None:
     """Write a random model of 0.1 M parameters, with a tokenizer of single characters."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
+    from tests.conftest import saved_model
     from tutorial.tiny_tokenizer import build_tokenizer
 
     rows = [{"messages": [{"role": "user", "content": "What is 0123456789 + 1?"}], "tools": None}]
-    tokenizer = build_tokenizer(rows, context=65_536)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=65_536,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    saved_model(build_tokenizer(rows, context=65_536), folder, hidden_size=64, head_dim=32, context=65_536)
