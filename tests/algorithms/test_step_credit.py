@@ -111,4 +111,4 @@ def test_advantages_are_those_of_the_paper(steps: list[Steps], coef: float) -> N
 
 def test_calls_that_share_tokens_are_separate_rows_if_their_steps_differ() -> None:
     calls = [LlmCall(str(n), "e", (1,), (2,), (-1.0,), "stop", step=AgentStep("A", float(n // 2))) for n in range(4)]
-    assert sorted(sample.train_counts for sample in build_samples(calls)) == [(0, 2), (0, 2)]
+    assert sorted(tuple(sample.train_counts) for sample in build_samples(calls)) == [(0, 2), (0, 2)]

@@ -66,9 +66,9 @@ def printed(episodes: list[Episode]) -> str:
         numbers = {call.call_id: number for number, call in enumerate(episode.calls)}
         samples = [
             {
-                "token_ids": sample.token_ids,
-                "train_counts": sample.train_counts,
-                "position_ids": sample.position_ids,
+                "token_ids": tuple(sample.token_ids),
+                "train_counts": tuple(sample.train_counts),
+                "position_ids": tuple(sample.position_ids),
                 "weight": round(sample.weight, 9),
                 "spans": [(numbers[span.call_id], span.start, span.end) for span in sample.spans],
             }

@@ -144,6 +144,7 @@ class Meter:
 
 def configuration(folder: Path, workload: str, episodes: int, calls: int, context: int) -> Path:
     """Write the tasks, the model and the YAML file of a workload; return the path of the YAML file."""
+    sys.path.insert(0, str(ROOT))  # the tokenizer of the tutorials and the model of the tests
     from scale_agent import save_model
 
     groups = max(1, episodes // GROUP)

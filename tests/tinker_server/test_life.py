@@ -227,7 +227,7 @@ async def test_a_sampler_that_keeps_old_weights_is_not_used(
     monkeypatch.setattr(FastForward, "load", lambda forward, weights: None)
     pool = SamplerPool(base_model, store, 1)
     with pytest.raises(
-        ModelError, match=r"the sampler does not have the weights .* differ \(model\.layers.*_proj\.weight"
+        ModelError, match=r"does not have the trainer's weights: 15 of .* differ \(model\.layers.*_proj\.weight"
     ):
         async with pool.acquire(saved):
             raise AssertionError("a sampler with other weights was used")

@@ -22,7 +22,7 @@ from astuner.config.model import ModelConfig
 from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
-from astuner.schema import Episode, LlmCall, Task
+from astuner.schema import AgentStep, Episode, LlmCall, Task
 
 REINFORCEMENT = [name for name in ALGORITHMS if name != "sft"]
 
@@ -50,7 +50,7 @@ def sampled(policy: Policy, rng: random.Random, name: str, prompt: list[int], re
     return LlmCall(name, "e", tuple(prompt), tuple(completion), tuple(noisy), "stop", reward=reward)
 
 
-def episodes_of(policy: Policy, *, by_call: bool) -> list[Episode]:
+def episodes_of(policy: Policy, *, by_call: bool, by_step: bool = False) -> list[Episode]:
     """Two groups of three: conversations with a retry, a repeated call and a fork."""
     rng = random.Random(5)
     system = [rng.randrange(3, 60) for _ in range(20)]
@@ -61,7 +61,8 @@ def episodes_of(policy: Policy, *, by_call: bool) -> list[Episode]:
         calls: list[LlmCall] = []
         for turn in range(4):
             reward = rng.choice([0.0, 1.0, 2.0]) if by_call else None
-            calls.append(sampled(policy, rng, f"{number}/{turn}", prompt, reward))
+            call = sampled(policy, rng, f"{number}/{turn}", prompt, reward)
+            calls.append(replace(call, step=AgentStep(f"turn {turn}", float(number % 3 + turn))) if by_step else call)
             if turn != 1:  # after the second comes a retry
                 prompt = [*prompt, *calls[-1].completion_ids, *[rng.randrange(3, 60) for _ in range(3)]]
         calls.append(replace(calls[0], call_id=f"{number}/again"))
@@ -102,7 +103,7 @@ def step(
     merge = "none" if mode == "none" else "leaf"
     episodes = [
         replace(episode, samples=tuple(build_samples(episode.calls, merge)))
-        for episode in episodes_of(policy, by_call=by_call)
+        for episode in episodes_of(policy, by_call=by_call, by_step=algorithm == "gigpo")
     ]
     result = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer).step(episodes, 1)
     return optimizer.gradients, result
