@@ -144,7 +144,7 @@ def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path):
     session: Any = object.__new__(VerlSession)
     session.context = SimpleNamespace(run_inputs=SimpleNamespace(codec=SimpleNamespace(save=lambda folder: None)))
     session.trainer, session.worker_pool, session.dtype, session._is_synced = trainer, calls, torch.float32, True
-    session._checkpoints = VerlCheckpoints(tmp_path, 2)
+    session._checkpoints, session._certificate = VerlCheckpoints(tmp_path, 2), SimpleNamespace(is_due=False)
 
     def taken() -> list[str]:
         names, calls.names = calls.names, []
