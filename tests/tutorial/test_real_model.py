@@ -24,13 +24,11 @@ from tutorial.example_real_model import agents, prepare_model, smollm2, tasks
 from tutorial.tiny_tokenizer import CHAT_TEMPLATE
 
 FOLDER = Path(__file__).parents[2] / "tutorial/example_real_model"
-YAML_FILES = ("sums", "equations", "legs", "products")
 SUM = {"question": "State the final answer to the following arithmetic problem: 42 - 25 =", "answer": "17"}
 EQUATION = {"question": "Solve for x: 4 - 3*x = -11", "answer": "5"}
-PRODUCT = {
-    "question": "Solve the following multiplication: 414 * 807. Give only the result as your final answer.",
-    "answer": "334098",
-}
+LEG = {"question": "Now, how many legs are there in total if you have 2 cows, 7 bees?", "answer": "50"}
+KINDS = ("sums", "equations", "legs")
+GENERATORS = (tasks.SUMS, tasks.EQUATIONS, tasks.LEGS)
 
 
 async def run(tokenizer: Any, yaml: str, task: dict[str, Any], answers: Sequence[str]) -> tuple[Episode, list[str]]:
@@ -60,95 +58,102 @@ async def run(tokenizer: Any, yaml: str, task: dict[str, Any], answers: Sequence
         ("sums", "42 - 25 = 17.", 1.0),
         ("sums", "42-25=-17", 0.0),
         ("sums", "The answer is unknown.", 0.0),
-        ("equations", "-3*x = -11 - 4 = -15\nx = -15 / -3 = 5\nAnswer: 5", 1.0),
-        ("equations", "5", 1.0),
-        ("equations", "Answer: 15", 0.0),
-        ("equations", "5\nAnswer:", 0.0),
+        ("real_model", "42 - 25 = 17\nAnswer: 17", 1.0),
+        ("real_model", "17", 1.0),
+        ("real_model", "Answer: 27", 0.0),
+        ("real_model", "17\nAnswer:", 0.0),
     ],
 )
 async def test_answers_are_judged(tokenizer: Any, yaml: str, answer: str, reward: float) -> None:
-    episode, _ = await run(tokenizer, yaml, SUM if yaml == "sums" else EQUATION, [answer])
+    episode, _ = await run(tokenizer, yaml, SUM, [answer])
     assert (episode.status, episode.reward) == ("ok", reward), episode.error
     assert len(episode.calls) == 1
 
 
-CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "414 * 807"}}\n</tool_call>'
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "42 - 25"}}\n</tool_call>'
 
 
-async def test_the_calculator_gives_the_product(tokenizer: Any) -> None:
-    episode, prompts = await run(tokenizer, "products", PRODUCT, [CALL, "Answer: 334098"])
+async def test_the_calculator_gives_the_sum(tokenizer: Any) -> None:
+    episode, prompts = await run(tokenizer, "real_model", SUM, [CALL, "Answer: 17"])
     assert (episode.status, episode.reward, len(episode.calls)) == ("ok", 1.0, 2), episode.error
-    assert "<tool_response>\n334098\n</tool_response>" in prompts[1]
+    assert "<tool_response>\n17\n</tool_response>" in prompts[1]
     assert len(episode.samples) == 1  # the second prompt extends the first call token for token
 
 
-def test_the_calculator_reports_what_it_cannot_compute() -> None:
+def test_the_calculator_reports_invalid_expressions() -> None:
     assert agents.calculate("1200 - -3") == "1203"
     for expression in ("7 / 0", "__import__('os')", "2 ** 99", "", None):
         assert agents.calculate(expression).startswith("error: ")
 
 
-@pytest.mark.parametrize(("yaml", "task"), [("equations", EQUATION), ("products", PRODUCT)])
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_transcripts_are_conversations_of_the_agents(
-    tokenizer: Any, yaml: str, task: dict[str, Any], at_once: bool
+@pytest.mark.parametrize(("generator", "task"), list(zip(GENERATORS, (SUM, EQUATION, LEG), strict=True)), ids=KINDS)
+async def test_transcripts_are_conversations_of_the_agent(
+    tokenizer: Any, generator: tasks.Generator, task: dict[str, Any], at_once: bool
 ) -> None:
-    generator = tasks.EQUATIONS if yaml == "equations" else tasks.PRODUCTS
+    if generator == tasks.LEGS:
+        pytest.importorskip("reasoning_gym")
     row = prepare_model.transcript(generator, task, at_once=at_once)
-    answers = [CALL if "tool_calls" in message else message["content"] for message in row["messages"][2:]]
-    if yaml == "products" and not at_once:
-        del answers[1]  # the calculator's
-    episode, prompts = await run(tokenizer, yaml, task, answers)
+    expression = "" if at_once else row["messages"][2]["tool_calls"][0]["function"]["arguments"]["expression"]
+    answers = [] if at_once else [CALL.replace("42 - 25", expression)]
+    answers.append(row["messages"][-1]["content"])
+    episode, prompts = await run(tokenizer, "real_model", task, answers)
     assert (episode.reward, len(episode.calls)) == (1.0, len(answers)), episode.error
-    text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
+    text = tokenizer.apply_chat_template(row["messages"], tools=row["tools"], tokenize=False)
     assert text == f"{prompts[-1]}{answers[-1]}<|im_end|>\n"
 
 
-def test_an_equation_is_solved_in_steps() -> None:
-    assert tasks.solve_equation(EQUATION["question"]) == ["-3*x = -11 - 4 = -15", "x = -15 / -3 = 5"]
-    assert tasks.solve_equation("Find the value of q in the equation: q + 9 = 12") == ["q = 12 - 9 = 3"]
+@pytest.mark.parametrize(
+    ("equation", "expression"),
+    [
+        ("4 - 3*x = -11", "(4 - -11) / 3"),
+        ("3*x - 4 = 11", "(11 + 4) / 3"),
+        ("x + 9 = 12", "12 - 9"),
+        ("9 - x = 12", "9 - 12"),
+        ("15*x = 45", "45 / 15"),
+        ("x = 6", "6"),
+    ],
+)
+def test_the_unknown_of_an_equation_has_an_expression(equation: str, expression: str) -> None:
+    assert tasks.equation_expression(f"Solve for x: {equation}") == expression
 
 
-def test_tasks_are_worked_out_to_their_answers() -> None:
+def test_the_expressions_have_the_values_of_the_answers() -> None:
     pytest.importorskip("reasoning_gym")
-    for generator in (tasks.SUMS, tasks.EQUATIONS, tasks.LEGS, tasks.PRODUCTS):
+    for generator in (*GENERATORS, tasks.SMALL_SUMS):
         training, held_out = generator.tasks("train", 0, 100), generator.tasks("validation", 0, 50)
         assert not {task["question"] for task in training} & {task["question"] for task in held_out}
-        for task in training if generator.work_out else ():
-            steps = generator.work_out(task["question"])
-            # A few equations are solved already, such as x = 6.
-            is_solved = task["question"].endswith(f" = {task['answer']}")
-            assert steps[-1].endswith(f"= {task['answer']}") if steps else is_solved, (task, steps)
-
-
-def test_the_calculator_computes_the_expressions_of_transcripts() -> None:
-    pytest.importorskip("reasoning_gym")
-    for task in tasks.PRODUCTS.tasks("train", 0, 20):
-        row = prepare_model.transcript(tasks.PRODUCTS, task, at_once=False)
-        assert row["messages"][-2]["content"] == task["answer"]
+        for task in training:
+            assert agents.calculate(generator.expression(task["question"])) == task["answer"], task
 
 
 def test_most_transcripts_answer_at_once() -> None:
     pytest.importorskip("reasoning_gym")
     rows = prepare_model.transcripts()
-    assert len(rows) == sum(prepare_model.TRANSCRIPTS.values())
-    at_once = sum(row["messages"][2].get("content", "").startswith("Answer:") for row in rows)
-    assert 0.59 < at_once / len(rows) < 0.62
-    # The tasks of the runs are not among them.
+    calculated = sum(len(row["messages"]) == 5 for row in rows)
+    assert calculated == sum(prepare_model.CALCULATED.values())
+    assert calculated == prepare_model.CALCULATED_SHARE * len(rows)
     questions = {row["messages"][1]["content"] for row in rows}
-    assert not questions & {task["question"] for task in tasks.LEGS.tasks("validation", 0, 100)}
+    for generator in GENERATORS:
+        held_out = {task["question"] for task in generator.tasks("validation", 0, tasks.VALIDATION_TASKS)}
+        assert not questions & held_out
 
 
-@pytest.mark.parametrize("yaml", YAML_FILES)
-@pytest.mark.parametrize("split", ["training", "validation"])
-def test_the_yaml_files_name_functions_of_their_tasks(yaml: str, split: str) -> None:
-    config = load_config(FOLDER / f"{yaml}.yaml").config.astuner
-    model = "smollm2->smollm2" if yaml == "sums" else "prepare_model->warm_model"
-    assert config.model.path == f"tutorial.example_real_model.{model}"
-    assert callable(load_object(config.model.path))
-    name = getattr(config.task_reader.dataset_file, split).file_path
-    assert name == f"tutorial.example_real_model.tasks->{yaml}_for_{split}"
-    assert callable(load_object(name))
+def test_the_yaml_files_name_functions_of_their_tasks() -> None:
+    config = load_config(FOLDER / "real_model.yaml").config.astuner
+    assert config.model.path == "tutorial.example_real_model.prepare_model->warm_model"
+    assert [part.name for part in config.task_reader.mixture] == [*KINDS]
+    readers = {part.name: part.dataset_file for part in config.task_reader.mixture}
+    raw = load_config(FOLDER / "sums.yaml").config.astuner
+    assert raw.model.path == "tutorial.example_real_model.smollm2->smollm2"
+    readers["small_sums"] = raw.task_reader.dataset_file
+    for path in (config.model.path, raw.model.path):
+        assert callable(load_object(path))
+    for name, reader in readers.items():
+        for split in ("training", "validation"):
+            path = getattr(reader, split).file_path
+            assert path == f"tutorial.example_real_model.tasks->{name}_for_{split}"
+            assert callable(load_object(path))
 
 
 def installed_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,11 +1,10 @@
-"""Three agents: one answers with a number, one may work the answer out, and one has a calculator."""
+"""Two agents: one has a calculator, and one answers in one call."""
 
 import re
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.task_judge.countdown_as_judge import evaluate_expression
 
-NUMBER_PROMPT = "Answer with the number only."
 SYSTEM_PROMPT = "Solve the task. Write the answer in the last line, after Answer:"
 CALCULATOR = {
     "type": "function",
@@ -40,23 +39,15 @@ def calculate(expression: object) -> str:
 
 
 class NumberAgent(Workflow):
-    """The raw model seldom writes the number only. Its answer is the last number that it writes."""
+    """An agent for the raw model, which seldom writes the number only. The answer is the last number that it writes."""
 
     name = "number_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        question = {"role": "user", "content": workflow_task.main_query}
-        answer = await model_tuner.chat([{"role": "system", "content": NUMBER_PROMPT}, question])
+        # Without a system prompt: with one, the raw model solves fewer tasks.
+        answer = await model_tuner.chat([{"role": "user", "content": workflow_task.main_query}])
         numbers = re.findall(r"(?<!\d)-?\d+", answer.text)
         return WorkflowOutput(metadata={"final_answer": numbers[-1] if numbers else "no number"})
-
-
-class OneCallAgent(Workflow):
-    name = "one_call_agent"
-
-    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        answer = await model_tuner.chat(conversation(workflow_task.main_query))
-        return WorkflowOutput(metadata={"final_answer": final_answer(answer.text)})
 
 
 class CalculatorAgent(Workflow):

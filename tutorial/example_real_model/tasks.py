@@ -1,4 +1,4 @@
-"""The tasks: questions of four generators of Reasoning Gym, and how two kinds of them are worked out.
+"""The tasks: questions of three generators of Reasoning Gym, and the expressions of their answers.
 
 The two splits have no question in common. A run generates its tasks automatically, because the `file_path` keys of the
 YAML files name the functions below.
@@ -13,9 +13,47 @@ from pathlib import Path
 
 from astuner.env_service import load_environment
 
-TRAINING_TASKS = 600
-VALIDATION_TASKS = 100
+TRAINING_TASKS = 400
+VALIDATION_TASKS = 60
 FOLDER = Path(__file__).parent / "data"
+
+
+def sum_expression(question: str) -> str:
+    """Return the expression in a question of `chain_sum`."""
+    return question.rpartition(":")[2].rpartition("=")[0].strip()
+
+
+def equation_expression(question: str) -> str:
+    """Return the expression of the unknown of a linear equation that has the unknown on its left side."""
+    left, right = re.search(r"(\S+(?: [+-] \S+)*) = (-?\d+)", question).groups()
+    constant, factor = 0, 0
+    for sign, term in re.findall(r"(^|[+-]) ?([^ +-]+)", left):
+        number, unknown = re.fullmatch(r"(?:(\d+)\*?)?([a-z]?)", term).groups()
+        value = int(number or 1) * (-1 if sign == "-" else 1)
+        if unknown:
+            factor += value
+        else:
+            constant += value
+    if factor < 0:
+        rest = f"{constant} - {right}"
+    elif constant == 0:
+        rest = right
+    else:
+        rest = f"{right} {'-' if constant > 0 else '+'} {abs(constant)}"
+    if abs(factor) == 1:
+        return rest
+    return f"({rest}) / {abs(factor)}" if " " in rest else f"{rest} / {abs(factor)}"
+
+
+def leg_expression(question: str) -> str:
+    """Return the expression of the number of legs of the animals in a question."""
+    from reasoning_gym.arithmetic.leg_counting import ANIMALS
+
+    terms = []
+    for count, animals in re.findall(r"(\d+) ([a-z ]+)", question.rpartition("if you have ")[2]):
+        legs = next(ANIMALS[name] for name in (animals, animals.removesuffix("s")) if name in ANIMALS)
+        terms.append(f"{count} * {legs}")
+    return " + ".join(terms)
 
 
 @dataclass(frozen=True)
@@ -25,12 +63,12 @@ class Generator:
     Attributes:
         name: The generator.
         params: Its parameters.
-        work_out: Returns the steps from a question to its answer, one a line; None if the transcripts have none.
+        expression: Returns the expression whose value is the answer to a question.
     """
 
     name: str
     params: dict
-    work_out: Callable[[str], list[str]] | None = None
+    expression: Callable[[str], str]
 
     def tasks(self, split: str, first: int, count: int) -> list[dict]:
         """Return tasks of a split, with `question` and `answer`."""
@@ -40,88 +78,55 @@ class Generator:
         return [{"question": entry["question"].strip(), "answer": entry["answer"]} for entry in entries]
 
 
-def solve_equation(question: str) -> list[str]:
-    """Return the steps that solve a linear equation with one unknown on its left side."""
-    left, right = re.search(r"(\S+(?: [+-] \S+)*) = (-?\d+)", question).groups()
-    constant, factor, unknown = 0, 0, ""
-    for sign, term in re.findall(r"(^|[+-]) ?([^ +-]+)", left):
-        number, letter = re.fullmatch(r"(?:(\d+)\*?)?([a-z]?)", term).groups()
-        value = int(number or 1) * (-1 if sign == "-" else 1)
-        if letter:
-            factor, unknown = factor + value, letter
-        else:
-            constant += value
-    rest, steps = int(right) - constant, []
-    scaled = {1: unknown, -1: f"-{unknown}"}.get(factor, f"{factor}*{unknown}")
-    if constant:
-        operation = f"{right} - {constant}" if constant > 0 else f"{right} + {-constant}"
-        steps.append(f"{scaled} = {operation} = {rest}")
-    if factor != 1:
-        steps.append(f"{unknown} = {rest} / {factor} = {rest // factor}")
-    return steps
+SMALL_SUMS = Generator("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2}, sum_expression)
+SUMS = Generator("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 3}, sum_expression)
+EQUATIONS = Generator("simple_equations", {"min_terms": 2, "max_terms": 2, "max_value": 20}, equation_expression)
+LEGS = Generator("leg_counting", {"min_animals": 2, "max_animals": 3, "max_instances": 15}, leg_expression)
 
 
-def count_legs(question: str) -> list[str]:
-    """Return the legs of each kind of animal, and their sum."""
-    from reasoning_gym.arithmetic.leg_counting import ANIMALS
-
-    steps, legs = [], []
-    for count, animals in re.findall(r"(\d+) ([a-z ]+)", question.rpartition("if you have ")[2]):
-        each = next(ANIMALS[name] for name in (animals, animals.removesuffix("s")) if name in ANIMALS)
-        legs.append(int(count) * each)
-        steps.append(f"{count} {animals}: {count} * {each} = {legs[-1]}")
-    return [*steps, f"{' + '.join(map(str, legs))} = {sum(legs)}"]
-
-
-SUMS = Generator("chain_sum", {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2})
-EQUATIONS = Generator("simple_equations", {"min_terms": 2, "max_terms": 2, "max_value": 10}, solve_equation)
-LEGS = Generator("leg_counting", {"min_animals": 2, "max_animals": 2, "max_instances": 9}, count_legs)
-PRODUCTS = Generator("products", {"min_digits": 3, "max_digits": 3})
-
-
-def _file(generator: Generator, split: str, count: int) -> Path:
+def _file(name: str, generator: Generator, split: str, count: int) -> Path:
     FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / f"{generator.name}_{split}.jsonl"
+    path = FOLDER / f"{name}_{split}.jsonl"
     unfinished = path.with_suffix(f".{os.getpid()}")
     unfinished.write_text("".join(json.dumps(task) + "\n" for task in generator.tasks(split, 0, count)))
     return unfinished.replace(path)  # atomic, because another run may be reading the file
 
 
+def small_sums_for_training() -> Path:
+    """Write the small sums for training."""
+    return _file("small_sums", SMALL_SUMS, "train", TRAINING_TASKS)
+
+
+def small_sums_for_validation() -> Path:
+    """Write the held-out small sums."""
+    return _file("small_sums", SMALL_SUMS, "validation", VALIDATION_TASKS)
+
+
 def sums_for_training() -> Path:
-    """Write the tasks of sums.yaml."""
-    return _file(SUMS, "train", TRAINING_TASKS)
+    """Write the sums for training."""
+    return _file("sums", SUMS, "train", TRAINING_TASKS)
 
 
 def sums_for_validation() -> Path:
-    """Write the held-out tasks of sums.yaml."""
-    return _file(SUMS, "validation", VALIDATION_TASKS)
+    """Write the held-out sums."""
+    return _file("sums", SUMS, "validation", VALIDATION_TASKS)
 
 
 def equations_for_training() -> Path:
-    """Write the tasks of equations.yaml."""
-    return _file(EQUATIONS, "train", TRAINING_TASKS)
+    """Write the equations for training."""
+    return _file("equations", EQUATIONS, "train", TRAINING_TASKS)
 
 
 def equations_for_validation() -> Path:
-    """Write the held-out tasks of equations.yaml."""
-    return _file(EQUATIONS, "validation", VALIDATION_TASKS)
+    """Write the held-out equations."""
+    return _file("equations", EQUATIONS, "validation", VALIDATION_TASKS)
 
 
 def legs_for_training() -> Path:
-    """Write the tasks of legs.yaml."""
-    return _file(LEGS, "train", TRAINING_TASKS)
+    """Write the legs for training."""
+    return _file("legs", LEGS, "train", TRAINING_TASKS)
 
 
 def legs_for_validation() -> Path:
-    """Write the held-out tasks of legs.yaml."""
-    return _file(LEGS, "validation", VALIDATION_TASKS)
-
-
-def products_for_training() -> Path:
-    """Write the tasks of products.yaml."""
-    return _file(PRODUCTS, "train", TRAINING_TASKS)
-
-
-def products_for_validation() -> Path:
-    """Write the held-out tasks of products.yaml."""
-    return _file(PRODUCTS, "validation", VALIDATION_TASKS)
+    """Write the held-out legs."""
+    return _file("legs", LEGS, "validation", VALIDATION_TASKS)
