@@ -22,7 +22,7 @@ from torch import Tensor
 from astuner.algorithms.kl import LOG_RATIO_LIMIT
 from astuner.algorithms.policy_batch import CallTokens, PolicyBatch, PolicyLoss
 from astuner.algorithms.registry import ReinforcementRule
-from astuner.config.conditions import is_cut
+from astuner.config.conditions import has_ratio, is_cut
 from astuner.config.corrections import CORRECTIONS, CorrectionSpec
 from astuner.config.optimizer import CorrectionConfig
 from astuner.config.root import AstunerConfig
@@ -72,7 +72,11 @@ class Correction:
         if spec.rejects is not None:
             assert calls is not None
             kept = self._kept_calls(batch, calls, log_ratio)
-            kept = kept if spec.weights == "sequence" else calls.to_tokens(kept, batch.train_counts)
+            if spec.weights != "sequence":
+                kept = calls.to_tokens(kept, batch.train_counts)
+            if spec.rejects == "off_policy":
+                # With a teacher, the tokens of a call have different advantages.
+                kept = torch.where(batch.token_advantages() >= 0, 1.0, kept)
         is_truncated = ratios > self.config.weight_range[1]
         metrics = CorrectionMetrics.of(
             ratios=ratios,
@@ -117,7 +121,7 @@ class Correction:
         return ratios.clamp(max=high)
 
     def _kept_calls(self, batch: PolicyBatch, calls: CallTokens, log_ratio: Tensor) -> Tensor:
-        """Return 1 for each call that is trained and 0 for each that is left out, [C]."""
+        """Return 1 for each call whose statistic is within the bounds and 0 for each other one, [C]."""
         low, high = self.config.rejection_range
         limited = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         if self._spec.rejects == "geometric":
@@ -127,11 +131,8 @@ class Correction:
         elif self._spec.rejects == "k3":
             kept = calls.means(limited.expm1() - limited) <= high
         else:
-            assert batch.calls is not None
             assert batch.sampler_logprobs is not None
-            drift = calls.means(batch.only_trained(batch.sampler_logprobs - batch.logprobs.detach()))
-            advantages = batch.token_advantages()[batch.calls.rows, batch.calls.starts]
-            kept = (advantages >= 0) | (drift <= high)
+            kept = calls.means(batch.only_trained(batch.sampler_logprobs - batch.logprobs.detach())) <= high
         return kept.to(log_ratio.dtype)
 
 
@@ -244,16 +245,17 @@ def resolve_correction(config: AstunerConfig, *, low_precision: bool, can_differ
 
     Returns:
         `auto` is `token_tis` where the two can differ, also by top-p or top-k. Its weight of a token has less variance
-        than the product over an answer, which in long answers is soon 0 or truncated. On trinity, a step with several
-        mini-batches cannot have old logprobs of the trainer, so the ratio to the sampler is the correction, and `auto`
-        is `none`.
+        than the product over an answer, which in long answers is soon 0 or truncated. If the ratio of the loss is to
+        the sampler, it is the correction, and `auto` is `none`. On trinity, a step with several mini-batches cannot
+        have old logprobs of the trainer.
     """
     section = config.trainer_common.correction
     has_no_recomputation = config.backbone == "trinity" and config.trainer_common.mini_batch_num > 1
+    ratio_corrects = has_ratio(config) and (has_no_recomputation or section.old_logprobs == "sampler")
     # Engines of trinity do not return the logprobs after the cut, so that the correction could not see it.
     can_differ |= is_cut(config.rollout) and config.backbone != "trinity"
     if section.mode == "auto":
-        corrects = (low_precision or can_differ) and not has_no_recomputation and section.old_logprobs != "sampler"
+        corrects = (low_precision or can_differ) and not ratio_corrects
         section = CorrectionConfig(mode="token_tis" if corrects else "none", old_logprobs=section.old_logprobs)
     if section.old_logprobs != "auto":
         return Correction(section, section.old_logprobs == "trainer")

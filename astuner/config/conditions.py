@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from astuner.config.algorithms import ALGORITHMS
 from astuner.config.corrections import CORRECTIONS, CorrectionSpec
 from astuner.config.gpus import MIN_GPUS_OF_TRINITY, visible_gpus
 from astuner.config.section import Condition
@@ -45,6 +46,12 @@ def _may_ask_a_model(judge: TaskJudgeConfig) -> bool:
 def is_cut(rollout: RolloutConfig) -> bool:
     """Return whether top-p or top-k restricts sampling in training; they have no effect on greedy sampling."""
     return rollout.temperature > 0 and (rollout.top_p < 1 or rollout.top_k > 0)
+
+
+def has_ratio(run: AstunerConfig) -> bool:
+    """Return whether the loss contains the ratio of the policy to the policy before the step."""
+    reinforcement = ALGORITHMS[run.trainer_common.algorithm.adv_estimator].reinforcement
+    return reinforcement is not None and reinforcement.loss.has_ratio
 
 
 def _has_mode(run: AstunerConfig, holds: Callable[[CorrectionSpec], bool]) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from astuner.config.algorithms import ALGORITHMS
-from astuner.config.conditions import is_cut
+from astuner.config.conditions import has_ratio, is_cut
 from astuner.config.corrections import CORRECTIONS
 from astuner.config.keys import parts
 from astuner.config.problems import Problem
@@ -16,9 +15,8 @@ def correction_problems(run: AstunerConfig) -> Iterator[Problem]:
     """Yield the contradictions between the keys of `trainer_common.correction` and between them and other keys."""
     correction, section = run.trainer_common.correction, "astuner.trainer_common.correction"
     mode = "none" if correction.mode == "auto" else correction.mode
-    spec, algorithm = CORRECTIONS[mode], ALGORITHMS[run.trainer_common.algorithm.adv_estimator]
-    has_ratio = algorithm.reinforcement is not None and algorithm.reinforcement.loss.has_ratio
-    if spec.weights and has_ratio and correction.old_logprobs == "sampler":
+    spec = CORRECTIONS[mode]
+    if spec.weights and has_ratio(run) and correction.old_logprobs == "sampler":
         yield _problem(
             f"{section}.old_logprobs is sampler, so the ratio of the loss is to the sampler, and {section}.mode {mode} "
             "would correct for the sampler again; remove old_logprobs, or write mode: none, geo_rs or k3_rs",
@@ -34,7 +32,7 @@ def correction_problems(run: AstunerConfig) -> Iterator[Problem]:
             f"{section}.old_logprobs",
             "astuner.trainer_common.mini_batch_num",
         )
-    elif several and spec.weights and has_ratio:
+    elif several and spec.weights and has_ratio(run):
         yield _problem(
             f"{section}.mode {mode} needs the trainer's logprobs before the update, and with trainer_common."
             f"mini_batch_num {run.trainer_common.mini_batch_num}, trinity updates the weights before it computes those "
@@ -77,7 +75,9 @@ def _cut_correction(run: AstunerConfig) -> str:
     remedy = "write top_p: 1.0 and top_k: -1 to sample from the whole distribution"
     if run.backbone == "trinity" or (run.backbone == "verl" and run.rollout.name not in ("auto", "embedded")):
         return f"The engine does not return the probabilities that it sampled with, so nothing corrects this; {remedy}"
-    if correction.mode == "none" or (correction.mode == "auto" and correction.old_logprobs == "sampler"):
+    if correction.mode == "none" or (
+        correction.mode == "auto" and correction.old_logprobs == "sampler" and has_ratio(run)
+    ):
         return f"Nothing corrects this, because trainer_common.correction is off; {remedy}"
     mode = "token_tis" if correction.mode == "auto" else correction.mode
     where = ", except with vLLM, which does not return the probabilities that it sampled with" * (

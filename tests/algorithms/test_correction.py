@@ -99,6 +99,15 @@ def test_only_calls_with_negative_advantages_are_masked_as_off_policy() -> None:
     assert correction("off_policy_mask").factors(restored)[0].tolist() == [[1, 1], [1, 1]]
 
 
+def test_off_policy_masking_reads_the_advantage_of_each_token() -> None:
+    """The masked tokens of a call are those with negative advantages, which differ within it with a teacher."""
+    drifted = batch_of(ratios=[[0.5, 0.5, 0.5]], counts=[[1, 1, 1]], calls=[(0, 0, 3)], advantages=[1.0])
+    drifted = replace(drifted, advantages=torch.tensor([[1.0, -1.0, 0.0]]))
+    factors, metrics = correction("off_policy_mask").factors(drifted)
+    assert factors.tolist() == [[1, 0, 1]]
+    assert metrics.masked == 1
+
+
 def reference_factor(mode: str, ratios: list[float], place: int, advantage: float, drift: float) -> float:
     """Return the factor of a token of a call, in plain floats."""
     name = mode.removeprefix("geo_rs_").removeprefix("k3_rs_")
@@ -276,6 +285,14 @@ def run(backbone: str = "local", top_p: float = 1.0, **common: Any) -> AstunerCo
         (run(correction={"mode": "k3_rs", "old_logprobs": "sampler"}), (True, True), "k3_rs", False),
         (run(correction={"old_logprobs": "sampler"}), (True, True), "none", False),
         (run(correction={"old_logprobs": "trainer"}), (False, False), "none", True),
+        # REINFORCE has no ratio that could correct.
+        (run("trinity", mini_batch_num=2, algorithm={"adv_estimator": "rloo"}), (True, True), "token_tis", False),
+        (
+            run(correction={"old_logprobs": "sampler"}, algorithm={"adv_estimator": "opo"}),
+            (True, True),
+            "token_tis",
+            False,
+        ),
         (run(top_p=0.9), (False, False), "token_tis", True),
         (run("verl", top_p=0.9), (False, False), "token_tis", True),
         # Engines of trinity do not return the logprobs that the correction would need.
