@@ -55,11 +55,12 @@ def replay(run: str, step: int, as_json: bool, exp_dir: str) -> int:
     cannot be computed again.
     """
     from astuner.backbone.local.replay import replay_step
-    from astuner.launcher.console import make_console
+    from astuner.launcher.console import filtered_output, make_console
     from astuner.run_record import find_run
 
     try:
-        result = replay_step(find_run(run, Path(exp_dir)), step)
+        with filtered_output():
+            result = replay_step(find_run(run, Path(exp_dir)), step)
     except RecordError as error:
         raise click.UsageError(str(error)) from error
     if as_json:

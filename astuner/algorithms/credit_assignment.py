@@ -237,7 +237,9 @@ def step_advantages(
 
 
 def tasks_with_signal(config: AstunerConfig, algorithm: Algorithm, episodes: Sequence[Episode]) -> set[str]:
-    """Return the ids of the tasks that dynamic sampling keeps: the rewards of their episodes are not all equal.
+    """Return the ids of the tasks that dynamic sampling keeps.
+
+    With a teacher, these are all tasks. Otherwise, they are those whose episodes do not all have the same reward.
 
     Args:
         config: the run's configuration.
@@ -246,6 +248,8 @@ def tasks_with_signal(config: AstunerConfig, algorithm: Algorithm, episodes: Seq
     """
     rule, weights = algorithm.rule, config.trainer_common.algorithm.component_weights
     assert rule is not None
+    if config.trainer_common.distillation.teacher is not None:
+        return {episode.task.task_id for episode in episodes}
     if not episodes:
         return set()
     parts = reward_components(episodes, weights) if rule.by_component else None

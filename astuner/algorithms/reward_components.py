@@ -68,7 +68,8 @@ def reward_components(episodes: Sequence[Episode], weights: Mapping[str, float])
     if missing := [name for name in weights if name not in names]:
         raise BackboneError(
             f"trainer_common.algorithm.component_weights names {shorten(', '.join(missing))}, which no episode of the "
-            f"step has; the components that the judge returned are: {shorten(', '.join(names)) or 'none'}"
+            f"step has; the components that the judge returned are: {shorten(', '.join(names)) or 'none'}. Name those, "
+            "or return the others as `components` of the judgement"
         )
     used = dict(weights) or {name: 1.0 for name in names if "." not in name}
     if not used:

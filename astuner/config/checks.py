@@ -238,6 +238,15 @@ def _batches(run: AstunerConfig) -> Iterator[Problem]:
             "astuner.data.train_batch_size",
             "astuner.rollout.num_repeat",
         )
+    elif trainer.mini_batch_by == "group" and trainer.mini_batch_num > run.data.train_batch_size:
+        yield _problem(
+            f"astuner.trainer_common.mini_batch_num ({trainer.mini_batch_num}) is more than the groups of a step: "
+            f"astuner.data.train_batch_size is {run.data.train_batch_size}, and with mini_batch_by: group, no group is "
+            "divided; lower the first, raise the second, or write mini_batch_by: episode",
+            "astuner.trainer_common.mini_batch_num",
+            "astuner.data.train_batch_size",
+            "astuner.trainer_common.mini_batch_by",
+        )
     if episodes > _MAX_EPISODES:
         yield _problem(
             f"a step has astuner.data.train_batch_size ({run.data.train_batch_size:,}) × astuner.rollout.num_repeat "

@@ -43,6 +43,7 @@ _WARNINGS = {
     "retokenised_by_client",
     "system_prompt_changed",
     "judge_is_inconsistent",
+    "one_reward_component",
     "sampler_mismatch",
 }
 
@@ -85,6 +86,7 @@ CHECKS: tuple[Check, ...] = (
         rewards_contradict_answers=reward_checks.rewards_contradict_answers,
         crashes_are_rewarded=reward_checks.crashes_are_rewarded,
         judge_is_inconsistent=reward_checks.judge_is_inconsistent,
+        one_reward_component=reward_checks.one_reward_component,
     ),
     *_checks(
         "update",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from astuner.config.distillation import SELF, is_server
+from astuner.config.distillation import SELF, TEACHER_KEY, is_server
 from astuner.config.root import AstunerConfig
 from astuner.config.services import api_key
 from astuner.distillation.distiller import Distiller
@@ -77,7 +77,7 @@ def _check_tokenizer(codec: ChatCodec, path: str) -> None:
     Raises:
         ModelError: a token has another id.
     """
-    own, others = codec.tokenizer.get_vocab(), load_tokenizer(path).get_vocab()
+    own, others = codec.tokenizer.get_vocab(), load_tokenizer(path, TEACHER_KEY).get_vocab()
     different = sorted(token for token in own.keys() | others.keys() if own.get(token) != others.get(token))
     if different:
         token = different[0]

@@ -130,7 +130,7 @@ class ServerTeacher:
             response = self._client.request(method, path.lstrip("/"), json=body)
         except httpx.HTTPError as error:
             raise ModelError(
-                f"{name} did not answer {method} {path}: {type(error).__name__}: {first_line(error)}; start the "
+                f"{name} did not answer {method} {path}: {first_line(error)}; start the "
                 "server, or raise trainer_common.distillation.request_timeout"
             ) from error
         if response.is_error:

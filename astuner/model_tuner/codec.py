@@ -376,8 +376,12 @@ def _rejection(messages: Sequence[Mapping[str, Any]], error: Exception) -> Workf
     )
 
 
-def load_tokenizer(path: str) -> Any:
+def load_tokenizer(path: str, key: str = "model.path") -> Any:
     """Load the tokenizer of a local folder or a Hugging Face name.
+
+    Args:
+        path: the folder or the name.
+        key: the configuration key that names it, for messages.
 
     Raises:
         ModelError: there is no tokenizer, or it cannot be read.
@@ -389,10 +393,8 @@ def load_tokenizer(path: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(path)
     # For a damaged file, transformers, tokenizers and sentencepiece raise errors of many types.
     except Exception as error:
-        raise ModelError(
-            f"model.path {path!r}: the tokenizer cannot be loaded: {first_line(error)}. {advice}"
-        ) from error
+        raise ModelError(f"{key} {path!r}: the tokenizer cannot be loaded: {first_line(error)}. {advice}") from error
     # If a known model type has no tokenizer files, transformers returns a tokenizer with an empty vocabulary.
     if not tokenizer.encode("text", add_special_tokens=False):
-        raise ModelError(f"model.path {path!r} has no tokenizer. {advice}")
+        raise ModelError(f"{key} {path!r} has no tokenizer. {advice}")
     return tokenizer

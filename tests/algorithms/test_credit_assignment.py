@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from astuner.algorithms import ReinforcementRule, resolve
 from astuner.algorithms.call_advantages import advantages_by_call
-from astuner.algorithms.credit_assignment import StepAdvantages, step_advantages
+from astuner.algorithms.credit_assignment import StepAdvantages, step_advantages, tasks_with_signal
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS
@@ -203,6 +203,17 @@ def test_components_are_normalised_separately():
     only = gdpo(episodes, component_weights={"b": 2.0})
     assert only.advantages[2:].tolist() == [0.0, 0.0]
     assert only.has_signal.tolist() == [True, True, False, False]
+
+
+def test_groups_with_equal_rewards_have_a_signal_only_with_a_teacher():
+    episodes = [judged("t", reward=1.0), judged("t", reward=0.0), judged("u", reward=1.0), judged("u", reward=1.0)]
+    for teacher, expected in ((None, {"t"}), ("some/folder", {"t", "u"})):
+        common = {"algorithm": {"adv_estimator": "dapo"}, "distillation": {"teacher": teacher}}
+        config = AstunerConfig.model_validate({"trainer_common": common})
+        algorithm = resolve(config.trainer_common.algorithm)
+        assert tasks_with_signal(config, algorithm, episodes) == expected
+        trained = step_advantages(config, algorithm, episodes, None).has_signal.tolist()
+        assert trained == [True, True, teacher is not None, teacher is not None]
 
 
 def test_components_with_equal_sums_have_a_signal():

@@ -23,6 +23,8 @@ LOOP = ["astuner.rollout.use_agentscope_protocol=false"]
          r"^command line: astuner\.rollout\.max_response_length_in_one_turn \(4096\) is more than .*\(4095\)"),
         (["astuner.trainer_common.mini_batch_num=129"],
          r"^command line: .*\(129\) is more than the episodes of a step: .* = 128; "),
+        (["astuner.trainer_common.mini_batch_num=33", "astuner.trainer_common.mini_batch_by=group"],
+         r"^command line: .*\(33\) is more than the groups of a step: .*train_batch_size is 32, .* episode"),
         (["astuner.asynchrony.sync_interval=4", "astuner.asynchrony.max_staleness=2"],
          r"^command line: with .*sync_interval 4, weights are up to 3 steps old, .*max_staleness is 2; lower the"),
         (["astuner.trainer_common.algorithm.overlong_buffer_length=15001"],

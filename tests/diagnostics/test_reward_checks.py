@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from astuner.diagnostics import StepEvidence
 from astuner.diagnostics.references import answer_is_right, reference
-from astuner.schema import Episode, Task
+from astuner.schema import Episode, Judgement, Task
 from tests.diagnostics.conftest import Evidence, found, make_task
 
 
@@ -49,6 +50,20 @@ def test_a_judge_that_gives_one_to_all(evidence: Evidence):
     assert found("wrong_answers_rewarded", evidence.step(rewarded(evidence, lambda right: 1.0)))
     solved = [evidence.episode(make_task(n), 0, 1.0, f"\\boxed{{{n + 1}}}") for n in range(8)]
     assert found("wrong_answers_rewarded", evidence.step(solved)) == []
+
+
+def test_one_reward_component_for_gdpo(evidence: Evidence):
+    def step(algorithm: str, *names: str, **settings: Any) -> StepEvidence:
+        start = evidence.start(config={"trainer_common": {"algorithm": {"adv_estimator": algorithm, **settings}}})
+        judgement = Judgement(1.0, True, components=dict.fromkeys(names, 1.0))
+        return evidence.step([replace(e, judgement=judgement) for e in evidence.ordinary()], start=start)
+
+    assert "have no component" in found("one_reward_component", step("gdpo"))[0][0]
+    assert "have only correct" in found("one_reward_component", step("gdpo", "correct", "correct.part"))[0][0]
+    chosen = step("gdpo", "correct", "brief", component_weights={"correct": 1.0})
+    assert "have only correct" in found("one_reward_component", chosen)[0][0]
+    assert found("one_reward_component", step("gdpo", "correct", "brief")) == []
+    assert found("one_reward_component", step("grpo")) == []
 
 
 def test_rewards_that_are_inverted(evidence: Evidence):

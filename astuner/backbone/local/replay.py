@@ -82,7 +82,7 @@ class StepReplay:
         """Yield the lines of the report."""
         start = f"the checkpoint of step {self.checkpoint}" if self.checkpoint else "the starting model"
         between = self.step - self.checkpoint - 1
-        more = f" and {between} further updates from the record" if between else ""
+        more = f" and {between} further update{'s' * (between > 1)} from the record" if between else ""
         yield f"step {self.step}, computed again from {start}{more}:"
         for metric in self.metrics:
             if metric.name in _SHOWN_METRICS:

@@ -74,6 +74,15 @@ def test_a_teacher_with_another_tokenizer_ends_the_run_before_it_starts(
         make_job(trainer_common__distillation__teacher=str(teacher_folder)).tune(tmp_path)
 
 
+def test_a_teacher_without_a_tokenizer_is_an_error(
+    make_job: Callable[..., AstunerJob], teacher_folder: Path, tmp_path: Path
+):
+    for file in teacher_folder.glob("*token*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=r"^trainer_common\.distillation\.teacher '.*' has no tokenizer"):
+        make_job(trainer_common__distillation__teacher=str(teacher_folder)).tune(tmp_path)
+
+
 def test_a_teacher_that_does_not_exist_is_an_error(make_job: Callable[..., AstunerJob], tmp_path: Path):
     with pytest.raises(ModelError, match=r"trainer_common\.distillation\.teacher is './none', which does not exist"):
         make_job(trainer_common__distillation__teacher="./none").tune(tmp_path)

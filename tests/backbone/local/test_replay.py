@@ -28,6 +28,7 @@ def outcome(*arguments: object) -> tuple[int, dict[str, Any]]:
     """The exit code of a command and its JSON object."""
     result = CliRunner().invoke(astuner, [*map(str, arguments), "--json"], standalone_mode=False)
     assert result.exception is None, result.exception
+    assert result.stderr == ""
     return result.return_value, json.loads(result.stdout)
 
 
