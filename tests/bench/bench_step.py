@@ -50,14 +50,20 @@ class Measurements:
 
 
 class FrameworkProcess:
-    """The process of one framework."""
+    """The process of one framework.
 
-    def __init__(self, name: str, folder: Path) -> None:
+    Args:
+        name: `astuner` or `trl`.
+        folder: The folder with the model and the sizes.
+        python: The interpreter.
+    """
+
+    def __init__(self, name: str, folder: Path, python: str = sys.executable) -> None:
         self._name = name
         self._log = (folder / f"{name}.log").open("w+")
         self._started = time.time()
         self._process = subprocess.Popen(
-            [sys.executable, str(FOLDER / f"step_{name}.py"), str(folder)],
+            [python, str(FOLDER / f"step_{name}.py"), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
