@@ -48,6 +48,7 @@ class EngineProcess:
     """The process of one inference engine; see sample_engines.py."""
 
     def __init__(self, engine: str, dtype: str, python: str, folder: Path, tokens: int) -> None:
+        self._tokens = tokens
         self._log = (folder / f"{engine}_{dtype}.log").open("w+")
         command = [python, str(FOLDER / "sample_engines.py"), engine, dtype, str(folder), str(tokens)]
         self._process = subprocess.Popen(
@@ -61,6 +62,8 @@ class EngineProcess:
         self._process.stdin.write(f"{requests}\n")
         self._process.stdin.flush()
         tokens, seconds = self._line().split()
+        if int(tokens) != requests * self._tokens:
+            raise RuntimeError(f"sampled {tokens} tokens for {requests} requests; expected {requests * self._tokens}")
         return int(tokens) / float(seconds)
 
     def close(self) -> None:
