@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from astuner.diagnostics.evidence import Result, StepEvidence, text_of, tokens_digest
+from astuner.diagnostics.evidence import Result, StepEvidence, groups_of, text_of, tokens_digest
 from astuner.errors import short_repr, shorten
 from astuner.schema import Episode, Floats, Ints, LlmCall
 
@@ -69,11 +69,15 @@ def _are_truncated_by_fault(step: StepEvidence) -> bool:
 
 def identical_samples(step: StepEvidence) -> Result:
     """Find episodes of a group that sampled the same answer although it is improbable."""
-    groups: dict[bytes, list[LlmCall]] = defaultdict(list)
-    for call in step.sampled_calls:
-        groups[tokens_digest(call.prompt_ids)].append(call)
-    compared = [calls for calls in groups.values() if len(calls) > 1 and len({c.episode_id for c in calls}) > 1]
-    if not compared or any(len({call.completion_ids for call in calls}) > 1 for calls in compared):
+    compared: list[list[LlmCall]] = []
+    # Short prompts first: they are often equal, so that the others need not be read.
+    by_length = groups_of(step.sampled_calls, lambda call: len(call.prompt_ids))
+    for similar in sorted(by_length, key=lambda calls: len(calls[0].prompt_ids)):
+        groups = groups_of(similar, lambda call: tokens_digest(call.prompt_ids))
+        compared += [calls for calls in groups if len({call.episode_id for call in calls}) > 1]
+        if any(len({call.completion_ids for call in calls}) > 1 for calls in compared):
+            return
+    if not compared:
         return
     count = sum(len(calls) for calls in compared)
     equal_seeds = all(len({call.sampling.seed for call in calls}) == 1 for calls in compared)

@@ -6,9 +6,10 @@ import contextlib
 import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from astuner.model_tuner import ChatCodec
 from astuner.run_record import SampleUpdate
 from astuner.schema import Episode, Ints, LlmCall, TaskSet
 
+T = TypeVar("T")
 Result = Iterator[tuple[str, str]]
 """The findings of a check. Each is a pair: the fault with its evidence, and how to fix it."""
 
@@ -101,7 +103,15 @@ class StartEvidence:
 
 def tokens_digest(ids: Ints) -> bytes:
     """Return a digest of token ids, for dictionaries: prompts themselves take long to hash."""
-    return hashlib.blake2b(np.asarray(ids, np.int64).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(np.asarray(ids, np.int32).data, digest_size=16).digest()
+
+
+def groups_of(values: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
+    """Return the groups of values with equal keys, without groups of one."""
+    groups: dict[Hashable, list[T]] = defaultdict(list)
+    for value in values:
+        groups[key(value)].append(value)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 @dataclass(frozen=True)

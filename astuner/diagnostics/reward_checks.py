@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 from astuner.config.algorithms import ALGORITHMS
-from astuner.diagnostics.evidence import Result, StepEvidence, tokens_digest
+from astuner.diagnostics.evidence import Result, StepEvidence, groups_of, tokens_digest
 from astuner.diagnostics.references import answer_is_right, is_number, reference
 from astuner.errors import JudgeError, UnscoredError, shorten
 from astuner.schema import Episode
@@ -159,12 +159,15 @@ def judge_is_inconsistent(step: StepEvidence) -> Result:
     """Find a judge that scores the same conversation of the same task differently."""
     rewards = _rewards(step.scored)
     spread = max(rewards, default=0.0) - min(rewards, default=0.0)
-    same: dict[tuple[object, ...], list[Episode]] = defaultdict(list)
-    for episode in step.scored:
-        calls = tuple((tokens_digest(call.prompt_ids), tokens_digest(call.completion_ids)) for call in episode.calls)
-        if calls and not episode.agent_rewards:
-            same[(episode.task.task_id, calls)].append(episode)
-    compared = [group for group in same.values() if len(group) > 1]
+
+    def answers(episode: Episode) -> Hashable:
+        return episode.task.task_id, tuple(tokens_digest(call.completion_ids) for call in episode.calls)
+
+    def prompts(episode: Episode) -> Hashable:
+        return tuple(tokens_digest(call.prompt_ids) for call in episode.calls)
+
+    episodes = [episode for episode in step.scored if episode.calls and not episode.agent_rewards]
+    compared = [group for similar in groups_of(episodes, answers) for group in groups_of(similar, prompts)]
     # A judge that is a model, or measures time, varies a little; a random one varies as much as all rewards do.
     differ = [group for group in compared if max(_rewards(group)) - min(_rewards(group)) > spread / 2 > 0]
     if len(differ) >= 2 and len(differ) > len(compared) / 4:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from astuner.clock import timestamp
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.forks import CallIndex, Conversation, Divergence, first_difference, make_fork
 from astuner.model_tuner.messages import digests, has_same_reasoning, with_reasoning
-from astuner.model_tuner.token_store import TokenStore, share_messages
+from astuner.model_tuner.token_store import SEARCHED_CALLS, TokenStore, share_messages
 from astuner.schema import Completion, Fork, ForkCause, LlmCall, Message
 
 
@@ -93,6 +95,8 @@ class History:
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _index: CallIndex = field(init=False)
     _tokens: TokenStore = field(default_factory=TokenStore)
+    # The conversations of the latest calls, with their chains.
+    _latest: deque[tuple[Conversation, list[bytes]]] = field(default_factory=lambda: deque(maxlen=SEARCHED_CALLS))
     # The calls whose request and answer are a conversation, by the digest of the conversation.
     _calls_by_conversation: dict[bytes, list[LlmCall]] = field(default_factory=dict)
     # The length of the first prompt of a call's conversation, by call id.
@@ -144,10 +148,27 @@ class History:
 
     def _add_to_index(self, call: LlmCall, first_prompt_len: int | None) -> None:
         self._first_prompt_lens[call.call_id] = len(call.prompt_ids) if first_prompt_len is None else first_prompt_len
-        conversation = Conversation(call.messages, digests(call.messages))
-        chain = _chain(conversation.digests)
+        conversation, chain = self._conversation(call.messages)
+        self._latest.append((conversation, chain))
         self._calls_by_conversation.setdefault(chain[-1], []).append(call)
         self._index.add(call, conversation, chain)
+
+    def _conversation(self, messages: Sequence[Message]) -> tuple[Conversation, list[bytes]]:
+        """Return messages with their digests, and with their chain (see `_chain`).
+
+        Those of messages that are the objects of an earlier call are not computed again.
+        """
+        known: Sequence[bytes] = ()
+        known_chain: Sequence[bytes] = ()
+        for earlier, chain in reversed(self._latest):
+            pairs = zip(messages, earlier.messages, strict=False)
+            shared = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
+            if shared > len(known):
+                known, known_chain = earlier.digests[:shared], chain[:shared]
+            if shared == min(len(messages), len(earlier.messages)):
+                break
+        conversation = Conversation(messages, digests(messages, known))
+        return conversation, _chain(conversation.digests, known_chain)
 
     def prompt(
         self,
@@ -176,9 +197,8 @@ class History:
         tools: Sequence[Mapping[str, Any]] | None,
         tools_hash: str,
     ) -> Prompt:
-        messages = self.codec.with_known_roles(messages)
-        request = Conversation(messages, digests(messages))
-        chain = _chain(request.digests)
+        messages = share_messages(self.codec.with_known_roles(messages), self.calls)
+        request, chain = self._conversation(messages)
         lengths = range(len(chain) - 1, 0, -1)
         n_covered = next((length for length in lengths if chain[length - 1] in self._calls_by_conversation), 0)
         if not n_covered or request.answers(n_covered):
@@ -225,11 +245,11 @@ class History:
         return Prompt(ids, messages, make_fork(self.codec, divergence, ids), first_prompt_len)
 
 
-def _chain(digests: Sequence[bytes]) -> list[bytes]:
-    """Return, for each message, a digest of it and all messages before it."""
-    chain: list[bytes] = []
-    running = b""
-    for digest in digests:
+def _chain(digests: Sequence[bytes], known: Sequence[bytes] = ()) -> list[bytes]:
+    """Return, for each message, a digest of it and all messages before it; `known` has the first of them."""
+    chain = list(known)
+    running = chain[-1] if chain else b""
+    for digest in digests[len(chain) :]:
         running = hashlib.blake2b(running + digest, digest_size=16).digest()
         chain.append(running)
     return chain

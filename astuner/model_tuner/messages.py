@@ -37,16 +37,21 @@ def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_normalise_message(message, index) for index, message in enumerate(messages)]
 
 
-def digests(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
+def digests(messages: Sequence[Mapping[str, Any]], known: Sequence[bytes] = ()) -> list[bytes]:
     """Return the digest of each message of a conversation (see `message_digest`).
 
     A tool message is identified by the index of the tool call that it answers, not by the id, which frameworks choose.
+
+    Args:
+        messages: normalised messages.
+        known: the digests of the first messages, as far as they are known.
     """
-    result, call_indices = [], dict[str, int]()
-    for message in messages:
+    result, call_indices = list(known), dict[str, int]()
+    for number, message in enumerate(messages):
         if message.get("tool_calls"):
             call_indices = {call["id"]: index for index, call in enumerate(message["tool_calls"])}
-        result.append(message_digest(message, call_indices.get(message.get("tool_call_id", ""))))
+        if number >= len(known):
+            result.append(message_digest(message, call_indices.get(message.get("tool_call_id", ""))))
     return result
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from astuner.schema import Completion, LlmCall, Message, Packed
 
-# Earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time.
-_SEARCHED_CALLS = 8
+SEARCHED_CALLS = 8
+"""Earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time."""
 
 
 class StoredTokens(NamedTuple):
@@ -32,7 +32,7 @@ class TokenStore:
 
     def __init__(self) -> None:
         self._ids, self._logprobs = array("i"), array("f")
-        self._streams: deque[Packed[int]] = deque(maxlen=_SEARCHED_CALLS)
+        self._streams: deque[Packed[int]] = deque(maxlen=SEARCHED_CALLS)
 
     def add(self, prompt: Sequence[int], completion: Completion) -> StoredTokens:
         """Store the tokens of a call.
@@ -79,7 +79,7 @@ def share_messages(messages: Sequence[Mapping[str, Any]], calls: Sequence[LlmCal
     Frameworks build the messages of each request anew, so that their texts would be kept once for each call.
     """
     shared: list[Message] = []
-    for call in reversed(calls[-_SEARCHED_CALLS:]):
+    for call in reversed(calls[-SEARCHED_CALLS:]):
         common = []
         for message, earlier in zip(messages, call.messages, strict=False):
             if not _is_same(message, earlier):

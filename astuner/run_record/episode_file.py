@@ -18,6 +18,8 @@ update can be added without encoding the episode again.
 
 from __future__ import annotations
 
+import json
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +37,7 @@ from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
 from astuner.schema import CallSpan, Episode, LlmCall, Sample, Split, TokenCounts, joined, pack_floats, part_of
 
-EPISODE_FORMAT = 1
-"""The format of the files."""
+_FORMAT = 1
 _CALL_COLUMNS = {
     "prompt_ids": INTEGERS, "completion_ids": INTEGERS, "logprobs": FLOATS, "sampler_logprobs": FLOATS,
 }  # fmt: skip
@@ -44,8 +45,12 @@ _CALL_COLUMNS = {
 _MIN_DERIVED = 64
 # Number of earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time.
 _SEARCHED_CALLS = 8
-# The end of the file of an untrained episode, and the beginning of a file without token ids and samples.
-_UNTRAINED = b',"advantage":null}'
+# The end of the file of an untrained episode. The results of the update take its place. With blanks up to its length, a
+# file to which they are written is not JSON until they are complete.
+_KEY = b',"advantage":'
+_UNTRAINED = _KEY + b"null}"
+_TRAINED = _KEY + b"     "
+# The beginning of a file without token ids and samples.
 _WITHHELD = b'{"format":1,"withheld":'
 
 
@@ -111,35 +116,71 @@ def episode_to_json(
         notes = {"withheld": "token ids and samples: they spell what was redacted"}
     values = encode(labels, redact)
     advantage = values.pop("advantage")
-    document = {"format": EPISODE_FORMAT, **notes, **values, "episode": row, "advantage": None}
+    document = {"format": _FORMAT, **notes, **values, "episode": row, "advantage": None}
     try:
         content = orjson.dumps(document)
     except TypeError:  # lone surrogates, or integers of more than 64 bits
         content = dump_json(document)
-    return content if advantage is None and not updates else with_update(content, advantage, updates)
+    if advantage is None and not updates:
+        return content
+    return content.removesuffix(_UNTRAINED) + _encode_results(advantage, () if is_redacted else updates)
 
 
-def with_update(content: bytes, advantage: float | None, updates: Sequence[SampleUpdate]) -> bytes:
-    """Return the content of an episode's file with the results of the update that trained it.
+def add_update(path: Path, advantage: float | None, updates: Sequence[SampleUpdate]) -> None:
+    """Add the results of the update to the file of an episode that it trained.
+
+    They are written in place: file systems write a file that replaces another one to the disk at once, which takes
+    tens of milliseconds on a busy disk. If this is interrupted, the file is read as that of an untrained episode.
 
     Args:
-        content: The content without them, as `episode_to_json` returns it for an untrained episode.
+        path: A file with the content that `episode_to_json` returns for an untrained episode.
         advantage: The advantage of the whole episode.
         updates: The training of each sample. It is left out if the file has no samples, as they spell a secret.
 
     Raises:
-        RecordError: If the content is not that of an untrained episode.
+        OSError: If the file cannot be written.
+        RecordError: If the file is not that of an untrained episode.
     """
-    if not content.endswith(_UNTRAINED):
-        raise RecordError("the file was changed after the run wrote it")
+    with path.open("r+b") as file:
+        is_withheld = file.read(len(_WITHHELD)) == _WITHHELD
+        start = max(file.seek(0, os.SEEK_END) - len(_UNTRAINED), 0)
+        file.seek(start)
+        if file.read() != _UNTRAINED:
+            raise RecordError(f"{path} was changed after the run wrote it")
+        file.seek(start)
+        file.write(_encode_results(advantage, () if is_withheld else updates))
+
+
+def _encode_results(advantage: float | None, updates: Sequence[SampleUpdate]) -> bytes:
+    """Return the end of the file of a trained episode, which takes the place of `_UNTRAINED`."""
     results: dict[str, Any] = {"advantage": advantage}
-    if updates and not content.startswith(_WITHHELD):
+    if updates:
         results["updates"] = [encode_update(update) for update in updates]
     try:
         added = dump_json(results)
     except (TypeError, ValueError):
         added = dump_json(to_jsonable(results, str))
-    return content.removesuffix(_UNTRAINED) + b"," + added[1:]
+    return _TRAINED + added.removeprefix(b'{"advantage":')
+
+
+def read_episode_document(path: Path) -> dict[str, Any]:
+    """Return the JSON object of an episode's file.
+
+    If `add_update` writes to the file at the same time, or was interrupted, it is the object of an untrained episode.
+
+    Raises:
+        RecordError: If the file cannot be read or is not that of an episode.
+    """
+    return read_json_document(path, "an episode of a run record", _FORMAT, _without_results)
+
+
+def _without_results(content: bytes) -> object:
+    """Return the JSON object of a file without its results of an update, which are incomplete; None if it has none."""
+    complete, key, _ = content.rpartition(_KEY)
+    try:
+        return json.loads(complete + _UNTRAINED) if key else None
+    except (ValueError, RecursionError):
+        return None
 
 
 def read_episode(path: Path) -> Episode:
@@ -159,7 +200,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
     Raises:
         RecordError: If the file cannot be read or holds no episode.
     """
-    document = read_json_document(path, "an episode of a run record", EPISODE_FORMAT)
+    document = read_episode_document(path)
     try:
         row = document["episode"]
         unfold_calls(row["calls"])

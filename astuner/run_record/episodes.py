@@ -12,8 +12,8 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,7 @@ from loguru import logger
 from astuner.errors import RecordError, short_repr
 from astuner.redaction import current_redactor
 from astuner.run_record.answers import answer_of, brief_answer
-from astuner.run_record.episode_file import EpisodeLabels, episode_to_json, read_recorded_episode, with_update
+from astuner.run_record.episode_file import EpisodeLabels, add_update, episode_to_json, read_recorded_episode
 from astuner.run_record.files import (
     JsonLines,
     OnDamaged,
@@ -44,6 +44,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MAX_TASK_NAME = 80
 _MAX_ERROR = 500
 _MAX_QUERY = 200
+# Number of texts whose redaction is remembered: most texts of an episode, such as names, occur in others too.
+_MAX_REDACTED = 1024
 
 NO_ADVANTAGE = "without an advantage: the update of the step has not ended or has failed, or the run does not train"
 """Why training episodes with a reward have no advantage, to follow their number."""
@@ -140,7 +142,7 @@ class EpisodeStore:
         Raises:
             RecordError: If the episode cannot be written.
         """
-        written = self._write_file(episode, labels, updates)
+        written = self._write_file(episode, labels, _remembering_redactor(), updates)
         self._index.append(written.row)
         return written.path
 
@@ -150,8 +152,9 @@ class EpisodeStore:
         Raises:
             RecordError: If they cannot be written.
         """
+        redact = _remembering_redactor()
         self._pending = {
-            episode.episode_id: self._write_file(episode, EpisodeLabels(step, "train", None, tokens), ())
+            episode.episode_id: self._write_file(episode, EpisodeLabels(step, "train", None, tokens), redact)
             for episode, tokens in episodes
         }
         lines = (dump_json(written.row) + b"\n" for written in self._pending.values())
@@ -175,17 +178,17 @@ class EpisodeStore:
             if advantage is not None or updates.get(name):
                 self._index.check_in_place()
                 with write_errors(written.path):
-                    content = written.path.read_bytes()
-                write_atomically(written.path, with_update(content, advantage, updates.get(name, ())))
+                    add_update(written.path, advantage, updates.get(name, ()))
             rows.append({**written.row, "advantage": to_jsonable(advantage, str)})
         self._index.append(*rows)
         self._pending = {}
         with write_errors(self._pending_file):
             self._pending_file.unlink(missing_ok=True)
 
-    def _write_file(self, episode: Episode, labels: EpisodeLabels, updates: Sequence[SampleUpdate]) -> _Written:
+    def _write_file(
+        self, episode: Episode, labels: EpisodeLabels, redact: Redact, updates: Sequence[SampleUpdate] = ()
+    ) -> _Written:
         self._index.check_in_place()
-        redact = cache(current_redactor())
         # The name is readable, valid on all systems, and unique even if task ids differ in unusual characters only.
         task = _UNSAFE.sub("_", redact(episode.task.task_id)).strip("._")[:_MAX_TASK_NAME] or "task"
         # surrogatepass: ids come from data files and may hold any character.
@@ -193,7 +196,7 @@ class EpisodeStore:
         name = f"{task}-{episode.repeat_index}-{digest}.json"
         path = self._folder / _FOLDER / labels.split / _step_folder(labels.step) / name
         write_atomically(path, episode_to_json(episode, labels, redact, updates))
-        entry = _with_texts(_entry(episode, labels, path.relative_to(self._folder).as_posix()), episode, redact)
+        entry = _entry(episode, labels, path.relative_to(self._folder).as_posix(), redact)
         return _Written(path, encode(entry, redact))
 
     def truncate_after(self, step: int, validated: int) -> int:
@@ -239,8 +242,7 @@ class EpisodeStore:
             except RecordError as error:
                 logger.warning("an episode is not in the index and cannot be read: {}", error)
                 continue
-            entry = _entry(recorded.episode, recorded.labels, name)
-            self._index.append(encode(_with_texts(entry, recorded.episode, str), str))
+            self._index.append(encode(_entry(recorded.episode, recorded.labels, name, str), str))
 
     def close(self) -> None:
         """Move the lines of a step whose update has failed to the index, without advantages, and close the index."""
@@ -253,14 +255,9 @@ class EpisodeStore:
             self._index.close()
 
 
-def _with_texts(entry: EpisodeEntry, episode: Episode, redact: Redact) -> EpisodeEntry:
-    # Redacted before they are cut: the redactor does not recognise a part of a secret.
-    return replace(
-        entry,
-        error=None if episode.error is None else redact(episode.error)[:_MAX_ERROR],
-        query=redact(episode.task.main_query)[:_MAX_QUERY],
-        answer=brief_answer(redact(answer_of(episode))),
-    )
+def _remembering_redactor() -> Redact:
+    """Return a redactor for the texts of many episodes."""
+    return lru_cache(_MAX_REDACTED)(current_redactor())
 
 
 def _step_folder(step: int) -> str:
@@ -313,7 +310,7 @@ def _decode_entry(row: Mapping[str, Any]) -> EpisodeEntry:
     return entry
 
 
-def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:
+def _entry(episode: Episode, labels: EpisodeLabels, path: str, redact: Redact) -> EpisodeEntry:
     raw = sum(len(call.prompt_ids) + len(call.completion_ids) for call in episode.calls)
     trained = sum(sum(sample.train_counts) for sample in episode.samples)
     tokens = labels.tokens
@@ -340,4 +337,8 @@ def _entry(episode: Episode, labels: EpisodeLabels, path: str) -> EpisodeEntry:
         agents=tuple(sorted({call.agent_name for call in episode.calls if call.agent_name})),
         tags=tuple(sorted({call.target_tag for call in episode.calls})),
         finish_reasons=tuple(sorted({call.finish_reason for call in episode.calls})),
+        # Redacted before they are cut: the redactor does not recognise a part of a secret.
+        error=None if episode.error is None else redact(episode.error)[:_MAX_ERROR],
+        query=redact(episode.task.main_query)[:_MAX_QUERY],
+        answer=brief_answer(redact(answer_of(episode))),
     )

@@ -55,8 +55,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with write_errors(path):
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(data)
+            try:
+                partial.write_bytes(data)
+            except FileNotFoundError:  # the first file of its folder
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.write_bytes(data)
             os.replace(partial, path)
         except OSError:
             try:
@@ -84,23 +87,30 @@ def dump_json(value: object) -> bytes:
         return dumps(ensure_ascii=True)
 
 
-def read_json_document(path: Path, content: str, format_number: int) -> dict[str, Any]:
+def read_json_document(
+    path: Path, content: str, format_number: int, recover: Callable[[bytes], object] = lambda _: None
+) -> dict[str, Any]:
     """Return the JSON object of a file whose key `format` has the expected number.
 
     Args:
         path: The file.
         content: The expected content, for the error: "a rescored run".
         format_number: The expected number.
+        recover: Returns the object of a file that is not JSON, or None.
 
     Raises:
         RecordError: If the file cannot be read, or holds something else.
     """
     try:
-        document = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
+    try:
+        document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a JSON file: {error}") from error
+        document = recover(data)
+        if document is None:
+            raise RecordError(f"{path} is not a JSON file: {error}") from error
     if not isinstance(document, dict) or document.get("format") != format_number:
         raise RecordError(f"{path} is not {content} of format {format_number}")
     return document

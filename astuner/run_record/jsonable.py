@@ -57,13 +57,10 @@ def _to_jsonable(value: object, redact: Redact, containers: list[int]) -> object
 
 
 def _convert(value: object, redact: Redact, containers: list[int]) -> object:
-    if value is None or isinstance(value, bool):
+    if _is_json(value):
         return value
     if isinstance(value, str):
         return redact(str.__str__(value))  # not an instance of a subclass
-    # For speed: the abstract types below are slow to check.
-    if (type(value) is int and value.bit_length() <= _MAX_INT_BITS) or (type(value) is float and math.isfinite(value)):
-        return value
     if isinstance(value, Packed):
         value = tuple(value)
     # Containers are checked before numbers, whose abstract types are slow to check.
@@ -81,6 +78,20 @@ def _convert(value: object, redact: Redact, containers: list[int]) -> object:
     return redact(text_of(value))
 
 
+def _is_json(value: object) -> bool:
+    """Return whether a value is None, or of a built-in type of numbers and the same in JSON.
+
+    Most values are. They are recognised first, because the abstract types of others are slow to check.
+    """
+    kind = type(value)
+    return (
+        value is None
+        or kind is bool
+        or (kind is int and value.bit_length() <= _MAX_INT_BITS)  # type: ignore[attr-defined]
+        or (kind is float and math.isfinite(value))  # type: ignore[arg-type]
+    )
+
+
 def _container_to_jsonable(
     value: Mapping[object, object] | list[object] | tuple[object, ...], redact: Redact, containers: list[int]
 ) -> object:
@@ -90,7 +101,7 @@ def _container_to_jsonable(
         return f"<nested deeper than {_MAX_DEPTH} levels>"
     containers.append(id(value))
     try:
-        if isinstance(value, Mapping):
+        if isinstance(value, dict | Mapping):
             return {
                 redact(text_of(key)): _item_to_jsonable(key, item, redact, containers) for key, item in value.items()
             }
@@ -119,6 +130,10 @@ def encode(value: object, redact: Redact) -> dict[str, Any]:
 
 
 def _encode_field(value: object, redact: Redact) -> object:
+    if _is_json(value):
+        return value
+    if type(value) is str:
+        return redact(value)
     if isinstance(value, Packed):
         return tuple(value)
     if isinstance(value, tuple) and value:

@@ -11,6 +11,7 @@ import queue
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
@@ -95,17 +96,25 @@ class EpisodePool(Generic[T]):
                 for queued, stuck in self._abandon_stuck(pending):
                     pending.discard(queued)
                     yield queued.index, stuck
-            try:
-                queued, result = self._results.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                continue
-            if queued not in pending:  # abandoned earlier, or from an interrupted run
-                continue
-            pending.discard(queued)
-            if isinstance(result, BaseException):
-                raise result
-            state.check()  # before this thread prints, or writes the record
-            yield queued.index, result
+            if results := self._wait_for_results():
+                state.check()  # before this thread prints, or writes the record
+            while results:
+                queued, result = results.popleft()
+                if queued not in pending:  # abandoned earlier, or from an interrupted run
+                    continue
+                pending.discard(queued)
+                if isinstance(result, BaseException):
+                    raise result
+                yield queued.index, result
+
+    def _wait_for_results(self) -> deque[tuple[_QueuedJob[T], JobResult[T] | BaseException]]:
+        """Return the results that have arrived, or the next one; none after `_POLL_SECONDS` without any."""
+        results: deque[tuple[_QueuedJob[T], JobResult[T] | BaseException]] = deque()
+        with contextlib.suppress(queue.Empty):
+            results.append(self._results.get(timeout=_POLL_SECONDS))
+            while True:
+                results.append(self._results.get_nowait())
+        return results
 
     def close(self) -> None:
         """Drop queued jobs and end idle workers; busy workers are daemon threads, which end with the process."""

@@ -11,8 +11,7 @@ from typing import Any
 
 from astuner.errors import RecordError
 from astuner.run_record.answers import brief_answer, message_text, without_blocks
-from astuner.run_record.episode_file import EPISODE_FORMAT
-from astuner.run_record.files import read_json_document
+from astuner.run_record.episode_file import read_episode_document
 
 # Searched characters of an episode. If it has more, the beginning and the end of each text are searched.
 _MAX_TEXT = 100_000
@@ -60,7 +59,7 @@ def read_episode_texts(path: Path) -> EpisodeTexts:
     Raises:
         RecordError: If the file cannot be read or holds no episode.
     """
-    document = read_json_document(path, "an episode of a run record", EPISODE_FORMAT)
+    document = read_episode_document(path)
     try:
         found = list(dict.fromkeys(_texts(document["episode"])))
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:

@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 
 from astuner.errors import RecordError
 from astuner.redaction import redact
-from astuner.run_record.episode_file import EPISODE_FORMAT
-from astuner.run_record.files import read_json_document
+from astuner.run_record.episode_file import read_episode_document
 from astuner.viewer.run_files import file_in_run
 
 _PATTERNS = ("*.log", "services/*.log")
@@ -131,7 +130,7 @@ def _traceback(folder: Path, path: str) -> str | None:
         file = file_in_run(folder, path)
         if file.stat().st_size > _MAX_EPISODE_BYTES:
             return "The file of the episode is too large to be read for this list; open the episode."
-        episode = read_json_document(file, "an episode of a run record", EPISODE_FORMAT).get("episode")
+        episode = read_episode_document(file).get("episode")
     except (RecordError, OSError) as error:
         return str(error)
     text = episode.get("error_traceback") if isinstance(episode, Mapping) else None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from astuner.errors import RecordError
 from astuner.run_record import SampleUpdate, by_token, call_advantages, entropy_by_token, read_recorded_episode
-from astuner.run_record.episode_file import EpisodeLabels, episode_to_json
+from astuner.run_record.episode_file import EpisodeLabels, add_update, episode_to_json
 from astuner.run_record.updates import decode_update, encode_update
 from astuner.schema import CallSpan, Episode, Sample, Task
 
@@ -73,6 +73,40 @@ def test_a_redacted_episode_has_no_updates(tmp_path: Path):
         episode_to_json(episode, EpisodeLabels(1, "train"), lambda text: text.replace("secret", "…"), [UPDATE])
     )
     assert read_recorded_episode(path).updates == ()
+
+
+@pytest.mark.parametrize(
+    ("advantage", "updates"), [(0.5, (UPDATE,)), (None, (UPDATE,)), (-0.12345, (UPDATE,)), (0.0, ()), (-0.12345, ())]
+)
+def test_results_that_are_added_to_a_file_are_those_of_a_file_that_is_written_with_them(
+    tmp_path: Path, advantage: float | None, updates: tuple[SampleUpdate, ...]
+):
+    episode = Episode("e", Task("t", 'the "advantage":'), 0, "ok", 1.0, True, (), (SAMPLE,), metadata={"advantage": 1})
+
+    def content(label: float | None, added: tuple[SampleUpdate, ...]) -> bytes:
+        return episode_to_json(episode, EpisodeLabels(1, "train", label), str, added)
+
+    path = tmp_path / "e.json"
+    untrained, trained = content(None, ()), content(advantage, updates)
+    path.write_bytes(untrained)
+    add_update(path, advantage, updates)
+    assert path.read_bytes() == trained
+    with pytest.raises(RecordError, match="changed after the run wrote it"):
+        add_update(path, advantage, updates)
+    # A kill while the results are written leaves the episode without them.
+    for length in range(len(untrained) - 5, len(trained)):
+        path.write_bytes(trained[:length] + untrained[length:])
+        recorded = read_recorded_episode(path)
+        assert (recorded.episode, recorded.labels.advantage, recorded.updates) == (episode, None, ())
+
+
+def test_a_redacted_file_gets_no_updates(tmp_path: Path):
+    episode = Episode("e", Task("t", "my secret"), 0, "ok", 1.0, True, samples=(SAMPLE,))
+    path = tmp_path / "e.json"
+    path.write_bytes(episode_to_json(episode, EpisodeLabels(1, "train"), lambda text: text.replace("secret", "…")))
+    add_update(path, 0.5, [UPDATE])
+    recorded = read_recorded_episode(path)
+    assert (recorded.labels.advantage, recorded.updates) == (0.5, ())
 
 
 def test_a_record_of_an_older_version_has_no_entropies(written: Path):
