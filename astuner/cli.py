@@ -342,7 +342,7 @@ def serve_tinker(
     max_samplers: int,
     max_body: int,
 ) -> None:
-    """Serve a model to training loops written for Tinker (tinker 0.20).
+    """Serve a model to training loops written for Tinker (tinker 0.20 to 0.38).
 
     The server listens on this machine only, until Ctrl-C.
     """

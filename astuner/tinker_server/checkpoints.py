@@ -65,7 +65,8 @@ class TinkerCheckpoint:
         folder: the folder with its files.
         time: when it was written.
         expires: when it is deleted; None for never.
-        ephemeral: whether it is deleted with its client session.
+        ephemeral: whether only its client session can use it and it is deleted with the session.
+        metadata: the client's metadata.
     """
 
     run_id: str
@@ -75,6 +76,7 @@ class TinkerCheckpoint:
     time: datetime
     expires: datetime | None = field(compare=False)
     ephemeral: bool
+    metadata: Mapping[str, str] = field(compare=False)
 
     @property
     def path(self) -> str:
@@ -132,7 +134,7 @@ class CheckpointStore:
         Raises:
             TinkerRequestError: there is no such run.
         """
-        file = self.folder / quote(run_id, safe="") / "run.json"
+        file = self._run_folder(run_id) / "run.json"
         data = {} if run_id.startswith(".") else _read_json(file)
         if not {"base_model", "lora", "metadata", "created"} <= data.keys() or data.get("run_id", run_id) != run_id:
             raise TinkerRequestError(f"there is no training run {run_id!r} in {self.folder}", 404)
@@ -143,7 +145,10 @@ class CheckpointStore:
 
     def has(self, run_id: str) -> bool:
         """Return whether there is a training run with a checkpoint."""
-        return (self.folder / quote(run_id, safe="") / "run.json").is_file()
+        return (self._run_folder(run_id) / "run.json").is_file()
+
+    def _run_folder(self, run_id: str) -> Path:
+        return self.folder / quote(run_id, safe="")
 
     def runs(self) -> list[TrainingRun]:
         """Return all training runs, the latest first."""
@@ -151,7 +156,7 @@ class CheckpointStore:
         for file in self.folder.glob("[!.]*/run.json"):
             # A copy of a run under a different name is not a run.
             with contextlib.suppress(TinkerRequestError):
-                runs.append(self.run(file.parent.name))
+                runs.append(self.run(unquote(file.parent.name)))
         return sorted(runs, key=lambda run: run.created, reverse=True)
 
     def save(
@@ -166,6 +171,7 @@ class CheckpointStore:
         ttl_seconds: int | None = None,
         overwrite: bool = False,
         ephemeral: bool = False,
+        metadata: Mapping[str, str] | None = None,
     ) -> TinkerCheckpoint:
         """Write a checkpoint.
 
@@ -177,20 +183,22 @@ class CheckpointStore:
             digests: the checksums of all weights of the model, with which samplers are compared.
             ttl_seconds: seconds until it is deleted.
             overwrite: whether to replace a checkpoint of this name.
-            ephemeral: whether it is deleted with its client session.
+            ephemeral: whether only its client session can use it and it is deleted with the session.
+            metadata: the client's metadata.
 
         Raises:
             TinkerRequestError: the name exists and `overwrite` is false.
             RecordError: the checkpoint cannot be written.
         """
-        folder = self.folder / run.run_id / kind / quote(name, safe="")
+        run_folder = self._run_folder(run.run_id)
+        folder = run_folder / kind / quote(name, safe="")
         if folder.exists() and not overwrite:
             raise TinkerRequestError(
                 f"{_SCHEME}{run.run_id}/{kind}/{name} already exists; choose another name, or set overwrite=True"
             )
         now = datetime.now(UTC)
         expires = now + timedelta(seconds=ttl_seconds) if ttl_seconds else None
-        checkpoint = TinkerCheckpoint(run.run_id, kind, name, folder, now, expires, ephemeral)
+        checkpoint = TinkerCheckpoint(run.run_id, kind, name, folder, now, expires, ephemeral, metadata or {})
         with atomic_dir(folder, "the checkpoint", _ADVICE) as partial_folder:
             save_file(dict(weights), partial_folder / "trained.safetensors")
             if optimizer_state is not None:
@@ -198,7 +206,7 @@ class CheckpointStore:
             if digests is not None:
                 _write_json(digests, partial_folder / _DIGESTS)
             _write_info(checkpoint, partial_folder)
-        run_file = self.folder / run.run_id / "run.json"
+        run_file = run_folder / "run.json"
         if not run_file.exists():
             data = {"base_model": run.base_model, "lora": run.lora.model_dump(), "policy": run.policy.model_dump()}
             data |= {"run_id": run.run_id, "metadata": dict(run.metadata), "created": run.created.isoformat()}
@@ -214,7 +222,7 @@ class CheckpointStore:
         parts = path.removeprefix(_SCHEME).split("/")
         if path.startswith(_SCHEME) and len(parts) == 3 and parts[1] in KINDS and not parts[0].startswith("."):
             run_id, kind, name = parts
-            folder = self.folder / quote(run_id, safe="") / kind / quote(name, safe="")
+            folder = self._run_folder(run_id) / kind / quote(name, safe="")
             if not name.startswith(".") and (checkpoint := _read_info(folder)) is not None:
                 return checkpoint
         raise TinkerRequestError(
@@ -243,7 +251,7 @@ class CheckpointStore:
     def checkpoints(self, run_id: str | None = None) -> list[TinkerCheckpoint]:
         """Return the checkpoints of a run, or of all runs, the oldest first."""
         run_ids = [run_id] if run_id is not None else [run.run_id for run in self.runs()]
-        folders = [self.folder / quote(run, safe="") / kind for run in run_ids for kind in KINDS]
+        folders = [self._run_folder(run) / kind for run in run_ids for kind in KINDS]
         files = [file for folder in folders for file in folder.glob("[!.]*/checkpoint.json")]
         found = [checkpoint for file in files if (checkpoint := _read_info(file.parent)) is not None]
         return sorted(found, key=lambda checkpoint: checkpoint.time)
@@ -266,12 +274,33 @@ class CheckpointStore:
         return [checkpoint.path for checkpoint in expired]
 
 
+def check_adapters(path: str, saved: TrainingRun, run: TrainingRun) -> None:
+    """Check that a model of `run` can load the checkpoint at `path`, which a model of `saved` wrote.
+
+    Raises:
+        TinkerRequestError: their adapters differ.
+    """
+    settings = [_adapter_settings(saved), _adapter_settings(run)]
+    if settings[0] != settings[1]:
+        raise TinkerRequestError(
+            f"{path} has the adapters {settings[0]}, but this model has {settings[1]}; create a model with the "
+            "checkpoint's settings"
+        )
+
+
+def _adapter_settings(run: TrainingRun) -> dict[str, Any]:
+    """Return what the adapters of two runs must have in common for one to load the other's."""
+    policy = run.policy.model_dump(exclude={"temperature"}, exclude_defaults=True)
+    return run.lora.model_dump(exclude={"seed"}) | (policy if run.lora.rank else {})
+
+
 def _write_info(checkpoint: TinkerCheckpoint, folder: Path) -> None:
     info = {
         "path": checkpoint.path,
         "time": checkpoint.time.isoformat(),
         "expires": checkpoint.expires.isoformat() if checkpoint.expires else None,
         "ephemeral": checkpoint.ephemeral,
+        "metadata": dict(checkpoint.metadata),
     }
     _write_json(info, folder / "checkpoint.json")
 
@@ -304,6 +333,7 @@ def _read_info(folder: Path) -> TinkerCheckpoint | None:
             datetime.fromisoformat(info["time"]),
             datetime.fromisoformat(info["expires"]) if info["expires"] else None,
             bool(info["ephemeral"]),
+            info.get("metadata", {}),
         )
     except (KeyError, TypeError, ValueError):
         return None

@@ -20,6 +20,7 @@ from astuner.tinker_server.errors import TinkerRequestError
 _MAX_BATCH_TOKENS = 8192
 # The logits use most of the memory: at most 1 GiB per batch in float32.
 _MAX_BATCH_LOGITS = 2**28
+STABLE_REINFORCE = "stable_reinforce is a loss of the Tinker service whose definition is not public"
 _Inputs = Mapping[str, Tensor]
 _Options = Mapping[str, float]
 
@@ -32,7 +33,8 @@ class TinkerLoss:
         inputs: required inputs of a datum in addition to `target_tokens`, one number per token.
         optional: optional inputs; they default to 1 per token.
         options: keys of `loss_fn_config` with their defaults.
-        compute: maps the targets' log-probabilities [M], the inputs [M] and the options to the loss of each token [M].
+        compute: maps the log-probabilities of the targets of one sequence [N], the inputs [N] and the options to the
+            loss of each token [N].
     """
 
     inputs: tuple[str, ...]
@@ -73,6 +75,19 @@ def _dro(logprobs: Tensor, inputs: _Inputs, options: _Options) -> Tensor:
     return penalty - logprobs * inputs["advantages"]
 
 
+def _gspo(logprobs: Tensor, inputs: _Inputs, options: _Options) -> Tensor:
+    """Return the GSPO-token loss per token (arXiv:2507.18071, section 4.3).
+
+    Each ratio has the value of the sequence's ratio and the gradient of the token's own log-probability. The sequence's
+    ratio is the geometric mean over the tokens whose `sequence_ratio_mask` is not 0.
+    """
+    in_ratio = inputs["sequence_ratio_mask"] != 0
+    log_ratio = (logprobs.detach() - inputs["logprobs"])[in_ratio].sum() / in_ratio.sum().clamp(min=1)
+    ratio = torch.exp(log_ratio + logprobs - logprobs.detach())
+    clipped = ratio.clamp(options["clip_low_threshold"], options["clip_high_threshold"])
+    return -torch.minimum(ratio * inputs["advantages"], clipped * inputs["advantages"])
+
+
 _SAMPLE_INPUTS = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: Mapping[str, TinkerLoss] = {
@@ -81,6 +96,7 @@ LOSSES: Mapping[str, TinkerLoss] = {
     "ppo": TinkerLoss(_SAMPLE_INPUTS, (), _CLIP, _ppo),
     "cispo": TinkerLoss(_SAMPLE_INPUTS, (), _CLIP, _cispo),
     "dro": TinkerLoss(_SAMPLE_INPUTS, (), {"beta": 0.05}, _dro),
+    "gspo": TinkerLoss((*_SAMPLE_INPUTS, "sequence_ratio_mask"), (), _CLIP, _gspo),
 }
 
 
@@ -113,6 +129,18 @@ class ForwardPass:
     loss: TinkerLoss
     options: Mapping[str, float]
 
+    def losses(self, logprobs: Tensor, batch: DatumBatch) -> Tensor:
+        """Return the loss of each token of a batch, [M], from the log-probabilities of its targets, [M]."""
+        sizes = list(batch.sizes)
+        columns = {key: torch.split(values, sizes) for key, values in batch.inputs.items()}
+        rows = enumerate(torch.split(logprobs, sizes))
+        return torch.cat(
+            [
+                self.loss.compute(row, {key: column[place] for key, column in columns.items()}, self.options)
+                for place, row in rows
+            ]
+        )
+
 
 @dataclass(frozen=True)
 class DatumBatch:
@@ -140,6 +168,8 @@ def parse_forward_pass(request: wire.ForwardBackwardInput, vocab_size: int, max_
         TinkerRequestError: the loss is unknown, or the data do not fit the loss or the model.
     """
     name, options = request.loss_fn, request.loss_fn_config or {}
+    if name == "stable_reinforce":
+        raise TinkerRequestError(f"{STABLE_REINFORCE}; use another loss_fn: {', '.join(LOSSES)}")
     if name not in LOSSES:
         raise TinkerRequestError(f"loss_fn {name!r} is unknown; available: {', '.join(LOSSES)}")
     loss = LOSSES[name]
@@ -149,6 +179,9 @@ def parse_forward_pass(request: wire.ForwardBackwardInput, vocab_size: int, max_
             f"loss_fn_config of {name} has {', '.join(map(repr, unknown))}; its options are: "
             f"{', '.join(loss.options) or 'none'}"
         )
+    numbers = {key: value for key, value in options.items() if isinstance(value, float)}
+    if texts := options.keys() - numbers.keys():
+        raise TinkerRequestError(f"loss_fn_config of {name} has a text for {', '.join(sorted(texts))}; send a number")
     if not request.data:
         raise TinkerRequestError("the request has no data; send at least one Datum")
     rows = []
@@ -157,7 +190,7 @@ def parse_forward_pass(request: wire.ForwardBackwardInput, vocab_size: int, max_
             rows.append(_parse_row(datum, name, loss, vocab_size, max_length))
         except TinkerRequestError as error:
             raise TinkerRequestError(f"datum {index} of {len(request.data)}: {error}") from None
-    return ForwardPass(rows, loss, {**loss.options, **options})
+    return ForwardPass(rows, loss, {**loss.options, **numbers})
 
 
 def _parse_row(datum: wire.Datum, name: str, loss: TinkerLoss, vocab_size: int, max_length: int) -> DatumRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection
 
 from fastapi import Request, Response
@@ -115,8 +116,9 @@ class LimitedBodies:
         """Return the error for a body of `size` bytes, `more` of them new; None if the body is accepted."""
         if size > self._limit:
             return TinkerRequestError(
-                f"the request has more than {self._limit // 2**20:,} MiB, the limit of this server; send smaller "
-                "batches, or start the server with a larger --max-body",
+                f"the request has {size / 2**20:,.1f} MiB{' or more' if more else ''}; the limit of this server is "
+                f"{self._limit // 2**20:,} MiB; send fewer or shorter sequences in one request, or start the server "
+                f"with --max-body {math.ceil(size / 2**20)} or more",
                 413,
             )
         if self._in_memory + (more or size) > _CONCURRENT_BODIES * self._limit:

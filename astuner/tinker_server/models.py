@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import TrainingRun
 from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.trainable_model import TrainableModel
-from astuner.tinker_server.wire import CreateModelRequest, LoraSettings
+from astuner.tinker_server.wire import LoraSettings
 
 _T = TypeVar("_T")
 _MAX_REMEMBERED_REQUESTS = 256
@@ -99,12 +98,29 @@ class ModelRegistry:
         model.last_used = time.time()
         return model
 
-    def add(self, request: CreateModelRequest, policy: TinkerPolicy) -> ActiveModel:
-        """Add a model without weights; `create_weights` creates them."""
-        lora, metadata = request.lora_config or LoraSettings(rank=0), request.user_metadata or {}
-        run = TrainingRun(uuid.uuid4().hex, request.base_model, lora, policy, metadata, datetime.now(UTC))
-        model = ActiveModel(run, request.session_id)
-        self._models[run.run_id] = model
+    def add(
+        self,
+        session_id: str,
+        model_seq_id: int,
+        base_model: str,
+        lora: LoraSettings,
+        policy: TinkerPolicy,
+        metadata: Mapping[str, Any],
+    ) -> ActiveModel:
+        """Add a model without weights; `create_weights` creates them.
+
+        Args:
+            session_id: the client session.
+            model_seq_id: the client's number of the model in the session.
+            base_model: the base model's name as sent by the client.
+            lora: the adapters.
+            policy: how the model computes.
+            metadata: the client's metadata.
+        """
+        # The client composes the same id for a model that it creates from a checkpoint.
+        run_id = f"{session_id}:train:{model_seq_id}"
+        model = ActiveModel(TrainingRun(run_id, base_model, lora, policy, metadata, datetime.now(UTC)), session_id)
+        self._models[run_id] = model
         return model
 
     async def create_weights(self, model: ActiveModel) -> None:

@@ -63,7 +63,7 @@ def _add_run_routes(app: FastAPI, service: TinkerService) -> None:
         return sorted(runs.values(), key=lambda run: run.created, reverse=True)
 
     def run_info(run: TrainingRun) -> dict[str, Any]:
-        checkpoints = service.store.checkpoints(run.run_id)
+        checkpoints = _named(service.store.checkpoints(run.run_id))
         last = {checkpoint.kind: _checkpoint_info(checkpoint) for checkpoint in checkpoints}
         return {
             "training_run_id": run.run_id,
@@ -100,6 +100,8 @@ def _add_run_routes(app: FastAPI, service: TinkerService) -> None:
         return {
             "training_run_ids": [run_id for run_id, _ in match.models.values()],
             "sampler_ids": list(match.samplers),
+            "user_metadata": {key: str(value) for key, value in match.metadata.items()},
+            "display_name": match.display_name,
         }
 
 
@@ -108,14 +110,14 @@ def _add_checkpoint_routes(app: FastAPI, service: TinkerService) -> None:
 
     @app.get(f"{API}/checkpoints")
     async def checkpoints(limit: int = 100, offset: int = 0) -> dict[str, Any]:
-        newest_first = store.checkpoints()[::-1]
+        newest_first = _named(store.checkpoints())[::-1]
         cursor = {"offset": offset, "limit": limit, "total_count": len(newest_first)}
         page = [_checkpoint_info(checkpoint) for checkpoint in newest_first[offset : offset + limit]]
         return {"checkpoints": page, "cursor": cursor}
 
     @app.get(f"{API}/training_runs/{{run_id}}/checkpoints")
     async def run_checkpoints(run_id: str) -> dict[str, Any]:
-        return {"checkpoints": [_checkpoint_info(checkpoint) for checkpoint in store.checkpoints(run_id)]}
+        return {"checkpoints": [_checkpoint_info(checkpoint) for checkpoint in _named(store.checkpoints(run_id))]}
 
     @app.put(f"{API}/training_runs/{{run_id}}/checkpoints/{{checkpoint_id:path}}/ttl")
     async def set_ttl(run_id: str, checkpoint_id: str, request: Request) -> Response:
@@ -133,6 +135,11 @@ def _add_checkpoint_routes(app: FastAPI, service: TinkerService) -> None:
         return Response(status_code=204)
 
 
+def _named(checkpoints: list[TinkerCheckpoint]) -> list[TinkerCheckpoint]:
+    """Return the checkpoints with a name; the others belong to one client."""
+    return [checkpoint for checkpoint in checkpoints if not checkpoint.ephemeral]
+
+
 def _checkpoint_info(checkpoint: TinkerCheckpoint) -> dict[str, Any]:
     return {
         "checkpoint_id": f"{checkpoint.kind}/{checkpoint.name}",
@@ -141,5 +148,6 @@ def _checkpoint_info(checkpoint: TinkerCheckpoint) -> dict[str, Any]:
         "tinker_path": checkpoint.path,
         "size_bytes": sum(file.stat().st_size for file in checkpoint.folder.iterdir()),
         "public": False,
+        "user_metadata": dict(checkpoint.metadata) or None,
         "expires_at": checkpoint.expires.isoformat() if checkpoint.expires else None,
     }

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from loguru import logger
 from torch import Tensor
-from torch.nn import functional
 
 from astuner.errors import ModelError
 from astuner.llm_engine.embedded import EmbeddedEngine
@@ -27,9 +26,9 @@ from astuner.tinker_server import wire
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint
 from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.prompt_scores import score_prompt, wants_scores
 from astuner.tinker_server.trainable_model import load_weights, weights_with_adapters
 
-PromptLogprobs = tuple[list[float | None], list[list[tuple[int, float]] | None]]
 _Source = TinkerCheckpoint | None
 """The checkpoint to sample from; None for the base model."""
 _VERSIONS = itertools.count(1)
@@ -92,21 +91,11 @@ class Sampler:
                 + ". Report a bug"
             )
 
-    def prompt_logprobs(self, ids: list[int], top: int, temperature: float) -> PromptLogprobs:
-        """Return the log-probability of each prompt token, and the `top` most likely tokens at its position.
-
-        Both are None for the first token.
-        """
+    def score(self, ids: list[int], request: wire.SampleRequest, temperature: float) -> dict[str, Any]:
+        """Return the scores of a prompt; see `score_prompt`."""
         with self._scoring, torch.inference_mode():
             logits = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[0, :-1]
-            logits = logits.float() / temperature
-            targets = torch.tensor(ids[1:], device=self._device)
-            logprobs = -functional.cross_entropy(logits, targets, reduction="none")
-            if not top:
-                return [None, *logprobs.tolist()], []
-            best = torch.log_softmax(logits, dim=-1).topk(min(top, logits.shape[-1]))
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return [None, *logprobs.tolist()], [None, *(list(zip(*pair, strict=True)) for pair in pairs)]
+            return score_prompt(logits, ids, request, temperature)
 
 
 class SamplerPool:
@@ -236,40 +225,44 @@ async def sample(
     if "" in stop_texts:
         raise TinkerRequestError("sampling_params.stop has an empty string; leave it out to stop at end tokens only")
     stop_ids = [item for item in stop if isinstance(item, int)]
-    params = replace(_engine_params(base_model, request.sampling_params, stop_ids), stop=tuple(stop_texts))
+    params = replace(
+        _engine_params(base_model, request.sampling_params, stop_ids),
+        stop=tuple(stop_texts),
+        top_logprobs=request.topk_sample_logprobs,
+    )
     completions = asyncio.gather(
         *(
             sampler.engine.generate(ids, replace(params, seed=_seed(request.sampling_params.seed, index)))
             for index in range(request.num_samples)
         )
     )
-    response: dict[str, Any] = {"type": "sample"}
-    if request.prompt_logprobs or request.topk_prompt_logprobs:
-        scores = asyncio.to_thread(sampler.prompt_logprobs, ids, request.topk_prompt_logprobs, temperature)
-        samples, (logprobs, top_logprobs) = await asyncio.gather(completions, scores)
-        if request.prompt_logprobs:
-            response["prompt_logprobs"] = logprobs
-        if request.topk_prompt_logprobs:
-            response["topk_prompt_logprobs"] = top_logprobs
+    scores: dict[str, Any] = {}
+    if wants_scores(request):
+        samples, scores = await asyncio.gather(completions, asyncio.to_thread(sampler.score, ids, request, temperature))
     else:
         samples = await completions
-    response["sequences"] = [
+    sequences = [
         {"stop_reason": item.finish_reason, "tokens": list(item.token_ids), "logprobs": list(item.logprobs)}
+        | ({"topk_logprobs": item.top_logprobs} if request.topk_sample_logprobs else {})
         for item in samples
     ]
-    return response
+    return {"type": "sample", "sequences": sequences, **scores}
 
 
 def _engine_params(
     base_model: BaseLanguageModel, params: wire.SamplingOptions, stop_ids: Sequence[int]
 ) -> SamplingParams:
-    """Return the engine's parameters for the samples of a request, without their seeds."""
+    """Return the engine's parameters for the samples of a request, without their seeds.
+
+    An empty list of stops means that no token ends a sample, not even the model's end tokens.
+    """
+    end_ids = () if params.stop == [] else base_model.stop_token_ids
     return SamplingParams(
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
         max_tokens=base_model.max_length if params.max_tokens is None else params.max_tokens,
-        stop_token_ids=(*base_model.stop_token_ids, *stop_ids),
+        stop_token_ids=(*end_ids, *stop_ids),
     )
 
 

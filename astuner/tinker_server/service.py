@@ -13,18 +13,21 @@ from typing import Any
 from loguru import logger
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
-from astuner.tinker_server import wire
+from astuner.tinker_server import protobuf, wire
 from astuner.tinker_server.base_model import BaseLanguageModel
-from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint, TrainingRun
+from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint, check_adapters
 from astuner.tinker_server.errors import TinkerRequestError
-from astuner.tinker_server.forward_pass import parse_forward_pass, parse_token_ids
+from astuner.tinker_server.forward_pass import LOSSES, STABLE_REINFORCE, parse_forward_pass, parse_token_ids
 from astuner.tinker_server.models import ActiveModel, ModelRegistry
+from astuner.tinker_server.prompt_scores import check_scores
+from astuner.tinker_server.sampler_checkpoints import SamplerCheckpoints
 from astuner.tinker_server.sampling import SamplerPool, sample
 from astuner.tinker_server.sessions import (
     EVICTION_SECONDS,
     SESSION_TIMEOUT_SECONDS,
     ClientSession,
     Futures,
+    Result,
     Sessions,
     Work,
 )
@@ -58,9 +61,7 @@ class TinkerService:
         self.futures = Futures()
         self.models = ModelRegistry(base_model)
         self._samplers = SamplerPool(base_model, self.store, limits.engines)
-        # Sampler checkpoints by path, with the number of the request that used them last.
-        self._last_use: dict[str, int] = {}
-        self._use_count = 0
+        self._snapshots = SamplerCheckpoints(self.store, self._samplers, limits.snapshots)
 
     # Training
 
@@ -72,14 +73,25 @@ class TinkerService:
             return {"request_id": request_id, "model_id": model_id}
         self.base_model.check_name(request.base_model)
         self._make_room_for_model()
-        model = self.models.add(request, session.policy or TinkerPolicy())
+        model = self.models.add(
+            session.session_id,
+            request.model_seq_id,
+            request.base_model,
+            request.lora_config or wire.LoraSettings(rank=0),
+            session.policy or TinkerPolicy(),
+            request.user_metadata or {},
+        )
 
         async def create() -> dict[str, Any]:
             await self.models.create_weights(model)
             return {"type": "create_model", "model_id": model.run.run_id}
 
-        request_id = self.futures.start(session.session_id, create)
-        session.models[request.model_seq_id] = (model.run.run_id, request_id)
+        return self._start_model(session, request.model_seq_id, model, create)
+
+    def _start_model(self, session: ClientSession, model_seq_id: int, model: ActiveModel, work: Work) -> dict[str, Any]:
+        """Start the request that creates a model."""
+        request_id = self.futures.start(session.session_id, work)
+        session.models[model_seq_id] = (model.run.run_id, request_id)
         return {"request_id": request_id, "model_id": model.run.run_id}
 
     def _make_room_for_model(self) -> None:
@@ -97,21 +109,27 @@ class TinkerService:
                 "start the server with a higher --max-models"
             )
 
-    def forward(self, request: wire.ForwardRequest) -> dict[str, Any]:
-        """Compute log-probabilities and the loss."""
-        return self._run_pass(request, request.forward_input, backward=False)
-
-    def forward_backward(self, request: wire.ForwardBackwardRequest) -> dict[str, Any]:
-        """Compute log-probabilities and the loss, and accumulate the gradient."""
-        return self._run_pass(request, request.forward_backward_input, backward=True)
-
-    def _run_pass(
-        self, request: wire.ModelRequest, data: wire.ForwardBackwardInput, *, backward: bool
+    def run_pass(
+        self, request: wire.ForwardRequest | wire.ForwardBackwardRequest, *, as_protobuf: bool = False
     ) -> dict[str, Any]:
-        forward_pass = parse_forward_pass(data, self.base_model.vocab_size, self.base_model.max_length)
-        run = partial(
-            TrainableModel.run, forward_pass=forward_pass, backward=backward, check_open=self.models.check_open
+        """Compute log-probabilities and the loss; for a ForwardBackwardRequest, accumulate the gradient, too.
+
+        Args:
+            request: the request.
+            as_protobuf: whether the result is a protobuf message.
+        """
+        backward = isinstance(request, wire.ForwardBackwardRequest)
+        data = (
+            request.forward_backward_input
+            if isinstance(request, wire.ForwardBackwardRequest)
+            else request.forward_input
         )
+        forward_pass = parse_forward_pass(data, self.base_model.vocab_size, self.base_model.max_length)
+
+        def run(model: TrainableModel) -> Result:
+            output = model.run(forward_pass, backward=backward, check_open=self.models.check_open)
+            return protobuf.encode_forward_backward(output) if as_protobuf else output
+
         return self._start_computation(request, "forward_backward" if backward else "forward", run)
 
     def optim_step(self, request: wire.OptimStepRequest) -> dict[str, Any]:
@@ -126,11 +144,12 @@ class TinkerService:
             checkpoint = self.store.save(
                 run,
                 "weights",
-                request.path or f"checkpoint-{uuid.uuid4().hex[:8]}",
+                request.path,
                 model.weights(),
                 model.optimizer_state(),
                 ttl_seconds=request.ttl_seconds,
                 overwrite=request.overwrite,
+                metadata=request.user_metadata,
             )
             return {"type": "save_weights", "path": checkpoint.path}
 
@@ -151,45 +170,82 @@ class TinkerService:
                 digests=trainable.weight_digests(),
                 ttl_seconds=request.ttl_seconds,
                 ephemeral=request.path is None,
+                metadata=request.user_metadata,
             )
 
         async def work() -> dict[str, Any]:
             checkpoint = await self.models.compute(model, save)
-            self._record_use(checkpoint)
-            self._delete_old_snapshots(model)
+            self._snapshots.record_use(checkpoint)
+            self._snapshots.delete_old(model.run.run_id)
             if request.path is not None:
                 return {"type": "save_weights_for_sampler", "path": checkpoint.path}
-            sampler_id = self._add_sampler(self.sessions.touch(model.session_id), checkpoint)
+            session = self.sessions.touch(model.session_id)
+            sampler_id = self._add_sampler(session, checkpoint)
+            if request.kind == "inflight":
+                followers = session.inflight.setdefault(model.run.run_id, [])
+                followers.append(sampler_id)
+                session.samplers.update(dict.fromkeys(followers, checkpoint))
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
 
-        return self._start_once(request, model, "save_weights_for_sampler", work)
+        return self._start_once(request.seq_id, model, "save_weights_for_sampler", work)
 
     def load_weights(self, request: wire.LoadWeightsRequest) -> dict[str, Any]:
-        """Load a checkpoint, with or without the optimizer's state."""
+        """Load a checkpoint, with or without the optimizer's state, into a model or into a new one."""
         checkpoint = self.store.find(request.path)
         if checkpoint.kind != "weights":
             raise TinkerRequestError(
                 f"{request.path} is a sampler checkpoint; training needs tinker://RUN/weights/NAME (from save_state)"
             )
+        if request.model_id is None:
+            return self._create_from_checkpoint(request, checkpoint)
         saved, active = self.store.run(checkpoint.run_id), self.models.get(request.model_id)
         if self.sessions.touch(active.session_id).policy is None and not self.store.has(active.run.run_id):
             # The client does not know the extension, so that its new model takes the checkpoint's policy.
             active.run = replace(active.run, policy=saved.policy)
         run = active.run
-        settings = [_adapter_settings(saved), _adapter_settings(run)]
-        if settings[0] != settings[1]:
-            raise TinkerRequestError(
-                f"{request.path} has the adapters {settings[0]}, but this model has {settings[1]}; create a model "
-                "with the checkpoint's settings"
-            )
+        check_adapters(request.path, saved, run)
 
         def load(model: TrainableModel) -> dict[str, Any]:
             if model.policy != run.policy:
                 active.trainable = model = TrainableModel(self.base_model, run.lora, run.policy)
-            model.load(checkpoint.weights(), checkpoint.optimizer_state() if request.optimizer else None)
-            return {"type": "load_weights", "path": checkpoint.path}
+            return _load(model, run.run_id, checkpoint, optimizer=request.optimizer)
 
-        return self._start_computation(request, "load_weights", load)
+        work = partial(self.models.compute, active, load)
+        return self._start_once(request.seq_id, active, "load_weights", work)
+
+    def _create_from_checkpoint(self, request: wire.LoadWeightsRequest, checkpoint: TinkerCheckpoint) -> dict[str, Any]:
+        """Create a model with the adapters and the weights of a checkpoint."""
+        assert request.session_id is not None  # checked by the request's type
+        assert request.model_seq_id is not None
+        session = self.sessions.touch(request.session_id)
+        if request.model_seq_id in session.models:  # the client has sent the request again
+            model_id, request_id = session.models[request.model_seq_id]
+            return {"request_id": request_id, "model_id": model_id}
+        saved = self.store.run(checkpoint.run_id)
+        base_model = request.base_model or saved.base_model
+        self.base_model.check_name(base_model)
+        self._make_room_for_model()
+        model = self.models.add(
+            session.session_id,
+            request.model_seq_id,
+            base_model,
+            saved.lora,
+            session.policy or saved.policy,
+            request.user_metadata or {},
+        )
+
+        load = partial(_load, model_id=model.run.run_id, checkpoint=checkpoint, optimizer=request.optimizer)
+
+        async def create() -> dict[str, Any]:
+            try:
+                check_adapters(request.path, saved, model.run)
+                await self.models.create_weights(model)
+                return await self.models.compute(model, load)
+            except BaseException:
+                self.models.remove(model.run.run_id)
+                raise
+
+        return self._start_model(session, request.model_seq_id, model, create)
 
     def unload_model(self, model_id: str) -> dict[str, Any]:
         """Free a model's memory."""
@@ -202,19 +258,19 @@ class TinkerService:
         return {"request_id": self.futures.start(model.session_id, unload), "model_id": model_id}
 
     def _start_computation(
-        self, request: wire.ModelRequest, kind: str, function: Callable[[TrainableModel], dict[str, Any]]
+        self, request: wire.ModelRequest, kind: str, function: Callable[[TrainableModel], Result]
     ) -> dict[str, Any]:
         model = self.models.get(request.model_id)
-        return self._start_once(request, model, kind, lambda: self.models.compute(model, function))
+        return self._start_once(request.seq_id, model, kind, lambda: self.models.compute(model, function))
 
-    def _start_once(self, request: wire.ModelRequest, model: ActiveModel, kind: str, work: Work) -> dict[str, Any]:
+    def _start_once(self, seq_id: int | None, model: ActiveModel, kind: str, work: Work) -> dict[str, Any]:
         """Start a request to a model, unless it is an earlier request that the client has sent again."""
         self.sessions.touch(model.session_id)
-        request_id = model.earlier_request(request.seq_id, kind)
+        request_id = model.earlier_request(seq_id, kind)
         if request_id is None:
             self.futures.check_capacity()
             request_id = self.futures.start(model.session_id, work)
-            model.remember_request(request.seq_id, kind, request_id)
+            model.remember_request(seq_id, kind, request_id)
         return {"request_id": request_id, "model_id": model.run.run_id}
 
     # Sampling
@@ -222,7 +278,7 @@ class TinkerService:
     def create_sampling_session(self, request: wire.CreateSamplingSessionRequest) -> dict[str, Any]:
         """Create a sampling session for the base model or a checkpoint."""
         session = self.sessions.touch(request.session_id)
-        source = self._source(request.model_path, request.base_model)
+        source = self._source(request.model_path, request.base_model, session)
         return {"type": "create_sampling_session", "sampling_session_id": self._add_sampler(session, source)}
 
     def sampler_info(self, sampler_id: str) -> dict[str, Any]:
@@ -243,22 +299,39 @@ class TinkerService:
             session_id = session.session_id
             temperature = (session.policy or TinkerPolicy()).temperature
         else:
-            source = self._source(request.model_path, request.base_model)
+            source = self._source(request.model_path, request.base_model, None)
+        if request.record_stability_info:
+            raise TinkerRequestError(
+                f"record_stability_info is set, but {STABLE_REINFORCE}; sample without it, and train with another "
+                f"loss_fn: {', '.join(LOSSES)}"
+            )
         base_model = self.base_model
         ids = parse_token_ids(request.prompt.ids, "prompt", base_model.vocab_size, base_model.max_length).tolist()
+        check_scores(request, len(ids), base_model.vocab_size)
         if source is not None:
-            self._record_use(source)
+            self._snapshots.record_use(source)
 
         async def work() -> dict[str, Any]:
             async with self._samplers.acquire(source) as sampler:
                 return await sample(base_model, sampler, request, ids, temperature)
 
-        return {"request_id": self.futures.start(session_id, work)}
+        request_id = self.futures.start(session_id, work, can_cancel=True)
+        sequence_ids = [f"{request_id}/{index}" for index in range(request.num_samples)]
+        return {"request_id": request_id, "sample_sequence_ids": sequence_ids}
 
-    def _source(self, path: str | None, base_model: str | None) -> TinkerCheckpoint | None:
+    def _source(
+        self, path: str | None, base_model: str | None, session: ClientSession | None
+    ) -> TinkerCheckpoint | None:
         """Return the checkpoint to sample from; None for the base model."""
         if path is not None:
-            return self.store.find(path)
+            checkpoint = self.store.find(path)
+            if checkpoint.ephemeral and (session is None or not session.owns(checkpoint)):
+                raise TinkerRequestError(
+                    f"{path} has no name and can be used only by the client that saved it; save the weights with a "
+                    "name (save_weights_for_sampler) to share them",
+                    403,
+                )
+            return checkpoint
         if base_model is None:
             raise TinkerRequestError("the request names nothing to sample from; set model_path or base_model")
         self.base_model.check_name(base_model)
@@ -268,24 +341,8 @@ class TinkerService:
         sampler_id = f"sampler-{uuid.uuid4().hex}"
         session.samplers[sampler_id] = source
         if source is not None:
-            self._record_use(source)
+            self._snapshots.record_use(source)
         return sampler_id
-
-    def _record_use(self, checkpoint: TinkerCheckpoint) -> None:
-        self._use_count += 1
-        self._last_use[checkpoint.path] = self._use_count
-
-    def _delete_old_snapshots(self, model: ActiveModel) -> None:
-        """Delete the least recently used sampler checkpoints of a training run beyond the limit."""
-        checkpoints = self.store.checkpoints(model.run.run_id)
-        snapshots = [checkpoint for checkpoint in checkpoints if checkpoint.kind == "sampler_weights"]
-        by_use = sorted(snapshots[:-1], key=lambda item: (self._last_use.get(item.path, 0), item.time))
-        for snapshot in by_use[: max(0, len(snapshots) - self.limits.snapshots)]:
-            if not self._samplers.is_in_use(snapshot.path):
-                level = "DEBUG" if snapshot.ephemeral else "INFO"
-                message = "{} is deleted to make room for newer sampler weights (--max-samplers {})"
-                logger.log(level, message, snapshot.path, self.limits.snapshots)
-                self._delete(snapshot)
 
     # Lifetime
 
@@ -299,20 +356,22 @@ class TinkerService:
         self.futures.sweep()
         for path in self.store.delete_expired():
             logger.info("{} has expired and is deleted", path)
-            self._last_use.pop(path, None)
+            self._snapshots.forget(path)
+
+    def finish_session(self, session_id: str) -> None:
+        """End a session that its client has closed; no error if it has ended."""
+        for session in self.sessions:
+            if session.session_id == session_id:
+                self._end_session(session)
 
     def _end_session(self, session: ClientSession) -> None:
         self.sessions.end(session)
         self.futures.drop(session.session_id)
         for model_id, _ in session.models.values():
             self.models.remove(model_id)
-        for source in session.samplers.values():
-            if source is not None and source.ephemeral:
-                self._delete(source)
-
-    def _delete(self, checkpoint: TinkerCheckpoint) -> None:
-        self.store.delete(checkpoint)
-        self._last_use.pop(checkpoint.path, None)
+            for checkpoint in self.store.checkpoints(model_id):
+                if checkpoint.ephemeral:
+                    self._snapshots.delete(checkpoint)
 
     async def close(self) -> None:
         """Stop everything and end all sessions; pending requests fail."""
@@ -323,7 +382,6 @@ class TinkerService:
             self._end_session(session)
 
 
-def _adapter_settings(run: TrainingRun) -> dict[str, Any]:
-    """Return what the adapters of two runs must have in common for one to load the other's."""
-    policy = run.policy.model_dump(exclude={"temperature"}, exclude_defaults=True)
-    return run.lora.model_dump(exclude={"seed"}) | (policy if run.lora.rank else {})
+def _load(model: TrainableModel, model_id: str, checkpoint: TinkerCheckpoint, *, optimizer: bool) -> dict[str, Any]:
+    model.load(checkpoint.weights(), checkpoint.optimizer_state() if optimizer else None)
+    return {"type": "load_weights", "path": checkpoint.path, "model_id": model_id}

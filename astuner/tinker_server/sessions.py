@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +28,9 @@ RETRIEVED_RESULT_TTL_SECONDS = 60.0
 MAX_PENDING_REQUESTS = 4096
 """Maximum number of concurrent requests. Beyond it, requests get status 429, on which clients retry later."""
 
-Work = Callable[[], Awaitable[dict[str, Any]]]
+Result = dict[str, Any] | bytes
+"""The result of a request: JSON values, or a protobuf message."""
+Work = Callable[[], Awaitable[Result]]
 
 
 @dataclass
@@ -42,6 +43,8 @@ class ClientSession:
         policy: how its models compute; None if the client sent none.
         models: by the client's sequence number, the id of each model and of the request that created it.
         samplers: by sampling session id, the checkpoint it samples from; None for the base model.
+        inflight: by model id, its sampling sessions that follow the model's latest inflight weights.
+        display_name, metadata: the client's name of the session, and its metadata.
     """
 
     session_id: str
@@ -49,6 +52,13 @@ class ClientSession:
     policy: TinkerPolicy | None = None
     models: dict[int, tuple[str, str]] = field(default_factory=dict)
     samplers: dict[str, TinkerCheckpoint | None] = field(default_factory=dict)
+    inflight: dict[str, list[str]] = field(default_factory=dict)
+    display_name: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def owns(self, checkpoint: TinkerCheckpoint) -> bool:
+        """Return whether one of the session's models wrote the checkpoint."""
+        return any(model_id == checkpoint.run_id for model_id, _ in self.models.values())
 
 
 class Sessions:
@@ -61,9 +71,17 @@ class Sessions:
     def __iter__(self) -> Iterator[ClientSession]:
         return iter(list(self._sessions.values()))
 
-    def create(self, policy: TinkerPolicy | None = None) -> ClientSession:
+    def create(
+        self,
+        policy: TinkerPolicy | None = None,
+        *,
+        display_name: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> ClientSession:
         """Create a session with a new id and return it."""
-        session = ClientSession(f"session-{uuid.uuid4().hex}", self._clock(), policy)
+        # The id is a secret of the client: whoever knows it can use the session's models.
+        session_id = f"session-{uuid.uuid4().hex}"
+        session = ClientSession(session_id, self._clock(), policy, display_name=display_name, metadata=metadata or {})
         self._sessions[session.session_id] = session
         return session
 
@@ -109,7 +127,8 @@ class Sessions:
 @dataclass
 class _Future:
     session_id: str
-    task: asyncio.Task[bytes]
+    task: asyncio.Task[Result]
+    can_cancel: bool
     expires: float | None = None
     """Time at which the result is dropped; None while it is being computed."""
 
@@ -136,12 +155,13 @@ class Futures:
         if sum(future.expires is None for future in self._futures.values()) >= MAX_PENDING_REQUESTS:
             raise TinkerRequestError(f"{MAX_PENDING_REQUESTS} requests are pending; wait until some are done", 429)
 
-    def start(self, session_id: str, work: Work) -> str:
+    def start(self, session_id: str, work: Work, *, can_cancel: bool = False) -> str:
         """Start `work` and return the request id of its result.
 
         Args:
             session_id: the session to which the request belongs; may be empty.
-            work: returns the response as JSON values.
+            work: returns the response.
+            can_cancel: whether the client may cancel the request.
 
         Raises:
             TinkerRequestError: the server is shutting down.
@@ -150,18 +170,18 @@ class Futures:
             raise TinkerRequestError("the server is shutting down", 503)
         self._count += 1
         request_id = f"{self._prefix}-{self._count}"
-        future = _Future(session_id, asyncio.create_task(_response(work)))
+        future = _Future(session_id, asyncio.create_task(_response(work)), can_cancel)
         self._futures[request_id] = future
 
-        def set_expiry(_task: asyncio.Task[bytes]) -> None:
+        def set_expiry(_task: asyncio.Task[Result]) -> None:
             if future.expires is None:
                 future.expires = self._clock() + RESULT_TTL_SECONDS
 
         future.task.add_done_callback(set_expiry)
         return request_id
 
-    async def retrieve(self, request_id: str, timeout: float) -> bytes | None:
-        """Return a result as JSON, or None if it is not available after `timeout` seconds.
+    async def retrieve(self, request_id: str, timeout: float) -> Result | None:
+        """Return a result, or None if it is not available after `timeout` seconds.
 
         Raises:
             TinkerRequestError: there is no such request, or its result was dropped.
@@ -173,7 +193,8 @@ class Futures:
             await asyncio.wait([future.task], timeout=timeout)
         if future is None or future.task.cancelled():
             raise TinkerRequestError(
-                f"the result of request {request_id} was dropped: its session ended, or it was not retrieved in time",
+                f"the result of request {request_id} was dropped: it was cancelled, its session ended, or it was not "
+                "retrieved in time",
                 410,
             )
         if not future.task.done():
@@ -181,6 +202,12 @@ class Futures:
         expires = self._clock() + RETRIEVED_RESULT_TTL_SECONDS
         future.expires = expires if future.expires is None else min(future.expires, expires)
         return future.task.result()
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request, if it has no result yet and may be cancelled."""
+        future = self._futures.get(request_id)
+        if future is not None and future.can_cancel:
+            future.task.cancel()
 
     def sweep(self) -> None:
         """Drop expired results."""
@@ -202,14 +229,18 @@ class Futures:
             self.drop(session_id)
 
 
-async def _response(work: Work) -> bytes:
-    """Return the JSON of a result, or of an error, which the client raises."""
+async def _response(work: Work) -> Result:
+    """Return a result, or an error, which the client raises."""
     try:
-        response = json.dumps(await work(), allow_nan=False)
+        return await work()
     except AstunerError as error:
-        response = json.dumps({"error": str(error), "category": "user"})
+        return {"error": str(error), "category": "user"}
     # Any other error fails this request only; the server continues.
     except Exception as error:
-        logger.opt(exception=error).error("a request failed: {}", error)
-        response = json.dumps({"error": f"{type(error).__name__}: {error}", "category": "server"})
-    return response.encode()
+        return server_error(error)
+
+
+def server_error(error: Exception) -> dict[str, Any]:
+    """Log an unexpected error of a request, and return the result that tells the client."""
+    logger.opt(exception=error).error("a request failed: {}", error)
+    return {"error": f"{type(error).__name__}: {error}", "category": "server"}

@@ -69,7 +69,7 @@ class TrainableModel:
                 check_open()
                 with torch.set_grad_enabled(backward):
                     logprobs = self._logprobs(batch)
-                    losses = forward_pass.loss.compute(logprobs, batch.inputs, forward_pass.options)
+                    losses = forward_pass.losses(logprobs, batch)
                     loss = losses.sum()
                 if not math.isfinite(loss.item()):
                     raise TinkerRequestError(

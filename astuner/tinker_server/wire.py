@@ -1,4 +1,4 @@
-"""The JSON requests of tinker 0.20. Unknown fields are rejected.
+"""The JSON requests of tinker 0.20 to 0.38. Unknown fields are rejected.
 
 The types of the client package are not used: `tinker` is not a dependency of astuner, and its `Datum`, `TensorData` and
 `ForwardBackwardInput` do not validate JSON.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from astuner.tinker_server.errors import TinkerRequestError
 
@@ -73,7 +73,7 @@ class ForwardBackwardInput(WireModel):
 
     data: list[Datum]
     loss_fn: str
-    loss_fn_config: dict[str, float] | None = None
+    loss_fn_config: dict[str, float | str] | None = None
 
 
 class ModelRequest(WireModel):
@@ -115,25 +115,53 @@ class OptimStepRequest(ModelRequest):
 class SaveWeightsRequest(ModelRequest):
     """Save the weights and the optimizer's state."""
 
-    path: Name | None = None
+    path: Name
     ttl_seconds: Annotated[int, Field(gt=0)] | None = None
     overwrite: bool = False
+    user_metadata: dict[str, str] | None = None
 
 
 class SaveWeightsForSamplerRequest(ModelRequest):
-    """Save weights to sample from. If the request has no name, a sampling session is created for them, too."""
+    """Save weights to sample from. If the request has no name, a sampling session is created for them, too.
+
+    With the kind `inflight`, all earlier inflight sampling sessions of the model sample from these weights, too.
+    """
 
     path: Name | None = None
     ttl_seconds: Annotated[int, Field(gt=0)] | None = None
     sampling_session_seq_id: int | None = None
+    kind: Literal["snapshot", "inflight"] = "snapshot"
+    user_metadata: dict[str, str] | None = None
 
 
-class LoadWeightsRequest(ModelRequest):
-    """Load a checkpoint, with or without the optimizer's state."""
+class OptimizerConfig(WireModel):
+    """The optimizer of a model."""
 
+    type: Literal["adamw"] = "adamw"
+
+
+class LoadWeightsRequest(WireModel):
+    """Load a checkpoint, with or without the optimizer's state.
+
+    A request with `model_id` loads it into that model, and one with `session_id` and `model_seq_id` into a new model.
+    """
+
+    model_id: str | None = None
+    seq_id: int | None = None
+    session_id: str | None = None
+    model_seq_id: int | None = None
+    base_model: str | None = None
+    user_metadata: dict[str, Any] | None = None
     path: str
     optimizer: bool
+    optimizer_config: OptimizerConfig | None = None
     weights_access_token: str | None = None
+
+    @model_validator(mode="after")
+    def _check_target(self) -> LoadWeightsRequest:
+        if (self.model_id is None) == (self.session_id is None or self.model_seq_id is None):
+            raise ValueError("set model_id to load into a model, or session_id and model_seq_id to create one")
+        return self
 
 
 class ModelIdRequest(WireModel):
@@ -160,6 +188,7 @@ class CreateModelRequest(WireModel):
     base_model: str
     user_metadata: dict[str, Any] | None = None
     lora_config: LoraSettings | None = None
+    optimizer_config: OptimizerConfig | None = None
 
 
 class CreateSessionRequest(WireModel):
@@ -169,6 +198,7 @@ class CreateSessionRequest(WireModel):
     user_metadata: dict[str, Any] | None = None
     sdk_version: str = ""
     project_id: str | None = None
+    display_name: str | None = None
 
 
 class SessionRequest(WireModel):
@@ -208,7 +238,25 @@ class SampleRequest(WireModel):
     sampling_session_id: str | None = None
     seq_id: int | None = None
     prompt_logprobs: bool | None = None
+    prompt_logprobs_last_n: Annotated[int, Field(ge=1)] | None = None
     topk_prompt_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
+    topk_sample_logprobs: Annotated[int, Field(ge=0, le=1024)] = 0
+    target_prompt_logprobs: TensorData | None = None
+    prompt_alt_tokens_k: Annotated[int, Field(ge=0, le=1024)] = 0
+    record_stability_info: bool | None = None
+
+
+class RequestIdRequest(WireModel):
+    """Cancel a sampling request (`cancel_future`)."""
+
+    request_id: str
+
+
+class FinishRequest(WireModel):
+    """End a client session."""
+
+    reason: dict[str, Any] = {}
+    detail: str | None = None
 
 
 class RetrieveRequest(WireModel):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Iterator
@@ -42,21 +41,17 @@ def small(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def tinker_server(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run `astuner serve-tinker` with the random model, and set the environment variables that its clients read."""
     tinker = pytest.importorskip("tinker", reason="the client of Tinker is not installed: pip install -e .[dev]")
-    import httpx
-
     from astuner.tinker_server.base_model import BaseLanguageModel
-    from tests.tinker_server.served import serving
+    from tests.tinker_server.served import close_connections, serving
 
     base_model = BaseLanguageModel(str(model_folder), (str(model_folder),), "cpu", "float32")
     with serving(base_model, tmp_path / "tinker") as served:
         monkeypatch.setenv("TINKER_BASE_URL", served.url)
         monkeypatch.setenv("TINKER_API_KEY", "tml-local")
-        # The client never closes its own connections.
-        http = httpx.AsyncClient(timeout=60)
         clients: list[Any] = []
 
         def service_client(**options: Any) -> Any:
-            clients.append(open_client(http_client=http, **options))
+            clients.append(open_client(**options))
             return clients[-1]
 
         open_client = tinker.ServiceClient
@@ -64,6 +59,4 @@ def tinker_server(model_folder: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         yield
         # A client that outlives its server sends heartbeats to it for minutes.
         for client in clients:
-            client.holder.close()
-        loop = tinker.lib.internal_client_holder._internal_client_holder_thread_singleton.get_loop()
-        asyncio.run_coroutine_threadsafe(http.aclose(), loop).result()
+            close_connections(client)

@@ -33,9 +33,11 @@ def served(base_model: BaseLanguageModel, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def client(served: Served) -> Any:
-    """A client of the shared server."""
-    return served.client()
+def client(served: Served) -> Iterator[Any]:
+    """A client of the shared server, whose models are unloaded after the test."""
+    opened = served.client()
+    yield opened
+    opened.close("success").result()
 
 
 @pytest.fixture

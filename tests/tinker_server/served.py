@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 import uvicorn
@@ -22,6 +22,7 @@ from astuner.tinker_server.server import create_app
 from astuner.tinker_server.service import Limits, TinkerService
 
 tinker = pytest.importorskip("tinker", reason="the client of Tinker is not installed: pip install -e .[dev]")
+public_pb = pytest.importorskip("tinker.proto.tinker_public_pb2")
 
 
 @dataclass
@@ -37,24 +38,19 @@ class Served:
     url: str
     model: str
     service: TinkerService
-    _open: list[tuple[Any, httpx.AsyncClient]] = field(default_factory=list)
+    _open: list[Any] = field(default_factory=list)
 
     def client(self, **policy: Any) -> Any:
         """Return a new client; with a policy, its session has that policy."""
         headers = {POLICY_HEADER: TinkerPolicy(**policy).model_dump_json()} if policy else {}
-        # A custom HTTP client, because Tinker's client never closes its own.
-        http = httpx.AsyncClient(timeout=60)
-        client = tinker.ServiceClient(
-            base_url=self.url, api_key="tml-for-tests", http_client=http, default_headers=headers
-        )
-        self._open.append((client.holder, http))
+        client = tinker.ServiceClient(base_url=self.url, api_key="tml-for-tests", default_headers_overrides=headers)
+        self._open.append(client)
         return client
 
     def close_clients(self) -> None:
-        """Close all clients."""
-        for holder, http in self._open:
-            holder.close()
-            holder.run_coroutine_threadsafe(http.aclose()).result()
+        """Close the connections of all clients, without ending their sessions."""
+        for client in self._open:
+            close_connections(client)
 
     def trained(self, model_id: str) -> Any:
         """Return the module of a model in training."""
@@ -82,6 +78,12 @@ def serving(base_model: BaseLanguageModel, folder: Path, limits: Limits | None =
             server.close_clients()
             uvicorn_server.should_exit = True
             thread.join()
+
+
+def close_connections(client: Any) -> None:
+    """Close the connections of a client and stop its heartbeat, as if its process had ended."""
+    loop = tinker.lib.internal_client_holder._internal_client_holder_thread_singleton.get_loop()
+    asyncio.run_coroutine_threadsafe(client._close_holders(), loop).result()
 
 
 def datum(ids: list[int], **inputs: Any) -> Any:

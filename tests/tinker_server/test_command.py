@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from astuner.errors import ModelError, PluginError, ServiceError
 from astuner.localhost import listen
 from astuner.tinker_server import ServerOptions, serve
-from tests.tinker_server.served import tinker
+from tests.tinker_server.served import close_connections, tinker
 
 ROOT = Path(__file__).parents[2]
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -72,7 +73,7 @@ def test_server_runs_until_sigterm(astuner: Start, model_folder: Path, tmp_path:
     _, err = process.communicate(timeout=180)
     assert process.returncode == 143, err
     assert "Traceback" not in err
-    folder = tmp_path / "launcher_record/tinker" / created["model_id"] / "weights/first"
+    folder = tmp_path / "launcher_record/tinker" / quote(created["model_id"], safe="") / "weights/first"
     assert result["path"] == f"tinker://{created['model_id']}/weights/first"
     assert (folder / "trained.safetensors").is_file()
     assert (folder / "optimiser.pt").is_file()
@@ -81,9 +82,8 @@ def test_server_runs_until_sigterm(astuner: Start, model_folder: Path, tmp_path:
 def test_ctrl_c_stops_the_server_while_clients_wait_and_send(astuner: Start, model_folder: Path):
     process = astuner("--model", str(model_folder))
     url = httpx.URL(address_of(process))
-    http = httpx.AsyncClient(timeout=60)
-    client = tinker.ServiceClient(base_url=str(url), api_key="tml-for-tests", http_client=http)
-    sampling = client.create_sampling_client(base_model=str(model_folder))
+    client = tinker.ServiceClient(base_url=str(url), api_key="tml-for-tests")
+    sampling = client.create_sampling_client(base_model=str(model_folder)).result()
     params = tinker.SamplingParams(max_tokens=500)
     with socket.create_connection((url.host, url.port), timeout=60) as sender:
         head = f"POST /api/v1/create_session HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nContent-Length: 100\r\n"
@@ -98,9 +98,8 @@ def test_ctrl_c_stops_the_server_while_clients_wait_and_send(astuner: Start, mod
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"the server is shutting down" in answer
     for future in waiting:
-        future.cancel()
-    client.holder.close()
-    client.holder.run_coroutine_threadsafe(http.aclose()).result()
+        future.future().cancel()
+    close_connections(client)
 
 
 def test_errors_are_raised_before_the_server_starts(model_folder: Path, tmp_path: Path):

@@ -17,12 +17,12 @@ def reward_of(tokens: list[int]) -> float:
 
 @pytest.mark.parametrize(("rank", "lr", "loss"), [(8, 0.02, "importance_sampling"), (0, 0.02, "ppo")])
 def test_reward_increases(served: Served, client: Any, rank: int, lr: float, loss: str):
-    training = client.create_lora_training_client(served.model, rank=rank, seed=0)
+    training = client.create_lora_training_client(served.model, rank=rank, seed=0).result()
     rng = random.Random(0)
     params = tinker.SamplingParams(max_tokens=4, temperature=1.0)
     means = []
     for _ in range(25):
-        sampling = training.save_weights_and_get_sampling_client()
+        sampling = training.save_weights_and_get_sampling_client().result()
         prompts = [[rng.randrange(500) for _ in range(5)] for _ in range(8)]
         futures = [sampling.sample(tinker.ModelInput.from_ints(prompt), 8, params) for prompt in prompts]
         data, rewards = [], []

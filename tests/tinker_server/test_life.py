@@ -19,6 +19,7 @@ from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore, TrainingRun
 from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.sampling import SamplerPool
+from astuner.tinker_server.server import result_response
 from astuner.tinker_server.service import Limits
 from astuner.tinker_server.sessions import (
     EVICTION_SECONDS,
@@ -61,14 +62,14 @@ async def test_results_are_kept_for_a_while():
     futures = Futures(clock)
     fetched, waiting = futures.start("s", answer(1)), futures.start("s", answer(2))
     for _ in range(2):  # the response may be lost
-        assert json.loads(await futures.retrieve(fetched, 1) or b"") == {"value": 1}
+        assert await futures.retrieve(fetched, 1) == {"value": 1}
     await asyncio.sleep(0)
     clock.now = RETRIEVED_RESULT_TTL_SECONDS
     futures.sweep()
     with pytest.raises(TinkerRequestError, match="was dropped") as dropped:
         await futures.retrieve(fetched, 1)
     assert dropped.value.status == 410
-    assert json.loads(await futures.retrieve(waiting, 1) or b"") == {"value": 2}
+    assert await futures.retrieve(waiting, 1) == {"value": 2}
     unread = futures.start("s", answer(3))
     await asyncio.sleep(0.01)
     clock.now += RESULT_TTL_SECONDS
@@ -96,7 +97,7 @@ async def test_pending_result_is_awaited_and_not_swept():
     futures.sweep()
     retrieval = asyncio.create_task(futures.retrieve(request, 5))
     ready.set()
-    assert await retrieval == b"{}"
+    assert await retrieval == {}
 
 
 async def test_requests_end_with_their_session():
@@ -124,12 +125,17 @@ async def test_error_categories(log: list[str]):
     futures = Futures()
     user = futures.start("s", fails(ModelError("give it differently")))
     server = futures.start("s", fails(ZeroDivisionError("oh")))
-    nan = futures.start("s", answer(float("nan")))
-    results = [json.loads(await futures.retrieve(request_id, 1) or b"") for request_id in (user, server, nan)]
-    assert results[0] == {"error": "give it differently", "category": "user"}
-    assert results[1] == {"error": "ZeroDivisionError: oh", "category": "server"}
-    assert results[2]["category"] == "server"
+    assert await futures.retrieve(user, 1) == {"error": "give it differently", "category": "user"}
+    assert await futures.retrieve(server, 1) == {"error": "ZeroDivisionError: oh", "category": "server"}
     assert any("a request failed: oh" in line for line in log)
+
+
+@pytest.mark.parametrize("accepts_protobuf", [False, True])
+def test_results_that_are_not_finite_are_errors(accepts_protobuf: bool):
+    sequence = {"stop_reason": "stop", "tokens": [1], "logprobs": [float("nan")]}
+    response = result_response({"type": "sample", "sequences": [sequence]}, accepts_protobuf=accepts_protobuf)
+    assert response.media_type == "application/json"
+    assert json.loads(bytes(response.body))["category"] == "server"
 
 
 async def test_number_of_pending_requests_is_limited():
@@ -161,9 +167,9 @@ def test_inactive_session_is_ended_with_its_models_and_samplers(
 ):
     with serving(base_model, tmp_path) as served:
         client = served.client()
-        training = client.create_lora_training_client(served.model, rank=2)
+        training = client.create_lora_training_client(served.model, rank=2).result()
         training.save_state("permanent").result()
-        sampling = training.save_weights_and_get_sampling_client()
+        sampling = training.save_weights_and_get_sampling_client().result()
         assert len(served.service.store.checkpoints()) == 2
         (session,) = served.service.sessions
         session.last_seen -= SESSION_TIMEOUT_SECONDS
@@ -180,14 +186,14 @@ def test_inactive_session_is_ended_with_its_models_and_samplers(
 def test_number_of_models_is_limited(base_model: BaseLanguageModel, tmp_path: Path):
     with serving(base_model, tmp_path, Limits(models=2)) as served:
         first, second = served.client(), served.client()
-        first.create_lora_training_client(served.model, rank=0)
-        first.create_lora_training_client(served.model, rank=2)
+        first.create_lora_training_client(served.model, rank=0).result()
+        first.create_lora_training_client(served.model, rank=2).result()
         with pytest.raises(tinker.BadRequestError, match=r"2 models are in training.*--max-models"):
-            second.create_lora_training_client(served.model, rank=2)
+            second.create_lora_training_client(served.model, rank=2).result()
         # An inactive client's models are unloaded for an active client.
         session = next(item for item in served.service.sessions if item.session_id == first.holder.get_session_id())
         session.last_seen -= EVICTION_SECONDS
-        second.create_lora_training_client(served.model, rank=2)
+        second.create_lora_training_client(served.model, rank=2).result()
         assert len(served.service.models) == 1
 
 
@@ -202,15 +208,15 @@ def test_repeated_create_request_creates_one_model(served: Served, client: Any):
 def test_requests_keep_a_session_alive(served: Served, client: Any):
     session = served.service.sessions.touch(client.holder.get_session_id())
     session.last_seen = 0.0
-    client.create_sampling_client(base_model=served.model)
+    client.create_sampling_client(base_model=served.model).result()
     assert session.last_seen > 0
     assert EVICTION_SECONDS > 2 * 10  # the client's heartbeat interval
 
 
 def test_server_shutdown_deletes_ephemeral_checkpoints(base_model: BaseLanguageModel, tmp_path: Path):
     with serving(base_model, tmp_path) as served:
-        training = served.client().create_lora_training_client(served.model, rank=2)
-        training.save_weights_and_get_sampling_client()
+        training = served.client().create_lora_training_client(served.model, rank=2).result()
+        training.save_weights_and_get_sampling_client().result()
         permanent = training.save_weights_for_sampler("permanent").result().path
     with serving(base_model, tmp_path) as again:
         assert [checkpoint.path for checkpoint in again.service.store.checkpoints()] == [permanent]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.tinker_server.served import Served, datum, tinker
+from astuner.tinker_server.base_model import BaseLanguageModel
+from astuner.tinker_server.service import Limits
+from tests.tinker_server.served import Served, datum, public_pb, serving, tinker
 
 IDS = [1, 2, 3, 4]
 
@@ -22,10 +26,27 @@ def sparse() -> Any:
     return tinker.TensorData([1], "int64", [3, 2], sparse_crow_indices=[0, 1, 1, 1], sparse_col_indices=[0])
 
 
+def message(dtype: int = 2, dense: bytes = bytes(8), chunk: bytes = bytes(4)) -> bytes:
+    """Return a pass over one token in the client's own message."""
+    request = public_pb.ForwardBackwardRequest(model_id="none", seq_id=1, loss_fn="cross_entropy")
+    added = request.data.add()
+    added.model_input.add().encoded_text.tokens = chunk
+    added.loss_fn_inputs["target_tokens"].dtype = dtype
+    added.loss_fn_inputs["target_tokens"].dense = dense
+    return bytes(request.SerializeToString())
+
+
 @pytest.mark.parametrize(
     ("data", "loss", "config", "message"),
     [
-        ([datum(IDS)], "mse", None, "'mse' is unknown; available: cross_entropy, importance_sampling, ppo, cispo, dro"),
+        (
+            [datum(IDS)],
+            "mse",
+            None,
+            "'mse' is unknown; available: cross_entropy, importance_sampling, ppo, cispo, dro, gspo",
+        ),
+        ([datum(IDS)], "stable_reinforce", None, "whose definition is not public; use another loss_fn: cross_entropy"),
+        ([datum(IDS)], "dro", {"beta": "high"}, "loss_fn_config of dro has a text for beta; send a number"),
         ([datum(IDS)], "ppo", None, "logprobs is missing, advantages is missing"),
         ([datum(IDS, advantages=many())], "cross_entropy", None, "advantages is unknown"),
         ([datum(IDS, weights=many(2))], "cross_entropy", None, "weights has 2 numbers, but model_input has 3 tokens"),
@@ -39,7 +60,7 @@ def sparse() -> Any:
 def test_invalid_data(
     served: Served, client: Any, data: list[Any], loss: str, config: dict[str, float] | None, message: str
 ):
-    training = client.create_lora_training_client(served.model, rank=2)
+    training = client.create_lora_training_client(served.model, rank=2).result()
     for run in (training.forward, training.forward_backward):
         with pytest.raises(tinker.BadRequestError, match=message):
             run(data, loss, config).result()
@@ -48,7 +69,7 @@ def test_invalid_data(
 
 
 def test_unsupported_tensors_and_chunks(served: Served, client: Any):
-    training = client.create_lora_training_client(served.model, rank=2)
+    training = client.create_lora_training_client(served.model, rank=2).result()
     matrix = tinker.Datum(
         model_input=tinker.ModelInput.from_ints(IDS[:-1]),
         loss_fn_inputs={"target_tokens": tinker.TensorData([1, 2, 3, 4, 5, 6], "int64", [3, 2])},
@@ -66,7 +87,7 @@ def test_unsupported_tensors_and_chunks(served: Served, client: Any):
 
 
 def test_non_finite_numbers(served: Served, client: Any):
-    training = client.create_lora_training_client(served.model, rank=2)
+    training = client.create_lora_training_client(served.model, rank=2).result()
     tensors = '{"target_tokens": {"data": [1], "dtype": "int64"}, "weights": {"data": [NaN], "dtype": "float32"}}'
     data = f'[{{"model_input": {{"chunks": [{{"tokens": [1]}}]}}, "loss_fn_inputs": {tensors}}}]'
     body = f'{{"model_id": "{training.model_id}", "forward_input": {{"loss_fn": "cross_entropy", "data": {data}}}}}'
@@ -79,14 +100,14 @@ def test_non_finite_numbers(served: Served, client: Any):
 
 def test_unknown_models_and_checkpoints(served: Served, client: Any):
     with pytest.raises(tinker.NotFoundError, match="base_model is 'other/model', but this server has only"):
-        client.create_lora_training_client("other/model")
+        client.create_lora_training_client("other/model").result()
     with pytest.raises(tinker.NotFoundError, match="base_model is 'other/model'"):
-        client.create_sampling_client(base_model="other/model")
+        client.create_sampling_client(base_model="other/model").result()
     with pytest.raises(tinker.NotFoundError, match="there is no checkpoint"):
-        client.create_sampling_client("tinker://gone/weights/x")
+        client.create_sampling_client("tinker://gone/weights/x").result()
     with pytest.raises(tinker.NotFoundError, match="no training run"):
-        client.create_rest_client().get_training_run("gone").result()
-    training = client.create_lora_training_client(served.model, rank=2)
+        client._rest_client().get_training_run("gone").result()
+    training = client.create_lora_training_client(served.model, rank=2).result()
     future = httpx.post(f"{served.url}/api/v1/unload_model", json={"model_id": training.model_id}).json()
     unloaded = httpx.post(f"{served.url}/api/v1/retrieve_future", json={"request_id": future["request_id"]}).json()
     assert unloaded == {"type": "unload_model", "model_id": training.model_id}
@@ -105,14 +126,14 @@ def test_unknown_models_and_checkpoints(served: Served, client: Any):
     ],
 )
 def test_invalid_sampling_parameters(served: Served, client: Any, params: dict[str, Any], error: str, message: str):
-    sampling = client.create_sampling_client(base_model=served.model)
+    sampling = client.create_sampling_client(base_model=served.model).result()
     with pytest.raises(getattr(tinker, error), match=message) as raised:
         sampling.sample(tinker.ModelInput.from_ints(IDS), 1, tinker.SamplingParams(**params)).result()
     assert raised.value.category == "user"
 
 
 def test_invalid_prompts(served: Served, client: Any):
-    sampling = client.create_sampling_client(base_model=served.model)
+    sampling = client.create_sampling_client(base_model=served.model).result()
     params = tinker.SamplingParams(max_tokens=1)
     for ids, message in ([], "prompt has 0 tokens"), ([1] * 513, "prompt has 513 tokens"), ([9999], "0 to 579"):
         with pytest.raises(tinker.BadRequestError, match=message):
@@ -127,7 +148,7 @@ def test_invalid_prompts(served: Served, client: Any):
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("create_session", "{", 422, "not a valid tinker 0.20 request"),
+        ("create_session", "{", 422, "not a valid tinker request"),
         ("create_session", '{"tags": [], "colour": "red"}', 422, "colour: Extra inputs are not permitted"),
         ("create_model", "{}", 422, "session_id: Field required"),
         ("session_heartbeat", '{"session_id": "none"}', 404, "create a new ServiceClient"),
@@ -168,8 +189,10 @@ def test_a_too_large_request_is_rejected_before_it_is_read(served: Served, route
         url = f"{served.url}/api/v1/{route}"
         answer = http.post(url, content=pieces(200, declared), headers={"Content-Length": str(200 * 2**20)})
     assert answer.status_code == 413
-    assert "64 MiB" in answer.json()["error"]
-    assert "--max-body" in answer.json()["error"]
+    assert answer.json()["error"] == (
+        "the request has 200.0 MiB; the limit of this server is 64 MiB; send fewer or shorter sequences in one "
+        "request, or start the server with --max-body 200 or more"
+    )
     assert len(declared) < 50
 
 
@@ -178,8 +201,37 @@ def test_a_request_without_a_length_is_rejected_when_it_becomes_too_large(served
     with httpx.Client() as http:
         answer = http.post(f"{served.url}/api/v1/forward_backward", content=pieces(200, taken))
     assert answer.status_code == 413
+    assert "MiB or more; the limit of this server is 64 MiB" in answer.json()["error"]
     assert "--max-body" in answer.json()["error"]
     assert len(taken) < 110
+
+
+def test_the_client_splits_data_that_would_exceed_the_limit(base_model: BaseLanguageModel, tmp_path: Path):
+    with serving(base_model, tmp_path, Limits(body_bytes=8192)) as served:
+        training = served.client().create_lora_training_client(served.model, rank=2).result()
+        data = [datum([1] * 200, weights=many(199)) for _ in range(6)]  # 6 x 3,200 bytes
+        assert len(training.forward_backward(data, "cross_entropy").result().loss_fn_outputs) == 6
+        long = datum([1] * 500, logprobs=many(499), advantages=many(499))
+        with pytest.raises(tinker.APIStatusError, match=r"the limit of this server is .*--max-body 1 or more") as error:
+            training.forward_backward([long], "ppo").result()
+        assert error.value.status_code == 413
+        training.optim_step(tinker.AdamParams()).result()
+
+
+@pytest.mark.parametrize(
+    ("message", "status", "text"),
+    [
+        (b"\xff\xff", 422, "not a ForwardBackwardRequest of tinker 0.38"),
+        (message(dtype=4), 400, r"target_tokens has dtype 4; this server takes 1 \(float32\) and 2 \(int64\)"),
+        (message(dense=b"123"), 400, "target_tokens has 3 bytes; expected a multiple of 8"),
+        (message(chunk=b"12345"), 400, "model_input has 5 bytes; expected a multiple of 4"),
+    ],
+)
+def test_malformed_protobuf(served: Served, message: bytes, status: int, text: str):
+    headers = {"Content-Type": "application/x-protobuf"}
+    answer = httpx.post(f"{served.url}/api/v1/forward_backward", content=message, headers=headers)
+    assert answer.status_code == status
+    assert re.search(text, answer.json()["detail"])
 
 
 def test_bodies_that_are_read_at_once_are_limited(served: Served):

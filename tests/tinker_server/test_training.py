@@ -20,6 +20,16 @@ ADVANTAGES = [[RNG.gauss(0, 1) for _ in ids[1:]] for ids in SEQUENCES]
 SAMPLED = [[RNG.gauss(-6, 1) for _ in ids[1:]] for ids in SEQUENCES]
 WEIGHTS = [[float(RNG.random() < 0.7) for _ in ids[1:]] for ids in SEQUENCES]
 
+# The tokens of each sequence that count for its ratio: all but the first, if there are several.
+MASKS = [[float(place > 0 or len(ids) == 2) for place in range(len(ids) - 1)] for ids in SEQUENCES]
+
+
+def gspo(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    of_sequence = ((new - old) * mask).sum().div(mask.sum()).exp().detach()
+    ratio = of_sequence * (new - new.detach()).exp()
+    return -torch.min(ratio * advantages, ratio.clip(0.8, 1.2) * advantages)
+
+
 FORMULAS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "importance_sampling": lambda new, old, a: -((new - old).exp() * a),
     "ppo": lambda new, old, a: -torch.min((new - old).exp() * a, (new - old).exp().clip(0.8, 1.2) * a),
@@ -32,9 +42,9 @@ def supervised() -> list[Any]:
     return [datum(ids, weights=weights) for ids, weights in zip(SEQUENCES, WEIGHTS, strict=True)]
 
 
-def policy_data() -> list[Any]:
-    rows = zip(SEQUENCES, SAMPLED, ADVANTAGES, strict=True)
-    return [datum(ids, logprobs=logprobs, advantages=advantages) for ids, logprobs, advantages in rows]
+def policy_data(**inputs: list[list[float]]) -> list[Any]:
+    columns = {"logprobs": SAMPLED, "advantages": ADVANTAGES, **inputs}
+    return [datum(ids, **{key: rows[place] for key, rows in columns.items()}) for place, ids in enumerate(SEQUENCES)]
 
 
 def cross_entropy(model: Any) -> Tensor:
@@ -50,7 +60,7 @@ def assert_same_weights(model: Any, expected: Any, tolerance: float) -> None:
 
 
 def test_steps_equal_plain_pytorch(served: Served, client: Any, fresh: Callable[[], Any]):
-    training = client.create_lora_training_client(served.model, rank=0)
+    training = client.create_lora_training_client(served.model, rank=0).result()
     model = fresh()
     adam = torch.optim.AdamW(model.parameters())
     # With an eps near 0, Adam's steps amplify rounding errors of near-zero gradients.
@@ -81,15 +91,20 @@ def test_steps_equal_plain_pytorch(served: Served, client: Any, fresh: Callable[
     assert max((p - q).abs().max() for p, q in zip(model.parameters(), fresh().parameters(), strict=True)) > 1e-3
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", [*FORMULAS, "gspo"])
 def test_losses_equal_their_formulas(served: Served, client: Any, fresh: Callable[[], Any], name: str):
-    training = client.create_lora_training_client(served.model, rank=0)
+    training = client.create_lora_training_client(served.model, rank=0).result()
     model = fresh()
     new = [logprobs_of(model, ids) for ids in SEQUENCES]
-    rows = zip(new, SAMPLED, ADVANTAGES, strict=True)
-    losses = [FORMULAS[name](n, torch.tensor(old), torch.tensor(a)) for n, old, a in rows]
+    rows = [tuple(map(torch.tensor, row)) for row in zip(SAMPLED, ADVANTAGES, MASKS, strict=True)]
+    if name == "gspo":
+        data = policy_data(sequence_ratio_mask=MASKS)
+        losses = [gspo(n, *row) for n, row in zip(new, rows, strict=True)]
+    else:
+        data = policy_data()
+        losses = [FORMULAS[name](n, old, a) for n, (old, a, _) in zip(new, rows, strict=True)]
     torch.cat(losses).sum().backward()
-    result = training.forward_backward(policy_data(), name).result()
+    result = training.forward_backward(data, name).result()
     assert result.metrics["loss:sum"] == pytest.approx(torch.cat(losses).sum().item(), rel=1e-4)
     for output, expected, loss in zip(result.loss_fn_outputs, new, losses, strict=True):
         torch.testing.assert_close(output["logprobs"].to_torch(), expected.detach(), atol=1e-5, rtol=0)
@@ -101,7 +116,7 @@ def test_losses_equal_their_formulas(served: Served, client: Any, fresh: Callabl
 
 
 def test_loss_options_are_used(served: Served, client: Any):
-    training = client.create_lora_training_client(served.model, rank=0)
+    training = client.create_lora_training_client(served.model, rank=0).result()
     narrow = {"clip_low_threshold": 0.99, "clip_high_threshold": 1.01}
     data = policy_data()
     by_default, narrowly = (training.forward(data, "ppo", config).result() for config in (None, narrow))
@@ -114,7 +129,7 @@ def test_custom_loss(served: Served, client: Any):
         loss = sum(FORMULAS["ppo"](new, torch.tensor(old), torch.tensor(a)).sum() for new, old, a in rows)
         return loss, {"custom": 1.0}
 
-    custom, builtin = (client.create_lora_training_client(served.model, rank=0) for _ in range(2))
+    custom, builtin = (client.create_lora_training_client(served.model, rank=0).result() for _ in range(2))
     result = custom.forward_backward_custom([datum(ids) for ids in SEQUENCES], ppo).result()
     assert result.metrics["custom"] == 1.0
     builtin.forward_backward(policy_data(), "ppo").result()
@@ -125,7 +140,7 @@ def test_custom_loss(served: Served, client: Any):
 
 def test_only_adapters_are_trained(served: Served, client: Any, fresh: Callable[[], Any]):
     before = {name: value.clone() for name, value in served.service.base_model.weights().items()}
-    training = client.create_lora_training_client(served.model, rank=4, seed=3)
+    training = client.create_lora_training_client(served.model, rank=4, seed=3).result()
     trained = served.trained(training.model_id)
     start = {name: value.detach().clone() for name, value in trained.named_parameters() if value.requires_grad}
     assert start
@@ -148,7 +163,7 @@ def test_only_adapters_are_trained(served: Served, client: Any, fresh: Callable[
     changed = [name for name, value in trained.named_parameters() if name in start and not value.equal(start[name])]
     assert set(changed) == set(start)
     assert all(value.equal(before[name]) for name, value in served.service.base_model.weights().items())
-    again = client.create_lora_training_client(served.model, rank=4, seed=3)
+    again = client.create_lora_training_client(served.model, rank=4, seed=3).result()
     assert all(
         value.equal(start[name]) for name, value in served.trained(again.model_id).named_parameters() if name in start
     )
@@ -157,7 +172,7 @@ def test_only_adapters_are_trained(served: Served, client: Any, fresh: Callable[
 def test_adapted_layers_are_selectable(served: Served, client: Any):
     def adapted(**selected: bool) -> set[str]:
         chosen = {"train_mlp": False, "train_attn": False, "train_unembed": False, **selected}
-        training = client.create_lora_training_client(served.model, rank=2, **chosen)
+        training = client.create_lora_training_client(served.model, rank=2, **chosen).result()
         names = [name for name, p in served.trained(training.model_id).named_parameters() if p.requires_grad]
         return {name.split(".lora_")[0].rpartition(".")[2] for name in names}
 
@@ -167,7 +182,7 @@ def test_adapted_layers_are_selectable(served: Served, client: Any):
 
 
 def test_pipelined_requests_run_in_order(served: Served, client: Any):
-    waiting, hasty = (client.create_lora_training_client(served.model, rank=0) for _ in range(2))
+    waiting, hasty = (client.create_lora_training_client(served.model, rank=0).result() for _ in range(2))
     for _ in range(4):
         waiting.forward_backward(supervised(), "cross_entropy").result()
         waiting.optim_step(tinker.AdamParams(learning_rate=1e-2)).result()
@@ -181,7 +196,7 @@ def test_pipelined_requests_run_in_order(served: Served, client: Any):
 
 
 def test_repeated_request_runs_once(served: Served, client: Any):
-    once, twice = (client.create_lora_training_client(served.model, rank=0) for _ in range(2))
+    once, twice = (client.create_lora_training_client(served.model, rank=0).result() for _ in range(2))
     for training in (once, twice):
         training.forward_backward(supervised(), "cross_entropy").result()
     # Like after a lost response: the client reuses the sequence number.
@@ -193,7 +208,7 @@ def test_repeated_request_runs_once(served: Served, client: Any):
 
 
 def test_non_finite_loss_changes_no_weights(served: Served, client: Any, fresh: Callable[[], Any]):
-    training = client.create_lora_training_client(served.model, rank=0)
+    training = client.create_lora_training_client(served.model, rank=0).result()
     training.forward_backward(supervised(), "cross_entropy").result()
     far = datum(SEQUENCES[0], logprobs=[-1000.0] * 8, advantages=[1.0] * 8)
     with pytest.raises(tinker.RequestFailedError, match="the loss is not finite; the accumulated gradient was dropped"):
