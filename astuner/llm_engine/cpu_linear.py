@@ -7,6 +7,7 @@ bfloat16, PyTorch uses oneDNN itself, but reorders the weights in each call.
 
 from __future__ import annotations
 
+import ctypes
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from astuner.llm_engine.weight_digests import block_sums
 
 # With smaller weights, the overhead of a call of oneDNN is larger than its gain.
 _MIN_ELEMENTS = 150_000
@@ -50,6 +53,39 @@ def pack(weight: Tensor) -> Tensor:
 def unpack(weight: Tensor) -> Tensor:
     """Return a weight that `pack` returned with the layout and the bits that it had before."""
     return weight.to_dense() if weight.is_mkldnn else weight
+
+
+def packed_memory(weight: Tensor) -> Tensor | None:
+    """Return the memory of a weight that `pack` returned, without a copy, for `weight_digests`.
+
+    Args:
+        weight: [rows, columns]. It must outlive the result.
+
+    Returns:
+        [rows, columns or more]. Each block of 64 rows has the values of the same rows of the weight, in another order,
+        and zeros. None if oneDNN's layout on this processor has no such blocks.
+    """
+    rows, columns = weight.shape
+    return _memory(weight) if _keeps_blocks(rows, columns, weight.dtype) else None
+
+
+@cache
+def _keeps_blocks(rows: int, columns: int, dtype: torch.dtype) -> bool:
+    if not (hasattr(torch.ops.mkldnn, "data_ptr") and hasattr(torch.ops.mkldnn, "_nbytes")):
+        return False
+    # A prime period, so that blocks differ.
+    example = torch.arange(rows * columns, dtype=torch.int32).remainder_(8191).to(dtype).view(rows, columns)
+    packed = pack(example)  # must outlive its memory
+    memory = _memory(packed)
+    return memory is not None and torch.equal(block_sums(memory), block_sums(example))
+
+
+def _memory(packed: Tensor) -> Tensor | None:
+    size = torch.ops.mkldnn._nbytes(packed)
+    if size % (len(packed) * packed.element_size()):
+        return None
+    content = (ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed))
+    return torch.frombuffer(content, dtype=packed.dtype).view(len(packed), -1)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-# A part fits into the cache of a core, also in the dtype that it is rounded to. A multiple of 8.
-_ELEMENTS_PER_PART = 2**18
-_WORD_BYTES = 8
-_WORDS_PER_BLOCK = 64
+ROWS_PER_BLOCK = 64
+"""Number of rows of a weight whose sum is a part of its checksum."""
+# A part in the dtype that it is rounded to fits into the cache of a core (2 MiB).
+_ELEMENTS_PER_PART = 2**19
 
 WeightDigests = Mapping[str, int]
 """The checksum of each weight, by name."""
@@ -20,34 +22,51 @@ WeightDigests = Mapping[str, int]
 def weight_digests(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> dict[str, int]:
     """Return a checksum of the bits of each weight.
 
-    The bits are read as 64-bit words. The checksum is the sum of blocks of words, in which each block has an odd
-    number as a factor, so that any change of a word and any exchange of blocks changes it. It takes one pass over the
-    memory of the weights, and one integer crosses from the device for each.
+    The bits are read as 32-bit words, which are added up in blocks of 64 rows, modulo 2^32. The checksum is the sum of
+    the blocks, in which each block has another odd number as a factor. So any change of a word changes it, and so does
+    any exchange of blocks. The order of the words within a block does not matter: kernels reorder them. Computing it
+    takes one pass over the memory of the weights.
 
     Args:
         weights: names and tensors.
         dtype: the dtype that floating-point weights are rounded to first; None for their own.
     """
-    digests = {name: _digest(tensor, dtype if tensor.is_floating_point() else None) for name, tensor in weights}
-    return {name: int(digest) for name, digest in digests.items()}
+    named = [(name, block_sums(tensor, dtype if tensor.is_floating_point() else None)) for name, tensor in weights]
+    sums = [blocks.cpu().numpy() for _, blocks in named]  # all sums are computed before a device is waited for
+    factors = 2 * np.arange(max(map(len, sums), default=0)) + 1
+    return {name: int((blocks * factors[: len(blocks)]).sum()) for (name, _), blocks in zip(named, sums, strict=True)}
 
 
-def _digest(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Return the checksum of a tensor, a scalar int64 on its device."""
-    parts = torch.split(tensor.detach().reshape(-1), _ELEMENTS_PER_PART)
-    sums = torch.cat([_block_sums(part if dtype is None else part.to(dtype)) for part in parts])
-    return (sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum()
+def block_sums(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the sum of the 32-bit words of each block of rows, modulo 2^32, as int32 on the weight's device.
+
+    Args:
+        weight: [rows, ...] of any dtype, or a scalar.
+        dtype: the dtype that the weight is rounded to first; None for its own.
+    """
+    rows = weight.detach().reshape(len(weight) if weight.dim() else 1, -1)
+    if dtype in (None, rows.dtype):
+        return torch.cat(_whole_and_rest(rows))
+    blocks = max(_ELEMENTS_PER_PART // max(rows.shape[1], 1) // ROWS_PER_BLOCK, 1)
+    parts = torch.split(rows, blocks * ROWS_PER_BLOCK)
+    return torch.cat([sums for part in parts for sums in _whole_and_rest(part.to(dtype))])
 
 
-def _block_sums(part: Tensor) -> Tensor:
-    """Return the sums of the whole blocks of a part, and its further words and bytes, as int64."""
-    if part.storage_offset() * part.element_size() % _WORD_BYTES:
-        part = part.clone()
-    content = part.view(torch.uint8)
-    size = len(content) // _WORD_BYTES
-    words = content[: size * _WORD_BYTES].view(torch.int64)
-    blocks = words[: size // _WORDS_PER_BLOCK * _WORDS_PER_BLOCK].view(-1, _WORDS_PER_BLOCK)
-    return torch.cat([blocks.sum(1), words[blocks.numel() :], content[size * _WORD_BYTES :].long()])
+def _whole_and_rest(rows: Tensor) -> list[Tensor]:
+    """Return the sums of the whole blocks of [rows, columns], and that of the rows after them."""
+    whole = len(rows) // ROWS_PER_BLOCK
+    parts = [_sums(rows[: whole * ROWS_PER_BLOCK], whole)] if whole else []
+    if len(rows) % ROWS_PER_BLOCK:
+        rest = functional.pad(rows[whole * ROWS_PER_BLOCK :], (0, 0, 0, -len(rows) % ROWS_PER_BLOCK))
+        parts.append(_sums(rest, 1))
+    return parts
+
+
+def _sums(rows: Tensor, blocks: int) -> Tensor:
+    if rows.storage_offset() * rows.element_size() % torch.int32.itemsize:
+        rows = rows.clone()
+    words = rows.reshape(-1).view(torch.int32)
+    return words.view(blocks, -1).sum(1, dtype=torch.int32)
 
 
 def differing_weights(expected: WeightDigests, found: WeightDigests) -> list[str]:

@@ -132,8 +132,13 @@ class Policy:
 
         They do not depend on a tensor that was handed to an engine: adapters are merged again.
         """
-        weights = iterate_merged(self.model) if self.uses_lora else self.model.state_dict().items()
-        return weight_digests(weights, self.dtype)
+        if self.uses_lora:
+            return weight_digests(iterate_merged(self.model), self.dtype)
+        state = self.model.state_dict()
+        first_names: dict[int, str] = {}  # tied weights are read once
+        names = {name: first_names.setdefault(tensor.data_ptr(), name) for name, tensor in state.items()}
+        digests = weight_digests(((name, state[name]) for name in first_names.values()), self.dtype)
+        return {name: digests[first] for name, first in names.items()}
 
     def frozen_copy(self) -> Any:
         """Return a frozen copy of the starting model, in the dtype that the policy computes in."""

@@ -118,9 +118,9 @@ class LocalSession(TrainingSession):
         else:
             self.spare_cores.adapt_threads()
         self._engine.update_weights(self.policy.full_weights(), step)
-        if self._certificate.is_due:
-            with self._certificate.timed():
-                self._certify(self._engine, step)
+        self._compare_weights(self._engine, step)
+        if self._certificate.probe_is_due:
+            self._compare_logprobs(self._engine, step)
         return_free_memory()
 
     def _load_distiller(self) -> Distiller | None:
@@ -135,25 +135,34 @@ class LocalSession(TrainingSession):
             autocast=policy.autocast,
         )
 
-    @torch.no_grad()
-    def _certify(self, engine: EmbeddedEngine, step: int) -> None:
-        """Check that the engine samples with the policy's weights.
+    def _compare_weights(self, engine: EmbeddedEngine, step: int) -> None:
+        """Compare the checksums of the engine's weights with those of the policy's.
 
         Raises:
-            BackboneError: it does not.
+            BackboneError: they differ.
         """
-        certificate = self._certificate
-        certificate.begin(self.policy.weight_digests())
-        certificate.check_digests(_ENGINE, step, engine.weight_digests())
-        prompt = probe_prompt(self.context.run_inputs.tokenizer)[: engine.max_model_len - 1]
-        params = probe_params(self._config.rollout.temperature, engine.max_model_len - len(prompt))
-        completion = asyncio.run(engine.generate(prompt, params))
-        ids = torch.tensor([(*prompt, *completion.token_ids)], device=self.policy.device)
-        mask = torch.zeros_like(ids)
-        mask[:, len(prompt) :] = 1
-        with self.policy.autocast():
-            logprobs, _ = token_logprobs(self.policy.model, ids, mask, params.temperature)
-        certificate.check_logprobs(_ENGINE, step, completion.logprobs, logprobs[0, len(prompt) :].tolist())
+        with self._certificate.timed():
+            self._certificate.begin(self.policy.weight_digests())
+            self._certificate.check_digests(_ENGINE, step, engine.weight_digests())
+
+    @torch.no_grad()
+    def _compare_logprobs(self, engine: EmbeddedEngine, step: int) -> None:
+        """Compare the logprobs of a few tokens that the engine samples with those of the policy.
+
+        Raises:
+            BackboneError: they differ by more than rounding.
+        """
+        with self._certificate.timed_probe():
+            prompt = probe_prompt(self.context.run_inputs.tokenizer)[: engine.max_model_len - 1]
+            params = probe_params(self._config.rollout.temperature, engine.max_model_len - len(prompt))
+            completion = asyncio.run(engine.generate(prompt, params))
+            ids = torch.tensor([(*prompt, *completion.token_ids)], device=self.policy.device)
+            mask = torch.zeros_like(ids)
+            mask[:, len(prompt) :] = 1
+            with self.policy.autocast():
+                logprobs, _ = token_logprobs(self.policy.model, ids, mask, params.temperature)
+            trained = logprobs[0, len(prompt) :].tolist()
+            self._certificate.check_logprobs(_ENGINE, step, completion.logprobs, trained)
 
     def _new_engine(self) -> EmbeddedEngine:
         """Return an engine with the weights of the starting model."""

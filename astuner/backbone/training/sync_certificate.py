@@ -1,13 +1,13 @@
 """The check, after each hand-over of weights, that an engine samples with those of the trainer.
 
 Weights that do not arrive raise no error elsewhere: the engine samples with those of an earlier step, or without the
-adapters, and training goes on with wrong probability ratios. The check has two parts. The checksums of all weights are
-compared where the engine can return them, which finds any changed bit and names the weight. The logprobs of a few
-sampled tokens are compared on every engine.
+adapters, and training goes on with wrong probability ratios. The check has two parts:
 
-The check reads all weights some times. Where that is more than 1% of the time between two hand-overs, as with short
-steps of a large model on a CPU, some hand-overs are left out. The update that follows compares the logprobs of all
-samples in any case.
+- The checksums of all weights are compared after each hand-over, where the engine can return them. They find any
+  changed bit and name the weight. They take one pass over the memory of the weights on each side.
+- The logprobs of a few sampled tokens are compared. An engine without checksums is asked after each hand-over. Engines
+  with checksums are asked after the first two, and then whenever both parts together take at most 1% of the time. The
+  next update compares the logprobs of all its samples with the same weights in any case.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROBE_TOKENS = 4
 _PROBE = "The sync of weights after a training step"
 _MAX_NAMED = 3
 _MAX_SHARE = 0.01
-_ALWAYS_CHECKED = 2  # hand-overs: of the starting weights, and of the first trained ones
+_ALWAYS_PROBED = 2  # hand-overs: of the starting weights, and of the first trained ones
 
 
 def probe_prompt(tokenizer: Any) -> list[int]:
@@ -63,22 +63,39 @@ class SyncCertificate:
     clock: Callable[[], float] = time.monotonic
     _handed_over: WeightDigests = field(default_factory=dict, init=False)
     _before: WeightDigests = field(default_factory=dict, init=False)
-    _checked: int = field(default=0, init=False)
-    _seconds: float = field(default=0.0, init=False)
-    _ended: float = field(default=0.0, init=False)
+    _probes: int = field(default=0, init=False)
+    _probe_seconds: float = field(default=0.0, init=False)
+    _spent: float = field(default=0.0, init=False)
+    _began: float = field(default=0.0, init=False)
 
     @property
-    def is_due(self) -> bool:
-        """Whether to check this hand-over: the first two, and those whose check takes 1% of the time since the last."""
-        return self._checked < _ALWAYS_CHECKED or self._seconds <= _MAX_SHARE * (self.clock() - self._ended)
+    def probe_is_due(self) -> bool:
+        """Whether to compare logprobs with an engine whose checksums have been compared.
+
+        After the first two hand-overs, this holds if all checks since then take 1% of the time with the next one.
+        """
+        if self._probes < _ALWAYS_PROBED:
+            return True
+        return self._spent + self._probe_seconds <= _MAX_SHARE * (self.clock() - self._began)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Measure the check in the block."""
+        """Count the time of the block, a comparison of checksums."""
         started = self.clock()
         yield
-        self._checked, self._ended = self._checked + 1, self.clock()
-        self._seconds = self._ended - started
+        self._spent += self.clock() - started
+
+    @contextlib.contextmanager
+    def timed_probe(self) -> Iterator[None]:
+        """Count the time of the block, a comparison of logprobs."""
+        started = self.clock()
+        yield
+        self._probes += 1
+        self._probe_seconds = self.clock() - started
+        if self._probes > _ALWAYS_PROBED:
+            self._spent += self._probe_seconds
+        else:
+            self._spent, self._began = 0.0, self.clock()
 
     def begin(self, trainer: WeightDigests) -> None:
         """Take the checksums of the trainer's weights in the dtype of the engines, before engines are checked."""

@@ -72,8 +72,8 @@ def check_current_weights(parts: Sequence[Mapping[str, float]], dtype: torch.dty
     """Check that the explorer sampled with the trainer's weights, if it should have.
 
     Trinity hands weights over between its own processes. The first optimizer step of a training step computes the
-    logprobs of its samples with the weights that samples without staleness come from, so that the two agree. With
-    staler samples, the weights differ by design, and nothing is checked.
+    logprobs of its samples with the weights that samples without staleness come from, so that the two agree. The
+    weights of staler samples differ by design. If a step has some, only its calls without staleness are compared.
 
     Args:
         parts: Trinity's metrics of each optimizer step.
@@ -84,6 +84,9 @@ def check_current_weights(parts: Sequence[Mapping[str, float]], dtype: torch.dty
         LogprobGapError: their logprobs differ by more than rounding.
     """
     first = parts[0] if parts else {}
-    if first.get("staleness/max", 1.0) == 0.0 and first.get(_TRAINED_TOKENS):
-        difference = first["actor/logprob_difference"] / first[_TRAINED_TOKENS]
-        check_logprob_gap(difference, dtype, f"step {step}, Trinity's explorer after the weight sync")
+    if first.get("staleness/max", 1.0) == 0.0:
+        tokens, gap = first.get(_TRAINED_TOKENS), first.get("actor/logprob_difference")
+    else:
+        tokens, gap = (first.get(f"actor/correction/stale_0/{name}") for name in ("tokens", "gap_sum"))
+    if tokens and gap is not None:
+        check_logprob_gap(gap / tokens, dtype, f"step {step}, Trinity's explorer after the weight sync")

@@ -103,10 +103,8 @@ class VerlSession(TrainingSession):
         self.trainer.sync_weights(step)
         self.worker_pool.policy_version = step
         self._is_synced = True
-        if self._certificate.is_due:
-            prompt = probe_prompt(self.context.run_inputs.tokenizer)
-            with self._certificate.timed():
-                certify_sync(self.trainer, self._certificate, step, prompt, self._config.rollout.temperature or 1.0)
+        prompt = probe_prompt(self.context.run_inputs.tokenizer)
+        certify_sync(self.trainer, self._certificate, step, prompt, self._config.rollout.temperature or 1.0)
 
     def save(self, step: int, progress: dict[str, Any]) -> bool:
         """Have verl's workers write the checkpoint of `step`."""

@@ -271,8 +271,8 @@ def certify_sync(
 ) -> None:
     """Check that every engine samples with the trainer's weights.
 
-    Each engine samples a completion of the prompt, and the trainer recomputes its logprobs. Embedded engines also
-    return the checksums of their weights.
+    Embedded engines return the checksums of their weights. Other engines cannot, so the logprobs of a few tokens are
+    compared each time.
 
     Args:
         trainer: the trainer, after a weight sync.
@@ -285,14 +285,24 @@ def certify_sync(
         BackboneError: an engine does not.
         ModelError: an engine has failed.
     """
+    has_digests = trainer.config.actor_rollout_ref.rollout.name == EMBEDDED
+    if has_digests:
+        with certificate.timed():
+            certificate.begin(trainer.weight_digests(str(certificate.dtype).removeprefix("torch.")))
+            found = ray.get([server.weight_digests.remote() for server in trainer.engine_servers])
+            for number, digests in enumerate(found, 1):
+                certificate.check_digests(f"engine {number} of {len(found)}", step, digests)
+    if not has_digests or certificate.probe_is_due:
+        with certificate.timed_probe():
+            _compare_logprobs(trainer, certificate, step, prompt_ids, temperature)
+
+
+def _compare_logprobs(
+    trainer: VerlTrainer, certificate: SyncCertificate, step: int, prompt_ids: list[int], temperature: float
+) -> None:
+    """Let each engine sample a completion of the prompt, and compare its logprobs with the trainer's."""
     servers = trainer.engine_servers
-    names = [f"engine {number} of {len(servers)}" for number in range(1, len(servers) + 1)]
-    rollout = trainer.config.actor_rollout_ref.rollout
-    if rollout.name == EMBEDDED:
-        certificate.begin(trainer.weight_digests(str(certificate.dtype).removeprefix("torch.")))
-        for name, found in zip(names, ray.get([each.weight_digests.remote() for each in servers]), strict=True):
-            certificate.check_digests(name, step, found)
-    params = probe_params(temperature, rollout.max_model_len - len(prompt_ids))
+    params = probe_params(temperature, trainer.config.actor_rollout_ref.rollout.max_model_len - len(prompt_ids))
 
     async def sample_completions() -> list[Completion]:
         return await asyncio.gather(*(generate_on(server, prompt_ids, params) for server in servers))
@@ -307,8 +317,8 @@ def certify_sync(
         logprobs = trainer.policy_logprobs(keys, lengths)
     finally:
         trainer.clear(keys)
-    for name, completion, trained in zip(names, completions, logprobs, strict=False):
-        certificate.check_logprobs(name, step, completion.logprobs, trained.tolist())
+    for number, (completion, trained) in enumerate(zip(completions, logprobs, strict=False), 1):
+        certificate.check_logprobs(f"engine {number} of {len(servers)}", step, completion.logprobs, trained.tolist())
 
 
 def _as_sample(prompt_ids: Sequence[int], completion: Completion) -> Sample:

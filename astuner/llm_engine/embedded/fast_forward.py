@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
-from astuner.llm_engine.cpu_linear import linear, pack, unpack
+from astuner.llm_engine.cpu_linear import linear, pack, packed_memory, unpack
 from astuner.llm_engine.embedded.forward import KvShape, LaneGroup, PrefillChunk
 from astuner.llm_engine.embedded.weights import WeightNames
+from astuner.llm_engine.weight_digests import ROWS_PER_BLOCK
 
 _MODEL_CLASSES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 # RoPE types whose frequencies do not depend on the length of the sequence.
@@ -142,9 +143,9 @@ class FastForward:
             self._set_weights(self._names.tensors)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights that the layers use; see `Forward.weights`. Packed weights are unpacked one by one."""
+        """Yield the weights that the layers use; see `Forward.weights`."""
         yield "model.embed_tokens.weight", self._embedding
-        yield "lm_head.weight", unpack(self._head)
+        yield "lm_head.weight", _readable(self._head, [len(self._embedding)])
         yield "model.norm.weight", self._final_norm
         for number, layer in enumerate(self._layers):
             prefix = f"model.layers.{number}."
@@ -165,7 +166,7 @@ class FastForward:
         """Yield the weights of a projection by name; those that are concatenated are views."""
         sizes = [len(self._names.tensors[f"{path}.weight"]) for path in paths]
         for kind, index in (("weight", 0), ("bias", 1)):
-            tensors = [unpack(tensor) for part in parts if (tensor := part[index]) is not None]
+            tensors = [_readable(tensor, sizes) for part in parts if (tensor := part[index]) is not None]
             if len(parts) < len(paths) and tensors:
                 tensors = list(torch.split(tensors[0], sizes))
             yield from zip([f"{path}.{kind}" for path in paths], tensors, strict=False)
@@ -333,6 +334,19 @@ class FastForward:
         x = x + _project(attended, layer.output)
         gate, up = _project(functional.rms_norm(x, x.shape[-1:], layer.mlp_norm, self._eps), layer.gate_up).chunk(2, -1)
         return x + _project(functional.silu(gate).mul_(up), layer.down)
+
+
+def _readable(weight: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a weight for its checksum.
+
+    Args:
+        weight: packed or not, [rows, ...].
+        sizes: the rows of each of the weights that it consists of.
+    """
+    if not weight.is_mkldnn:
+        return weight
+    memory = packed_memory(weight) if all(size % ROWS_PER_BLOCK == 0 for size in sizes) else None
+    return unpack(weight) if memory is None else memory
 
 
 def _project(x: Tensor, parts: _Projection) -> Tensor:

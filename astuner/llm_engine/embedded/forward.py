@@ -98,5 +98,8 @@ class Forward(Protocol):
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights that it computes with, by the model's names."""
+        """Yield the weights that it computes with, by the model's names, for `weight_digests`.
+
+        Within blocks of 64 rows, the values may have another order, and zeros among them.
+        """
         ...

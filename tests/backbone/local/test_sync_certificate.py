@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from astuner import AstunerJob
 from astuner.backbone.local.policy import Policy
@@ -17,6 +18,7 @@ from astuner.backbone.training.sync_certificate import SyncCertificate
 from astuner.config.model import ModelConfig
 from astuner.errors import BackboneError
 from astuner.llm_engine.causal_lm import load_causal_lm
+from astuner.llm_engine.cpu_linear import pack, packed_memory
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.llm_engine.embedded.prefix_tree import PrefixTree
@@ -118,14 +120,49 @@ def test_the_digests_of_a_large_model_are_those_of_its_own_weights(model_folder:
         engine.close()
 
 
-def test_a_digest_depends_on_every_bit_and_on_the_order_of_rows():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_digests_of_packed_weights_are_those_of_the_model(dtype: torch.dtype):
+    # Large enough for oneDNN's layout, with one projection whose parts do not end with a block of 64 rows.
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=320,
+        intermediate_size=288,
+        num_hidden_layers=1,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+    )
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    engine = EmbeddedEngine(model, max_model_len=64)
+    try:
+        assert engine.weight_digests() == weight_digests(model.state_dict().items())
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(576, 576), (4096, 130), (1000, 200), (640, 257)])
+def test_a_changed_bit_of_a_packed_weight_changes_its_digest(shape: tuple[int, int], dtype: torch.dtype):
+    weight = torch.randn(shape).to(dtype)
+    packed = pack(weight)
+    memory = packed_memory(packed) if packed.is_mkldnn else None
+    if memory is None:
+        pytest.skip("oneDNN on this processor has no layout with blocks of 64 rows for this weight")
+    digest = weight_digests([("w", weight)])
+    assert weight_digests([("w", memory)]) == digest
+    memory.view(torch.int32)[shape[0] // 2, 3] ^= 1 << 9
+    assert weight_digests([("w", memory)]) != digest
+
+
+def test_a_digest_depends_on_every_bit_and_on_the_order_of_blocks():
     weights: dict[str, Any] = {"a": torch.randn(5, 7), "b": torch.randn(7), "c": torch.tensor(2.0)}
     digests = weight_digests(weights.items())
     for name, tensor in weights.items():
         changed = tensor.clone()
         changed.view(torch.int32).view(-1)[-1] ^= 1
         assert weight_digests([(name, changed)])[name] != digests[name]
-    assert weight_digests([("a", weights["a"].flip(0))])["a"] != digests["a"]
+    rows = torch.randn(200, 3)
+    swapped = torch.cat([rows[64:128], rows[:64], rows[128:]])
+    assert weight_digests([("rows", swapped)]) != weight_digests([("rows", rows)])
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, torch.int32), (torch.bfloat16, torch.int16)])
@@ -144,21 +181,27 @@ def test_any_changed_bit_of_a_large_weight_changes_its_digest(size: int, dtype: 
     assert weight_digests([("w", weight.double())], dtype) == digest
 
 
-def test_checks_take_one_percent_of_the_time_after_the_first_two():
+def test_logprobs_are_compared_after_two_hand_overs_and_then_within_one_percent_of_the_time():
     now = 0.0
     certificate = SyncCertificate(torch.float32, clock=lambda: now)
-    checked = []
+    probed = []
     for step in range(400):
-        if certificate.is_due:
-            checked.append(step)
-            with certificate.timed():
-                now += 0.5
-        now += 1.0
-    assert checked[:2] == [0, 1]
-    assert [after - before for before, after in pairwise(checked[1:])] == [50] * 7
-    # A step of 100 times the check has it every time.
-    now += 49.0
-    assert certificate.is_due
+        with certificate.timed():
+            now += 0.005
+        if certificate.probe_is_due:
+            probed.append(step)
+            with certificate.timed_probe():
+                now += 0.245
+        now += 0.995
+    assert probed[:2] == [0, 1]
+    # Checksums take half of the 1%.
+    assert all(48 <= after - before <= 51 for before, after in pairwise(probed[1:]))
+    # Steps of 100 times both comparisons have them every time.
+    for _ in range(10):
+        now += 50.0
+        assert certificate.probe_is_due
+        with certificate.timed_probe():
+            now += 0.245
 
 
 def test_logprobs_that_are_not_numbers_fail():

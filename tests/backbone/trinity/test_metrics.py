@@ -65,3 +65,11 @@ def test_samples_of_other_weights_stop_the_run_unless_they_are_stale():
     check_current_weights([{"staleness/max": 0.0}], torch.float32, 3)
     with pytest.raises(LogprobGapError, match=r"step 3, Trinity's explorer after the weight sync: the .* 0.1 "):
         check_current_weights([wrong], torch.float32, 3)
+    # Of a step with stale samples, the calls that were sampled with the current weights are compared.
+    mixed = wrong | {"staleness/max": 1.0, "actor/correction/stale_0/tokens": 2.0}
+    check_current_weights([mixed | {"actor/correction/stale_0/gap_sum": 2e-4}], torch.float32, 3)
+    check_current_weights(
+        [mixed | {"actor/correction/stale_0/tokens": 0.0, "actor/correction/stale_0/gap_sum": 0.0}], torch.float32, 3
+    )
+    with pytest.raises(LogprobGapError, match=r"step 3, Trinity's explorer after the weight sync: the .* 0.1 "):
+        check_current_weights([mixed | {"actor/correction/stale_0/gap_sum": 0.2}], torch.float32, 3)

@@ -131,7 +131,7 @@ class Calls:
         return called
 
 
-def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path):
+def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from astuner.backbone.verl.checkpoint import VerlCheckpoints
     from astuner.backbone.verl.session import VerlSession
     from astuner.backbone.verl.trainer import VerlTrainer
@@ -142,9 +142,13 @@ def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path):
     trainer.actor_rollout_wg = trainer.checkpoint_manager = calls
     trainer.llm_server_manager = SimpleNamespace(get_replicas=list)
     session: Any = object.__new__(VerlSession)
-    session.context = SimpleNamespace(run_inputs=SimpleNamespace(codec=SimpleNamespace(save=lambda folder: None)))
+    run_inputs = SimpleNamespace(
+        codec=SimpleNamespace(save=lambda folder: None), tokenizer=SimpleNamespace(encode=lambda *_, **__: [1])
+    )
+    session.context = SimpleNamespace(run_inputs=run_inputs)
     session.trainer, session.worker_pool, session.dtype, session._is_synced = trainer, calls, torch.float32, True
-    session._checkpoints, session._certificate = VerlCheckpoints(tmp_path, 2), SimpleNamespace(is_due=False)
+    session._checkpoints, session._certificate, session._config = VerlCheckpoints(tmp_path, 2), None, AstunerConfig()
+    monkeypatch.setattr("astuner.backbone.verl.session.certify_sync", lambda *_: None)
 
     def taken() -> list[str]:
         names, calls.names = calls.names, []
