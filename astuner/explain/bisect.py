@@ -40,8 +40,10 @@ DifferenceKind = Literal[
 ]
 # They name a run, and nothing depends on them.
 _NAMES_OF_RUNS = {"astuner.experiment_name", "astuner.experiment_dir", "astuner.project_name"}
-# What the metrics of an update depend on comes first.
-_FIRST_METRICS = ("lr", "update/cpu_threads", "loss/policy", "loss/kl", "loss/total", "loss/sft", "grad_norm")
+# The second of several mini-batches depends on them, so they come before the trainer's logprobs.
+_UPDATE_INPUTS = ("lr", "update/cpu_threads")
+# What the other metrics of an update depend on comes first.
+_FIRST_METRICS = ("loss/policy", "loss/kl", "loss/total", "loss/sft", "grad_norm")
 _MAX_KEYS = 10
 
 _Step = tuple[int, Split]
@@ -136,7 +138,7 @@ def find_difference(first: Path, second: Path, tolerance: float = 0.0) -> RunDif
     """Return the configuration keys in which two runs differ, and the first difference in their records.
 
     The order is that in which a run computes: for each step its tasks, the tokens of its episodes, their rewards and
-    advantages, the trainer's logprobs and the metrics of the update. Times are not compared.
+    advantages, the learning rate, the trainer's logprobs and the other metrics of the update. Times are not compared.
 
     Args:
         first, second: the folders of the runs.
@@ -180,7 +182,7 @@ class _Walk:
         )
         for step in steps:
             yield from self._of_split(step, "train")
-            yield from self._of_metrics(step, lambda name: not name.startswith("val/"))
+            yield from self._of_metrics(step, lambda name: not name.startswith("val/") and name not in _UPDATE_INPUTS)
             yield from self._of_split(step, "val")
             yield from self._of_metrics(step, lambda name: name.startswith("val/"))
 
@@ -206,9 +208,13 @@ class _Walk:
             (read_recorded_episode(self.folders[0] / one.path), read_recorded_episode(self.folders[1] / other.path))
             for one, other in zip(first, second, strict=True)
         ]
-        for of_pair in (self._of_tokens, self._of_rewards, self._of_advantages, self._of_trainer):
+        for of_pair in (self._of_tokens, self._of_rewards, self._of_advantages):
             for pair in pairs:
                 yield from of_pair(pair, step)
+        if split == "train":
+            yield from self._of_metrics(step, lambda name: name in _UPDATE_INPUTS)
+        for pair in pairs:
+            yield from self._of_trainer(pair, step)
 
     def _of_tokens(self, pair: _Pair, step: int) -> Iterator[FirstDifference]:
         calls = [recorded.episode.calls for recorded in pair]

@@ -37,6 +37,7 @@ _MAX_TOKEN_GAP = {torch.float32: 1e-2, torch.bfloat16: 1.0}
 _SHOWN_METRICS = ("lr", "loss/policy", "loss/kl", "loss/total", "grad_norm")
 _THREADS = "update/cpu_threads"  # those of the replay
 _MAX_STEPS_NAMED = 10
+_MAX_DIFFERENCES_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class StepReplay:
             yield "the record agrees" + (" to the last bit" if self.is_exact else " within rounding")
         else:
             yield f"first difference: {self.differences[0]}"
-            yield from (f"then: {text}" for text in self.differences[1:])
+            yield from (f"then: {text}" for text in self.differences[1:_MAX_DIFFERENCES_SHOWN])
+            if len(self.differences) > _MAX_DIFFERENCES_SHOWN:
+                yield f"and {len(self.differences) - _MAX_DIFFERENCES_SHOWN} more (--json lists all)"
 
 
 def replay_step(folder: Path, step: int) -> StepReplay:
@@ -264,8 +267,13 @@ class _Comparison:
         except LogprobGapError as error:
             self.differences.append(error.text)
             return
+        # The second of several mini-batches depends on the learning rate, so it is compared before its logprobs.
+        self._compare_metrics({name: value for name, value in result.metrics.items() if name == "lr"})
         self._compare_samples(result)
-        for name, value in result.metrics.items():
+        self._compare_metrics({name: value for name, value in result.metrics.items() if name != "lr"})
+
+    def _compare_metrics(self, computed: Mapping[str, float]) -> None:
+        for name, value in computed.items():
             recorded = self.recorded_metrics.get(name)
             agrees = name == _THREADS or (recorded is not None and self._agree(recorded, value))
             self.metrics.append(ReplayedMetric(name, recorded, value, agrees))

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from astuner import AstunerJob
+from astuner.backbone.local.optimizer import Optimizer
 from astuner.cli import astuner
 from astuner.run_record import EpisodeEntry, read_index
 
@@ -139,6 +140,24 @@ def test_injected_changes_are_named(make_job: MakeJob, record: Path, tmp_path: P
     assert (code, found["keys"]) == (1, [["astuner.trainer_common.optim.lr", 0.01, 0.02]])
     code, found = outcome("replay", changed, "--step", 1)
     assert (code, found["differences"][0]) == (1, "step 1: lr: recorded 0.01, computed 0.02")
+
+
+def test_a_learning_rate_that_changes_during_a_run(make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # The trainer computes the logprobs of the second mini-batch after an update with the other learning rate.
+    settings = {"trainer_common__deterministic": True, "trainer_common__mini_batch_num": 2}
+    first = make_job(**settings).tune(tmp_path / "first").record
+    lr = Optimizer.lr
+    monkeypatch.setattr(Optimizer, "lr", lambda self, step: lr(self, step) / (2 if step > 1 else 1))
+    second = make_job(**settings).tune(tmp_path / "second").record
+    monkeypatch.undo()
+    code, found = outcome("bisect", first, second)
+    expected = {"kind": "metric", "name": "lr", "step": 2, "first": 0.01, "second": 0.005}
+    assert (code, found["keys"], found["first"] | expected) == (1, [], found["first"])
+    code, found = outcome("replay", second, "--step", 3)
+    assert (code, found["checkpoint"]) == (1, 2)
+    assert found["differences"][0] == "step 3: lr: recorded 0.005, computed 0.01"
+    assert any("trainer's logprob" in text for text in found["differences"])
+    assert outcome("replay", first, "--step", 3)[0] == 0
 
 
 def test_a_step_with_a_teacher(make_job: MakeJob, tmp_path: Path):
