@@ -109,7 +109,7 @@ def measure(path: Path, steps: int) -> dict[str, float]:
     if not updated:
         raise SystemExit(f"{path}: no step had an update; raise --steps")
     shares = {
-        f"time/{part}": statistics.median(step[part] / step["step"] for step in updated if part in step)
+        f"time/{part}": statistics.median(step[part] / step["step"] for step in seconds.steps if part in step)
         for part in PARTS
     }
     later = seconds.steps[1:]  # logprobs are always compared in the first
