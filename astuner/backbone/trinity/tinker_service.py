@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import torch
@@ -234,7 +234,8 @@ class RemoteTinkerService:
         with tempfile.TemporaryDirectory(prefix="astuner-adapters-") as name:
             archive = Path(name) / "adapters.tar"
             try:
-                client = tinker.ServiceClient(base_url=self.url, api_key=self.key).create_rest_client()
+                # Any: this runs in Trinity's environment with tinker 0.20; later versions have no such method.
+                client: Any = tinker.ServiceClient(base_url=self.url, api_key=self.key).create_rest_client()
                 url = client.get_checkpoint_archive_url_from_tinker_path(weights).result().url
                 with (
                     httpx.stream("GET", url, timeout=_DOWNLOAD_TIMEOUT_SECONDS, follow_redirects=True) as response,
