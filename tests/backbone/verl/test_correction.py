@@ -109,18 +109,26 @@ def test_factors_equal_verls_weights_and_mask(mode: str, preset: str) -> None:
 
 
 BYPASS_PRESETS = {
-    "none": ("bypass_ppo_clip", "grpo"),
-    "geo_rs": ("bypass_ppo_clip_geo_rs", "grpo"),
-    "k3_rs": ("bypass_ppo_clip_k3_rs", "grpo"),
-    "seq_tis": ("bypass_pg_is", "rloo"),
-    "icepop": ("bypass_pg_token_icepop", "rloo"),
-    "geo_rs_seq_tis": ("bypass_pg_geo_rs_seq_tis", "rloo"),
-    "geo_rs_token_tis": ("bypass_pg_geo_rs_token_tis", "rloo"),
+    "bypass_ppo_clip": ("none", "grpo"),
+    "bypass_ppo_clip_geo_rs": ("geo_rs", "grpo"),
+    "bypass_ppo_clip_k3_rs": ("k3_rs", "grpo"),
+    "bypass_pg_is": ("seq_tis", "rloo"),
+    "bypass_pg_token_icepop": ("icepop", "rloo"),
+    "bypass_pg_geo_rs": ("geo_rs", "rloo"),
+    "bypass_pg_geo_rs_seq_tis": ("geo_rs_seq_tis", "rloo"),
+    "bypass_pg_geo_rs_token_tis": ("geo_rs_token_tis", "rloo"),
 }
 
 
-@pytest.mark.parametrize(("mode", "preset", "algorithm"), [(mode, *names) for mode, names in BYPASS_PRESETS.items()])
-def test_gradients_equal_those_of_verls_bypass_mode(mode: str, preset: str, algorithm: str) -> None:
+def test_every_preset_of_verl_is_compared() -> None:
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+
+    presets = {name for name, value in vars(RolloutCorrectionConfig).items() if isinstance(value, classmethod)}
+    assert presets == {*PRESETS.values(), *BYPASS_PRESETS}
+
+
+@pytest.mark.parametrize(("preset", "mode", "algorithm"), [(name, *ours) for name, ours in BYPASS_PRESETS.items()])
+def test_gradients_equal_those_of_verls_bypass_mode(preset: str, mode: str, algorithm: str) -> None:
     """Old logprobs of the sampler: a clipped ratio to it, or REINFORCE with weights π / μ."""
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
