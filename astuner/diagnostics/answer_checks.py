@@ -53,6 +53,22 @@ def every_answer_truncated(step: StepEvidence) -> Result:
     )
 
 
+def every_episode_left_out(step: StepEvidence) -> Result:
+    """Find a step that trains nothing, because `mask_truncated_answers` leaves out all of its episodes."""
+    if not step.start.config.trainer_common.algorithm.mask_truncated_answers or not step.scored:
+        return
+    for episode in step.scored:
+        trained = {span.call_id for sample in episode.samples for span in sample.spans}
+        if not any(call.finish_reason == "length" and call.call_id in trained for call in episode.calls):
+            return
+    yield (
+        f"trainer_common.algorithm.mask_truncated_answers leaves out all {len(step.scored)} episodes, because each has "
+        "an answer that reached its length limit, so the step trains nothing",
+        "raise rollout.max_response_length_in_one_turn (and data.max_response_length, rollout.max_model_len), or write "
+        "mask_truncated_answers: false",
+    )
+
+
 def _are_truncated_by_fault(step: StepEvidence) -> bool:
     """Return whether it is improbable, given the model and the earlier steps, that all answers of a step are cut."""
     count = len(step.sampled_calls)

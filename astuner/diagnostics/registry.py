@@ -75,6 +75,7 @@ CHECKS: tuple[Check, ...] = (
         tool_always_fails=prompt_checks.tool_always_fails,
         same_tasks_again=prompt_checks.same_tasks_again,
         every_answer_truncated=answer_checks.every_answer_truncated,
+        every_episode_left_out=answer_checks.every_episode_left_out,
         identical_samples=answer_checks.identical_samples,
         answers_of_other_prompts=answer_checks.answers_of_other_prompts,
         tool_calls_not_parsed=answer_checks.tool_calls_not_parsed,

@@ -16,7 +16,7 @@ from astuner.distillation.hints import check_hint
 from astuner.distillation.model_teacher import ModelTeacher
 from astuner.distillation.server_teacher import ServerTeacher
 from astuner.distillation.teacher import Teacher
-from astuner.errors import ModelError
+from astuner.errors import ModelError, short_repr
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
 from astuner.model_tuner import ChatCodec, load_tokenizer
 from astuner.schema import TaskSet
@@ -81,8 +81,9 @@ def _check_tokenizer(codec: ChatCodec, path: str) -> None:
     different = sorted(token for token in own.keys() | others.keys() if own.get(token) != others.get(token))
     if different:
         token = different[0]
+        teacher_id, model_id = (each.get(token, "no id") for each in (others, own))
         raise ModelError(
-            f"trainer_common.distillation.teacher {path!r} has another tokenizer than model.path: {len(different)} "
-            f"tokens differ, for example {token!r} with the id {others.get(token)} instead of {own.get(token)}; name a "
-            "teacher of the same model family"
+            f"trainer_common.distillation.teacher {path!r} has another tokenizer than model.path: the ids of "
+            f"{len(different)} of {len(own)} tokens differ, for example that of {short_repr(token)}: {teacher_id} "
+            f"instead of {model_id}; name a teacher of the same model family"
         )

@@ -172,6 +172,14 @@ def test_truncation_of_every_answer(evidence: Evidence):
     assert found("every_answer_truncated", evidence.step(noise)) == []
 
 
+def test_a_step_whose_episodes_are_all_left_out(evidence: Evidence):
+    start = evidence.start(config={"trainer_common": {"algorithm": {"mask_truncated_answers": True}}})
+    cut = change_calls(evidence.ordinary(), finish_reason="length")
+    assert "leaves out all 16 episodes" in found("every_episode_left_out", evidence.step(cut, start=start))[0][0]
+    assert found("every_episode_left_out", evidence.step([*cut[:15], evidence.ordinary()[15]], start=start)) == []
+    assert found("every_episode_left_out", evidence.step(cut)) == []
+
+
 def test_an_end_token_that_does_not_end(evidence: Evidence):
     cut = [
         replace(e, calls=(replace(e.calls[0], finish_reason="length", completion_ids=(9, 0, 9), logprobs=(-0.1,) * 3),))
