@@ -163,23 +163,19 @@ class AlgorithmConfig(Section):
         0.0,
         wrong_for=_NOT_FOR_SFT,
         verl=mirrors("actor_rollout_ref.actor.entropy_coeff"),
-        unsupported=(
-            unsupported(
-                by=("trinity",),
-                why="its loss gets the logprobs of the sampled tokens only, without entropies; use --backbone=local or "
-                "--backbone=verl",
-            ),
-        ),
+        trinity=mirrors("algorithm.entropy_loss_fn", rule="entropy_loss")
+        + mirrors("algorithm.entropy_loss_fn_args", rule="entropy_args"),
     )
     """Coefficient of the entropy bonus: the loss is reduced by this value times the entropy of the policy."""
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] = key(
         1.0,
         wrong_for=_NOT_FOR_SFT,
+        verl="the policy loss of the other tokens is 0; another forward pass of each mini-batch finds them",
         unsupported=(
             unsupported(
-                by=("verl", "trinity"),
-                why="their losses see a part of a mini-batch at a time, and the share is of the whole mini-batch; use "
-                "--backbone=local",
+                by=("trinity",),
+                why="its loss gets a part of a mini-batch at a time, and the share is of the whole mini-batch; use "
+                "--backbone=local or --backbone=verl",
             ),
         ),
     )

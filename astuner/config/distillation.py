@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from astuner.config.conditions import NO_TEACHER, NO_TEACHER_SERVER
-from astuner.config.section import RAY, Seconds, Section, key, unsupported
+from astuner.config.section import Seconds, Section, key, unsupported
 
 SELF = "self"
 """The teacher that is the model in training."""
@@ -28,8 +28,9 @@ class DistillationConfig(Section):
         unsupported=(
             unsupported(
                 SELF,
-                by=RAY,
-                why="its trainer has the model in other processes; name a folder, or the address of a server",
+                by=("trinity",),
+                why="its trainer has the model in other processes; name a folder or the address of a server, or use "
+                "--backbone=local or --backbone=verl",
             ),
         ),
         resume="path",

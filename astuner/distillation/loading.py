@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from astuner.config.distillation import SELF, TEACHER_KEY, is_server
@@ -29,8 +25,7 @@ def load_distiller(
     *,
     teacher_path: str | None,
     device: torch.device,
-    policy: Any = None,
-    autocast: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    policy: Teacher | None = None,
 ) -> Distiller | None:
     """Return the distiller of a run, or None if it has no teacher.
 
@@ -41,7 +36,6 @@ def load_distiller(
         teacher_path: the folder of the teacher, if it is one.
         device: the device of a teacher that is loaded.
         policy: the model in training, for the teacher `self`.
-        autocast: returns the context of the policy's forward passes.
 
     Raises:
         ConfigError: the hint has a field that the tasks do not have, or the variable of the API key is not set.
@@ -55,7 +49,8 @@ def load_distiller(
     max_tokens = config.trainer_common.max_tokens_per_micro_batch
     teacher: Teacher
     if settings.teacher == SELF:
-        teacher = ModelTeacher(policy, max_tokens, autocast)
+        assert policy is not None
+        teacher = policy
     elif is_server(settings.teacher):
         teacher = ServerTeacher.connect(
             settings.teacher,

@@ -76,6 +76,27 @@ def published_step_advantages(steps: list[list[tuple[str, float]]], coef: float)
     ]
 
 
+def published_component_advantages(
+    groups: list[int], components: list[dict[str, float]], weights: dict[str, float]
+) -> list[float]:
+    """GDPO (arXiv:2601.05242): the weighted sum of the components' advantages in the group, normalised over the batch.
+
+    Args:
+        groups: the group of each episode.
+        components: the components of the reward of each episode.
+        weights: the weights of the components.
+    """
+    sums = [
+        sum(
+            weight
+            * standardised(own[name], [other[name] for g, other in zip(groups, components, strict=True) if g == group])
+            for name, weight in weights.items()
+        )
+        for group, own in zip(groups, components, strict=True)
+    ]
+    return [(value - fmean(sums)) / (stdev(sums) + 1e-6) for value in sums]
+
+
 def ppo_term(ratio: Tensor, advantage: float, low: float, high: float) -> Tensor:
     clipped = torch.as_tensor(min(max(float(ratio.detach()), 1 - low), 1 + high), dtype=torch.float64)
     is_clipped = float(clipped) * advantage < float(ratio.detach()) * advantage

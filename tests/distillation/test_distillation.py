@@ -165,7 +165,6 @@ def test_a_hint_with_an_unknown_field_is_an_error(hint: str, message: str):
         ({"teacher": "http://x"}, {"rollout": {"temperature": 0.7}}, "scores tokens at temperature 1, and rollout.te"),
         ({"teacher": "m"}, {"algorithm": "gspo"}, "the loss of gspo has one advantage per answer"),
         ({"teacher": "self", "hint": "x"}, {"backbone": "trinity"}, "which --backbone=trinity does not support"),
-        ({"teacher": "self", "hint": "x"}, {"backbone": "verl"}, "which --backbone=verl does not support"),
     ],
 )
 def test_contradictions_are_errors(tmp_path: Path, settings: dict[str, Any], run: dict[str, Any], message: str):

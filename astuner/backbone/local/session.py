@@ -26,7 +26,7 @@ from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params, probe_prompt
 from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.conditions import uses_starting_model
-from astuner.distillation import Distiller, load_distiller
+from astuner.distillation import Distiller, ModelTeacher, load_distiller
 from astuner.errors import first_line
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.starting_model import EngineWithStartingModel
@@ -125,14 +125,14 @@ class LocalSession(TrainingSession):
 
     def _load_distiller(self) -> Distiller | None:
         inputs, policy = self.context.run_inputs, self.policy
+        max_tokens = self._config.trainer_common.max_tokens_per_micro_batch
         return load_distiller(
             self._config,
             inputs.codec,
             inputs.tasks,
             teacher_path=inputs.teacher_path,
             device=policy.device,
-            policy=policy.model,
-            autocast=policy.autocast,
+            policy=ModelTeacher(policy.model, max_tokens, policy.autocast),
         )
 
     def _compare_weights(self, engine: EmbeddedEngine, step: int) -> None:

@@ -16,7 +16,14 @@ from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import EID, CustomField, Experience
 
 from astuner.algorithms import Algorithm, resolve
-from astuner.algorithms.credit_assignment import UpdateResult, has_gradient, shuffle_seed, step_advantages, uses_kl_loss
+from astuner.algorithms.credit_assignment import (
+    UpdateResult,
+    has_gradient,
+    shuffle_seed,
+    step_advantages,
+    trains_without_advantage,
+    uses_kl_loss,
+)
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales, token_advantages
 from astuner.backbone.trinity.coordinator import CoordinatorJob, coordinator
 from astuner.backbone.trinity.events import AdvantagesReady, SampleKey, WorkerFailed
@@ -201,7 +208,8 @@ def mini_batch(
         return []
     scales = row_scales(rows, algorithm.loss_agg_mode, config.data.max_response_length).tolist()
     use_reference = uses_kl_loss(config)
-    trained = [(row, scale) for row, scale in zip(rows, scales, strict=True) if use_reference or row.has_advantage]
+    trains_all = trains_without_advantage(config)
+    trained = [(row, scale) for row, scale in zip(rows, scales, strict=True) if trains_all or row.has_advantage]
     batch = []
     for row, scale in trained:
         episode = episodes[row.episode]

@@ -17,6 +17,7 @@ _MEANS = {
     "grad_norm": ("optim/grad_norm", "actor/grad_norm"),
     "lr": ("optim/lr", "actor/lr"),
 }
+_ENTROPY, _BONUS = "actor/entropy", "actor/loss/entropy_bonus"
 _READ_TIME = "time/read_experience"
 _TRAINED_TOKENS = "actor/ratio/trained_tokens"
 _PER_TOKEN = {
@@ -44,6 +45,10 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name, sums in _PER_TOKEN.items():
         if trained:
             metrics[name] = sum(part.get(key, 0.0) for part in updates for key in sums) / trained
+    if trained and any(_BONUS in part for part in updates):
+        metrics["entropy"] = sum(part.get(_ENTROPY, 0.0) for part in updates) / trained
+        # `loss/total` is measured before Trinity subtracts the bonus.
+        metrics["loss/total"] -= sum(part.get(_BONUS, 0.0) for part in updates) / len(updates)
     if trained:
         metrics["ratio/max"] = max(part.get("actor/ratio/ratio_max", 0.0) for part in updates)
         metrics |= _correction_metrics(updates, "", "")

@@ -57,6 +57,12 @@ def _tinker_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Prob
         names = " and ".join(f"trinity.model.tinker.{switch}" for switch in switches)
         text = f"{key} is {lora.target_modules!r}, and {names} would select modules, too; remove one or the other"
         yield _problem(facts, key, text)
+    coefficient = run.trainer_common.algorithm.entropy_coef
+    if coefficient:
+        key = "astuner.trainer_common.algorithm.entropy_coef"
+        reason = "a Tinker service returns the logprobs of the sampled tokens only, without entropies"
+        fix = "write 0.0, use --backbone=local or --backbone=verl, or train with trinity on GPUs"
+        yield _problem(facts, key, f"{key} is {coefficient}: {reason}; {fix}")
     if facts.takes_policy or facts.mode != "both":
         return
     service = f"the Tinker service at {facts.tinker_base_url}"

@@ -146,6 +146,17 @@ def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object
     }
 
 
+def entropy_loss(config: AstunerConfig, facts: TrinityRunFacts) -> str:
+    """The class EntropyBonus, or none for 0."""
+    has_bonus = config.trainer_common.algorithm.entropy_coef > 0
+    return "astuner.backbone.trinity.trainer_plugins.EntropyBonus" if has_bonus else "none"
+
+
+def entropy_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
+    """The value, as the argument entropy_coef."""
+    return {"entropy_coef": config.trainer_common.algorithm.entropy_coef}
+
+
 def correction_ages(config: AstunerConfig) -> int:
     """Return for how many values of the staleness the correction is measured; 0 in synchronous training."""
     staleness = config.asynchrony.max_staleness

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from trinity.algorithm.algorithm import AlgorithmType
+from trinity.algorithm.entropy_loss_fn.entropy_loss_fn import EntropyLossFn
 from trinity.algorithm.policy_loss_fn import PolicyLossFn
 from trinity.algorithm.sample_strategy.sample_strategy import SampleStrategy
 from trinity.buffer import get_buffer_reader
@@ -185,14 +187,46 @@ class EpisodeLoss(PolicyLossFn):
         is_maximum = name.endswith("_max")
         if self.backend != "verl":
             return _Maximum(value) if is_maximum else value
-        from verl.utils.metric import AggregationType, Metric
-
-        return Metric(AggregationType.MAX if is_maximum else AggregationType.SUM, value)
+        return _verl_metric(value, is_maximum=is_maximum)
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
         """Return no defaults; astuner sets all arguments."""
         return {}
+
+
+class EntropyBonus(EntropyLossFn):
+    """The entropy bonus, with the same weights of tokens as `EpisodeLoss` (`entropy_loss_fn`), for verl's trainer.
+
+    The entropies of Trinity's Tinker trainer are those of the sampled tokens only.
+    """
+
+    def __init__(self, entropy_coef: float) -> None:
+        """Set the coefficient of the bonus."""
+        self._coef = entropy_coef
+
+    def __call__(
+        self, entropy: Tensor, action_mask: Tensor, *, token_counts: Tensor, row_scale: Tensor, **_: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Return the bonus, which Trinity subtracts from the loss, and metrics: sums over tokens.
+
+        Args:
+            entropy: [B, R] float.
+            action_mask: [B, R] bool, not used.
+            token_counts: [B, R] int64, how often each token is trained.
+            row_scale: [B, 1] float32.
+        """
+        entropies = torch.where(token_counts > 0, entropy.float(), 0.0)
+        bonus = self._coef * (entropies * token_weights(token_counts, row_scale.flatten())).sum()
+        sums = {"entropy": (entropies * token_counts).sum(), "loss/entropy_bonus": bonus}
+        return bonus, {name: _verl_metric(float(value.detach())) for name, value in sums.items()}
+
+
+def _verl_metric(value: float, *, is_maximum: bool = False) -> Any:
+    """Return a value that verl adds over micro-batches and workers, or takes the maximum of."""
+    from verl.utils.metric import AggregationType, Metric
+
+    return Metric(AggregationType.MAX if is_maximum else AggregationType.SUM, value)
 
 
 class _Maximum(float):

@@ -42,6 +42,11 @@ class RowLoss:
     correction: Correction
     own_ratio: bool
 
+    @property
+    def selects_by_entropy(self) -> bool:
+        """Whether only tokens whose entropy is above a threshold are trained."""
+        return self.algorithm.high_entropy_share < 1
+
     def __call__(
         self, model_output: dict[str, Any], data: TensorDict, dp_group: object = None
     ) -> tuple[Tensor, dict[str, Any]]:
@@ -63,7 +68,10 @@ class RowLoss:
         assert rule is not None
         result, correction = corrected_loss(rule, self.correction, batch)
         weights = token_weights(mask, data["row_scale"])
-        loss = (result.token_losses * weights).sum()
+        token_losses = result.token_losses
+        if self.selects_by_entropy:
+            token_losses = token_losses * (entropy.detach() > data["entropy_threshold"][:, None])
+        loss = (token_losses * weights).sum()
         sums = {"loss/policy": loss, "entropy": (entropy * mask).sum()}
         if self.kl_coef > 0:
             kl = token_kl(logprobs, _to_padded(data["ref_log_prob"]), self.kl_type)

@@ -16,6 +16,7 @@ from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_prompt
 from astuner.backbone.verl.checkpoint import VerlCheckpoints
 from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool
+from astuner.backbone.verl.policy_teacher import PolicyTeacher
 from astuner.backbone.verl.rollout_engine import check_engines_alive
 from astuner.backbone.verl.trainer import VerlTrainer, certify_sync
 from astuner.backbone.verl.update import VerlUpdate
@@ -91,13 +92,14 @@ class VerlSession(TrainingSession):
         """
         if not self._is_synced:
             inputs = self.context.run_inputs
-            # verl's workers have the GPUs, so the teacher is computed on the launching machine's CPU.
+            # verl's workers have the GPUs, so another model is computed on the launching machine's CPU.
             self._distiller = load_distiller(
                 self._config,
                 inputs.codec,
                 inputs.tasks,
                 teacher_path=inputs.teacher_path,
                 device=torch.device("cpu"),
+                policy=PolicyTeacher(self.trainer),
             )
         check_engines_alive(self.trainer.servers)  # verl would wait forever for an engine that has died
         self.trainer.sync_weights(step)

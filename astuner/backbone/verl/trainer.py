@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ray
 import torch
 import transfer_queue as tq
+from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torch import Tensor
@@ -216,10 +218,36 @@ class VerlTrainer(PPOTrainerSync):
 
         The number of rows must be divisible by the number of data-parallel workers.
         """
-        batch = self._batch(keys, lengths, _SAMPLE_FIELDS, calculate_entropy=False, compute_loss=False)
+        return self._policy_outputs("log_probs", keys, lengths)
+
+    def policy_entropies(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
+        """Return the entropies of the policy at the tokens of the responses, as `policy_logprobs`."""
+        return self._policy_outputs("entropy", keys, lengths)
+
+    def _policy_outputs(self, name: str, keys: list[str], lengths: list[int]) -> list[Tensor]:
+        batch = self._batch(keys, lengths, _SAMPLE_FIELDS, calculate_entropy=name == "entropy", compute_loss=False)
         self.actor_rollout_wg.compute_log_prob(batch)
-        stored = self.get(keys, ["log_probs", "response_mask"])
-        return list(response_from_nested(stored["log_probs"], stored["response_mask"]).float().unbind())
+        stored = self.get(keys, [name, "response_mask"])
+        return list(response_from_nested(stored[name], stored["response_mask"]).float().unbind())
+
+    def score(self, name: str, sequences: Sequence[tuple[Sequence[int] | NDArray[np.int32], int]]) -> list[Tensor]:
+        """Return the policy's logprobs of the ends of token sequences, one float32 tensor for each.
+
+        Args:
+            name: the start of the rows' keys, which are deleted at the end.
+            sequences: token ids, and the number of the first ones that are not scored, at least 1.
+        """
+        if not sequences:
+            return []
+        rows = [_scored_sample(ids, start) for ids, start in sequences]
+        # The number of rows must be divisible by the number of data-parallel workers.
+        rows += rows[:1] * (-len(rows) % self.workers)
+        keys = [f"{name}-{number}" for number in range(len(rows))]
+        self.put(keys, [sample_fields(row) for row in rows])
+        try:
+            return self.policy_logprobs(keys, [len(row.token_ids) for row in rows])[: len(sequences)]
+        finally:
+            self.clear(keys)
 
     def reference_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
         """Return the reference model's logprobs, as `policy_logprobs`, and store them as `ref_log_prob`."""
@@ -239,10 +267,11 @@ class VerlTrainer(PPOTrainerSync):
             verl's metrics: lists over mini-batches and micro-batches.
         """
         self.actor_rollout_wg.set_learning_rate(rate)
+        optional = {"ref_log_prob": self._loss.kl_coef > 0, "entropy_threshold": self._loss.selects_by_entropy}
         batch = self._batch(
             keys,
             lengths,
-            _SAMPLE_FIELDS + _LOSS_FIELDS + (["ref_log_prob"] if self._loss.kl_coef > 0 else []),
+            _SAMPLE_FIELDS + _LOSS_FIELDS + [name for name, is_needed in optional.items() if is_needed],
             calculate_entropy=True,
             global_batch_size=mini_batch_size,
             mini_batch_size=mini_batch_size,
@@ -308,22 +337,13 @@ def _compare_logprobs(
         return await asyncio.gather(*(generate_on(server, prompt_ids, params) for server in servers))
 
     completions = asyncio.run(sample_completions())
-    # The number of rows must be divisible by the number of data-parallel workers.
-    rows = completions + completions[:1] * (-len(completions) % trainer.workers)
-    keys = [f"sync-{step}-{number}" for number in range(len(rows))]
-    trainer.put(keys, [sample_fields(_as_sample(prompt_ids, completion)) for completion in rows])
-    try:
-        lengths = [len(prompt_ids) + len(completion.token_ids) for completion in rows]
-        logprobs = trainer.policy_logprobs(keys, lengths)
-    finally:
-        trainer.clear(keys)
-    for number, (completion, trained) in enumerate(zip(completions, logprobs, strict=False), 1):
+    sequences = [((*prompt_ids, *completion.token_ids), len(prompt_ids)) for completion in completions]
+    logprobs = trainer.score(f"sync-{step}", sequences)
+    for number, (completion, trained) in enumerate(zip(completions, logprobs, strict=True), 1):
         certificate.check_logprobs(f"engine {number} of {len(servers)}", step, completion.logprobs, trained.tolist())
 
 
-def _as_sample(prompt_ids: Sequence[int], completion: Completion) -> Sample:
-    start, ids = len(prompt_ids), (*prompt_ids, *completion.token_ids)
-    mask = (0,) * start + (1,) * len(completion.token_ids)
-    logprobs = (0.0,) * start + completion.logprobs
-    span = CallSpan("sync", start, len(ids))
-    return Sample(ids, mask, logprobs, tuple(range(len(ids))), 1.0, (span,))
+def _scored_sample(token_ids: Sequence[int] | NDArray[np.int32], start: int) -> Sample:
+    ids, size = tuple(map(int, token_ids)), len(token_ids)
+    counts = (0,) * start + (1,) * (size - start)
+    return Sample(ids, counts, (0.0,) * size, tuple(range(size)), 1.0, (CallSpan("scored", start, size),))

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from astuner.algorithms import Algorithm, token_kl
+from astuner.algorithms import Algorithm, high_entropy_threshold, token_kl
 from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
 from astuner.algorithms.credit_assignment import (
     StepAdvantages,
@@ -209,20 +209,69 @@ class VerlUpdate:
             [number for number in part if trains_without_advantage(self.config) or credited[number].has_advantage]
             for part in parts
         ]
-        assigned = assign_rows(with_gradient, stored.lengths, self.trainer.workers)
-        mini_batch_size = len(assigned[0][0]) * self.trainer.workers
-        padding = sum(row is None for worker in assigned for part in worker for row in part)
-        self._add_padding(stored, padding - stored.padding)
-        keys, lengths, fields = self._in_order(stored, credited, scales, assigned)
-        self.trainer.put(keys, fields)
         rate = learning_rate(self.config.trainer_common.optim, self.total_steps, step)
-        metrics = self.trainer.update(keys, lengths, mini_batch_size, rate)
+        metrics: dict[str, Any] = {}
+        if self.config.trainer_common.algorithm.high_entropy_share == 1:
+            metrics = self._train(stored, credited, scales, with_gradient, rate)
+        else:
+            # The weights after one mini-batch determine the threshold of the next.
+            for number, part in enumerate(parts):
+                threshold = self._entropy_threshold(stored, part)
+                of_part = self._train(stored, credited, scales, [with_gradient[number]], rate, number, threshold)
+                for name, values in of_part.items():
+                    metrics.setdefault(name, []).append(values)
         samples = [(row.episode, row.sample) for row in stored.rows]
         by_row = pop_token_values(metrics)
         trained_logprobs = [(stored.samples[number], values.logprobs) for number, values in by_row.items()]
         self._check_logprob_gap(metrics, trained_logprobs, step)
         token_values = {samples[number]: values for number, values in by_row.items()}
         return self._summarise(metrics, len(parts), advantages, step, rate), token_values
+
+    def _train(
+        self,
+        stored: _StoredRows,
+        credited: Mapping[int, TrainingRow],
+        scales: Mapping[int, float],
+        parts: Sequence[Sequence[int]],
+        rate: float,
+        first: int = 0,
+        threshold: float = -math.inf,
+    ) -> dict[str, Any]:
+        """Do one optimizer step for each of the mini-batches, and return verl's metrics.
+
+        Args:
+            stored: the stored rows.
+            credited: the rows with their advantages, by number.
+            scales: the loss factor of each row.
+            parts: the row numbers of each mini-batch.
+            rate: learning rate.
+            first: index of the first mini-batch in the step.
+            threshold: the entropy above which tokens are trained.
+        """
+        assigned = assign_rows(parts, stored.lengths, self.trainer.workers)
+        mini_batch_size = len(assigned[0][0]) * self.trainer.workers
+        padding = sum(row is None for worker in assigned for part in worker for row in part)
+        self._add_padding(stored, padding - stored.padding)
+        keys, lengths, fields = self._in_order(stored, credited, scales, assigned, first)
+        if self.config.trainer_common.algorithm.high_entropy_share < 1:
+            bound = torch.tensor(threshold, dtype=torch.float64)
+            fields = [{**row_fields, "entropy_threshold": bound} for row_fields in fields]
+        self.trainer.put(keys, fields)
+        return self.trainer.update(keys, lengths, mini_batch_size, rate)
+
+    def _entropy_threshold(self, stored: _StoredRows, part: Sequence[int]) -> float:
+        """Return the entropy above which the tokens of a mini-batch are trained, under the current weights."""
+        padding = -len(part) % self.trainer.workers
+        self._add_padding(stored, padding - stored.padding)
+        numbers = [*part, *range(len(stored.rows), len(stored.rows) + padding)]
+        lengths = stored.lengths
+        entropies = self.trainer.policy_entropies(
+            [stored.key(number) for number in numbers], [lengths[number] for number in numbers]
+        )
+        samples = [stored.samples[number] for number in part]
+        counts = [torch.tensor(sample.train_counts[prompt_length(sample) :]) for sample in samples]
+        share = self.config.trainer_common.algorithm.high_entropy_share
+        return high_entropy_threshold(torch.cat(entropies[: len(part)]), torch.cat(counts), share)
 
     def _check_logprob_gap(
         self, metrics: Mapping[str, Any], trained: Sequence[tuple[Sample, Sequence[float]]], step: int
@@ -249,11 +298,15 @@ class VerlUpdate:
         credited: Mapping[int, TrainingRow],
         scales: Mapping[int, float],
         assigned: Sequence[Sequence[Sequence[int | None]]],
+        first: int,
     ) -> tuple[list[str], list[int], list[RowFields]]:
-        """Return keys, lengths and loss fields of the rows in the order in which verl splits them over its workers."""
+        """Return keys, lengths and loss fields of the rows in the order in which verl splits them over its workers.
+
+        `first` is the index of the first mini-batch in the step.
+        """
         keys, fields, lengths = [], [], []
         padding = iter(range(len(stored.rows), len(stored.rows) + stored.padding))
-        order = [(part, row) for worker in assigned for part, rows in enumerate(worker) for row in rows]
+        order = [(part, row) for worker in assigned for part, rows in enumerate(worker, first) for row in rows]
         for mini_batch, number in order:
             if number is None:
                 keys.append(stored.key(next(padding)))

@@ -47,6 +47,7 @@ OTHERS: dict[str, tuple[object, ...]] = {
     "astuner.model.dtype": ("float32",),
     "astuner.rollout.gpu_memory_utilization": (0.8,),
     "astuner.trainer_common.algorithm.clip_ratio_low": (0.17,),
+    "astuner.trainer_common.algorithm.entropy_coef": (0.01,),
     "astuner.trainer_common.algorithm.clip_ratio_high": (0.33,),
     "astuner.trainer_common.algorithm.clip_ratio_dual": (2.5,),
     "astuner.trainer_common.algorithm.loss_agg_mode": ("token-mean",),
@@ -465,6 +466,11 @@ def test_the_configured_tinker_service(write: Write, section: str) -> None:
             r"^command line: astuner\.model\.lora\.target_modules is 'q_proj', and the Tinker service at \S+ takes ",
         ),
         ([], FOREIGN, r"astuner\.model\.lora\.rank is 0, and the Tinker service at \S+ trains adapters only; write 32"),
+        (
+            ["trainer_common.algorithm.entropy_coef=0.01"],
+            TINKER,
+            r"^command line: astuner\.trainer_common\.algorithm\.entropy_coef is 0\.01: a Tinker service returns the ",
+        ),
         (["model.dtype=float32"], GPU, r"^command line: astuner\.model\.dtype is 'float32', and Trinity's trainer "),
         (
             ["trainer_common.nnodes=2", "rollout.n_vllm_engine=8"],

@@ -15,6 +15,7 @@ from astuner.algorithms.correction import resolve_correction
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
+from astuner.distillation import Distiller
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS, make_episodes, small_run
 from tests.backbone.verl.local_reference import Weights, local_reference
@@ -37,7 +38,11 @@ def experiences_of(episodes: list[Episode], step: int) -> list[Any]:
 
 
 def mini_batches_of(
-    config: RunConfig, episodes: list[Episode], updates: int = UPDATES, step: int = 1
+    config: RunConfig,
+    episodes: list[Episode],
+    updates: int = UPDATES,
+    step: int = 1,
+    distiller: Distiller | None = None,
 ) -> list[list[Any]]:
     """Return the mini-batches that Trinity's trainer reads from its buffer."""
     from trinity.common.experience import Experience
@@ -55,7 +60,7 @@ def mini_batches_of(
     algorithm = resolve(run.trainer_common.algorithm)
     exps = experiences_of(episodes, step)
     by_key = {(exp.info[EPISODE], exp.info[SAMPLE]): exp for exp in exps}
-    _, row_batches = assign_mini_batches(run, updates, step, episodes)
+    _, row_batches = assign_mini_batches(run, updates, step, episodes, distiller)
     batches = [
         mini_batch(run, algorithm, rows, episodes, by_key) or [padding_experience(step, exps[0], use_reference=True)]
         for rows in row_batches

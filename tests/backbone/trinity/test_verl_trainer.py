@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from astuner.config.root import RunConfig
+from astuner.distillation import Distiller, ModelTeacher
 from tests.backbone.trinity.test_update import mini_batches_of
 from tests.backbone.verl.clusters import TOTAL_STEPS, make_episodes, small_run
 from tests.backbone.verl.local_reference import Weights, local_reference
@@ -29,13 +30,16 @@ def _without_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     pack_without_flash_attention()
 
 
-def logprobs_of(model: Any, data: Any) -> torch.Tensor:
-    """Return the log-probabilities of each row's next tokens, as verl's engine does."""
+def outputs_of(model: Any, data: Any) -> dict[str, torch.Tensor]:
+    """Return the log-probabilities of each row's next tokens, and the entropies, as verl's engine does."""
     logprobs = []
+    entropies = []
     for ids in data["input_ids"].unbind():
         logits = model(input_ids=ids[None]).logits[0].log_softmax(-1)
         logprobs.append(logits.gather(-1, ids.roll(-1)[:, None])[:, 0])
-    return torch.nested.as_nested_tensor(logprobs, layout=torch.jagged)
+        entropies.append(-(logits.exp() * logits).sum(-1))
+    names = {"log_probs": logprobs, "entropy": entropies}
+    return {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in names.items()}
 
 
 def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers: int) -> tuple[Weights, list[Any]]:
@@ -54,7 +58,7 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
     from verl.workers.engine.utils import prepare_micro_batches
 
     from astuner.backbone.local.optimizer import Optimizer
-    from astuner.backbone.trinity.rules import loss_args
+    from astuner.backbone.trinity.rules import entropy_args, entropy_loss, loss_args
     from astuner.backbone.trinity.verl_trainer import worker_rows
     from tests.backbone.trinity.plans import GPU
 
@@ -66,8 +70,8 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
             policy_loss_fn_args=loss_args(run.model_copy(update={"backbone": "trinity"}), GPU),
             kl_loss_fn="none",
             kl_loss_fn_args={},
-            entropy_loss_fn="none",
-            entropy_loss_fn_args={"entropy_coef": 0.0},
+            entropy_loss_fn=entropy_loss(run, GPU),
+            entropy_loss_fn_args=entropy_args(run, GPU),
             loss_agg_mode="seq-mean-token-sum",
         )
     )
@@ -89,7 +93,7 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
             tu.assign_non_tensor(part, use_dynamic_bsz=True, max_token_len_per_gpu=64, sp_size=1)
             metrics: dict[str, Any] = {}
             for micro in prepare_micro_batches(part)[0]:
-                share, sums = loss({"log_probs": logprobs_of(policy.model, micro)}, micro)
+                share, sums = loss(outputs_of(policy.model, micro), micro)
                 (share / workers).backward()  # FSDP averages gradients
                 append_to_dict(metrics, sums)
             by_worker.append(metrics)
@@ -118,6 +122,49 @@ def test_weights_after_a_step_equal_those_of_the_local_backbone(model_folder: Pa
         assert torch.allclose(updated[name], value, atol=1e-6, rtol=1e-4), name
 
 
+def test_the_entropy_bonus_is_that_of_the_local_backbone(model_folder: Path):
+    from astuner.backbone.trinity.metrics import update_metrics
+
+    # Without a KL term, an episode without an advantage has the gradient of the bonus only.
+    config = small_run(trainer_common__algorithm__entropy_coef=0.1, trainer_common__use_kl_loss=False)
+    episodes = make_episodes(local_reference(model_folder).logprobs)
+    result, expected = local_reference(model_folder).step(config, episodes)
+    updated, metrics_by_batch = verl_step(config, model_folder, mini_batches_of(config, episodes), 2)
+    for name, value in expected.items():
+        assert torch.allclose(updated[name], value, atol=1e-6, rtol=1e-4), name
+    combined = update_metrics(with_prefix(metrics_by_batch))
+    for name in ("loss/policy", "loss/total", "entropy"):
+        assert combined[name] == pytest.approx(result.metrics[name], rel=1e-4, abs=1e-6), name
+    assert combined["loss/policy"] - combined["loss/total"] == pytest.approx(0.1 * combined["entropy"], rel=0.3)
+    _, without = local_reference(model_folder).step(small_run(trainer_common__use_kl_loss=False), episodes)
+    assert not all(torch.allclose(updated[name], value, atol=1e-6, rtol=1e-4) for name, value in without.items())
+
+
+def test_a_teacher_has_the_effect_that_it_has_on_the_local_backbone(model_folder: Path):
+    settings = {"teacher": "folder", "coef": 2.0, "reward_coef": 0.5}
+    config = small_run(**{f"trainer_common__distillation__{name}": value for name, value in settings.items()})
+    episodes = make_episodes(local_reference(model_folder).logprobs)
+    teacher = local_reference(model_folder).policy.model
+    with torch.no_grad():
+        teacher.model.norm.weight.mul_(2)  # a sharper distribution
+    # Only hints need a codec.
+    distiller = Distiller(config.astuner.trainer_common.distillation, ModelTeacher(teacher, 256), None)  # type: ignore[arg-type]
+    _, expected = local_reference(model_folder).step(config, episodes, distiller)
+    updated, _ = verl_step(config, model_folder, mini_batches_of(config, episodes, distiller=distiller), 2)
+    for name, value in expected.items():
+        assert torch.allclose(updated[name], value, atol=1e-6, rtol=1e-4), name
+    _, without = local_reference(model_folder).step(small_run(), episodes)
+    assert not all(torch.allclose(updated[name], value, atol=1e-6, rtol=1e-4) for name, value in without.items())
+
+
+def with_prefix(metrics_by_batch: list[Any]) -> list[dict[str, float]]:
+    """Return metrics with the names that Trinity's trainer gives them."""
+    return [
+        {f"actor/{name.removeprefix('actor/')}": value for name, value in metrics.items()}
+        for metrics in metrics_by_batch
+    ]
+
+
 def test_metrics_cover_the_whole_mini_batch(model_folder: Path):
     from astuner.backbone.trinity.metrics import update_metrics
 
@@ -125,12 +172,7 @@ def test_metrics_cover_the_whole_mini_batch(model_folder: Path):
     episodes = make_episodes(local_reference(model_folder).logprobs)
     result, _ = local_reference(model_folder).step(config, episodes)
     _, metrics_by_batch = verl_step(config, model_folder, mini_batches_of(config, episodes), 4)
-    combined = update_metrics(
-        [
-            {f"actor/{name.removeprefix('actor/')}": value for name, value in metrics.items()}
-            for metrics in metrics_by_batch
-        ]
-    )
+    combined = update_metrics(with_prefix(metrics_by_batch))
     for name in ("loss/policy", "loss/kl", "loss/total", "ratio/mean", "clip_fraction", "kl/update"):
         assert combined[name] == pytest.approx(result.metrics[name], rel=1e-4, abs=1e-6), name
     assert combined["update/optimiser_steps"] == 2

@@ -12,6 +12,7 @@ from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.config.model import ModelConfig
 from astuner.config.root import RunConfig
+from astuner.distillation import Distiller
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS
 
@@ -32,7 +33,9 @@ class LocalReference:
         with torch.no_grad():
             return token_logprobs(self.policy.model, torch.tensor([ids]), mask, 1.0)[0][0].tolist()
 
-    def step(self, config: RunConfig, episodes: list[Episode]) -> tuple[UpdateResult, Weights]:
+    def step(
+        self, config: RunConfig, episodes: list[Episode], distiller: Distiller | None = None
+    ) -> tuple[UpdateResult, Weights]:
         """Do the first training step, and return its result and the new weights.
 
         The result lacks `update/changed_weights` and `update/cpu_threads`, which only the local backbone measures.
@@ -42,7 +45,8 @@ class LocalReference:
 
         run = config.astuner
         optimizer = Optimizer(self.policy.trainable(), run.trainer_common.optim, TOTAL_STEPS)
-        update = PolicyUpdate(run, resolve(run.trainer_common.algorithm), self.policy, optimizer)
+        algorithm = resolve(run.trainer_common.algorithm)
+        update = PolicyUpdate(run, algorithm, self.policy, optimizer, distiller=distiller)
         result = update.step(episodes, 1)
         metrics = dict(result.metrics)
         assert metrics.pop("update/changed_weights") > 0.0

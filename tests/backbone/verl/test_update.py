@@ -14,6 +14,7 @@ import torch
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import RunConfig
+from astuner.distillation import TeacherSequence
 from astuner.errors import BackboneError, RecordError
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import VerlCluster, make_episodes, small_run, started_cluster
@@ -177,6 +178,31 @@ def test_every_algorithm_has_the_loss_and_gradient_of_the_local_backbone(
     assert_metrics_of_the_local_backbone(cluster, config, reference, episodes)
 
 
+def test_the_tokens_of_high_entropy_are_those_of_the_local_backbone(
+    cluster: VerlCluster, model_folder: Path, tmp_path: Path
+):
+    """The weights hardly change between the two mini-batches: the workers' optimizer has the state of other tests."""
+    share = {"trainer_common__optim__lr": 1e-12, "trainer_common__algorithm__high_entropy_share": 0.3}
+    config = small_run(**share, trainer_common__algorithm__entropy_coef=0.01)
+    reference = current_reference(cluster, model_folder, tmp_path)
+    episodes = make_episodes(reference.logprobs, seed=7)
+    metrics = assert_metrics_of_the_local_backbone(cluster, config, reference, episodes)
+    assert metrics["update/optimiser_steps"] == 2
+    every_token = small_run(trainer_common__optim__lr=1e-12, trainer_common__algorithm__entropy_coef=0.01)
+    other = assert_metrics_of_the_local_backbone(cluster, every_token, reference, episodes)
+    assert abs(metrics["loss/policy"] - other["loss/policy"]) > 1e-3
+
+
+def test_the_workers_are_their_own_teacher(cluster: VerlCluster, tmp_path: Path):
+    from astuner.backbone.verl.policy_teacher import PolicyTeacher
+
+    cluster.trainer.save_model(tmp_path / "model", "float32")
+    reference = local_reference(tmp_path / "model")
+    sequences = [TeacherSequence(ids, [(1, len(ids))], (1.0,)) for ids in ((5, 6, 7, 8), (9, 10), (11, 12, 13))]
+    for sequence, values in zip(sequences, PolicyTeacher(cluster.trainer).logprobs(sequences), strict=True):
+        assert values.tolist() == pytest.approx(reference.logprobs(list(sequence.token_ids)), abs=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["auto", "seq_mis"])
 def test_a_correction_acts_on_the_distribution_after_top_p(
     cluster: VerlCluster, model_folder: Path, tmp_path: Path, mode: str
@@ -215,7 +241,8 @@ def assert_metrics_of_the_local_backbone(
     from astuner.backbone.verl.loss import row_loss
 
     expected, _ = reference.step(config, episodes)
-    cluster.trainer.actor_rollout_wg.set_loss_fn(row_loss(config.astuner, torch.float32, other_engine=False))
+    cluster.trainer._loss = row_loss(config.astuner, torch.float32, other_engine=False)
+    cluster.trainer.actor_rollout_wg.set_loss_fn(cluster.trainer._loss)
     result = replace(cluster, config=config).update().step(episodes, 1).metrics
     assert result["grad_norm"] > 1e-4
     assert result == pytest.approx(expected.metrics, rel=2e-4, abs=1e-5)
