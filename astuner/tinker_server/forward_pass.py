@@ -20,7 +20,7 @@ from astuner.tinker_server.errors import TinkerRequestError
 _MAX_BATCH_TOKENS = 8192
 # The logits use most of the memory: at most 1 GiB per batch in float32.
 _MAX_BATCH_LOGITS = 2**28
-STABLE_REINFORCE = "stable_reinforce is a loss of the Tinker service whose definition is not public"
+STABLE_REINFORCE = "stable_reinforce needs information that only samplers of the Tinker service record"
 _Inputs = Mapping[str, Tensor]
 _Options = Mapping[str, float]
 

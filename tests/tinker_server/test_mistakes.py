@@ -45,7 +45,7 @@ def message(dtype: int = 2, dense: bytes = bytes(8), chunk: bytes = bytes(4)) ->
             None,
             "'mse' is unknown; available: cross_entropy, importance_sampling, ppo, cispo, dro, gspo",
         ),
-        ([datum(IDS)], "stable_reinforce", None, "whose definition is not public; use another loss_fn: cross_entropy"),
+        ([datum(IDS)], "stable_reinforce", None, "only samplers of the Tinker service record; use another loss_fn: "),
         ([datum(IDS)], "dro", {"beta": "high"}, "loss_fn_config of dro has a text for beta; send a number"),
         ([datum(IDS)], "ppo", None, "logprobs is missing, advantages is missing"),
         ([datum(IDS, advantages=many())], "cross_entropy", None, "advantages is unknown"),

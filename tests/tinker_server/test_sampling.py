@@ -287,7 +287,7 @@ def test_scores_of_prompt_suffixes_targets_and_alternatives(served: Served, clie
             },
             "expected 4 that rise from 0 to the number of values, 1",
         ),
-        ({"record_stability_info": True}, "record_stability_info is set, but stable_reinforce is a loss of the Tinker"),
+        ({"record_stability_info": True}, "record_stability_info is set, but stable_reinforce needs information"),
     ],
 )
 def test_invalid_scores(served: Served, fields: dict[str, Any], message: str):
