@@ -258,14 +258,14 @@ class _Comparison:
 
     def run(self, policy: Policy, update: PolicyUpdate) -> None:
         """Compute the update, which changes the weights, and compare it."""
-        self._compare_sampler()
         policy.prepare_update()
+        self._compare_sampler(update)
         if self.config.trainer_common.distillation.teacher is not None:
             update.distiller = _RecordedTeacher(self.recorded)
         try:
             result = update.step([each.episode for each in self.recorded], self.step)
         except LogprobGapError as error:
-            self.differences.append(error.text)
+            self.differences.append(error.text.removeprefix(f"step {self.step}: "))
             return
         # The second of several mini-batches depends on the learning rate, so it is compared before its logprobs.
         self._compare_metrics({name: value for name, value in result.metrics.items() if name == "lr"})
@@ -291,19 +291,18 @@ class _Comparison:
         absolute, relative = (0.0, 0.0) if self.is_exact else _TOLERANCES[self.dtype]
         return recorded == computed or math.isclose(recorded, computed, rel_tol=relative, abs_tol=absolute)
 
-    def _compare_sampler(self) -> None:
-        """Find sampled logprobs that are not those of the recorded weights, by the trainer's recorded ones."""
-        if self.config.trainer_common.mini_batch_num > 1:
-            return  # the weights had moved when the trainer computed some of them
-        for each in self.recorded:
-            for number, (sample, update) in enumerate(zip(each.episode.samples, each.updates, strict=False), 1):
-                for position, trained in enumerate(by_token(sample, update)[1]):
-                    sampled = sample.logprobs[position]
-                    if trained is not None and not abs(sampled - trained) <= _MAX_TOKEN_GAP[self.dtype]:
-                        self.differences.append(
-                            f"logprob of {_token(each, number, position)}: the engine recorded {sampled!r}, the "
-                            f"trainer {trained!r}"
-                        )
+    def _compare_sampler(self, update: PolicyUpdate) -> None:
+        """Find the first token of each sample that was not sampled with the weights before the update."""
+        computed = update.trainer_logprobs([each.episode for each in self.recorded])
+        for (episode, index), logprobs in computed.items():
+            sample = self.recorded[episode].episode.samples[index]
+            for position, (count, sampled) in enumerate(zip(sample.train_counts, sample.logprobs, strict=True)):
+                if count and not abs(sampled - logprobs[position]) <= _MAX_TOKEN_GAP[self.dtype]:
+                    self.differences.append(
+                        f"logprob of {_token(self.recorded[episode], index + 1, position)}: the engine recorded "
+                        f"{sampled!r}, the trainer computes {logprobs[position]!r}"
+                    )
+                    break
 
     def _compare_samples(self, result: UpdateResult) -> None:
         """Compare advantages, which come from the recorded rewards, and the trainer's logprobs."""

@@ -136,15 +136,7 @@ class PolicyUpdate:
             BackboneError: the engine did not sample with the policy's weights, or the gradient is not finite.
             ModelError: the teacher cannot score the episodes.
         """
-        calls = [{call.call_id: call for call in episode.calls} for episode in episodes]
-        temperatures = [{name: call.sampling.temperature for name, call in by_id.items()} for by_id in calls]
-        rows = [
-            TrainingRow.from_sample(sample, index, number)
-            .with_temperatures(temperatures[index])
-            .with_sampler_logprobs(calls[index])
-            for index, episode in enumerate(episodes)
-            for number, sample in enumerate(episode.samples)
-        ]
+        rows = _rows(episodes)
         has_mini_batches = min(self.config.trainer_common.mini_batch_num, len(episodes)) > 1
         needs_old = self._correction.old_from_trainer and has_mini_batches
         if needs_old or (self._is_low_precision and self._uses_kl_in_reward):
@@ -162,6 +154,11 @@ class PolicyUpdate:
             except GradientNotFinite as error:
                 raise advantages.gradient_error(step, error.norm) from error
         return advantages.update_result(metrics, rows, sums.token_values.by_sample())
+
+    def trainer_logprobs(self, episodes: Sequence[Episode]) -> dict[SampleKey, Sequence[float]]:
+        """Return the logprobs of the trained tokens of each sample with the current weights; any value elsewhere."""
+        rows = self._with_trainer_logprobs(_rows(episodes))
+        return {(row.episode, row.sample): row.old_logprobs for row in rows}
 
     @property
     def _is_low_precision(self) -> bool:
@@ -373,6 +370,18 @@ class PolicyUpdate:
 
         check_logprob_gap(difference, self.policy.dtype, f"step {step}", pairs(), self._gaps)
         self._gaps.append(difference)
+
+
+def _rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
+    calls = [{call.call_id: call for call in episode.calls} for episode in episodes]
+    temperatures = [{name: call.sampling.temperature for name, call in by_id.items()} for by_id in calls]
+    return [
+        TrainingRow.from_sample(sample, index, number)
+        .with_temperatures(temperatures[index])
+        .with_sampler_logprobs(calls[index])
+        for index, episode in enumerate(episodes)
+        for number, sample in enumerate(episode.samples)
+    ]
 
 
 def _add_logprob_differences(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:

@@ -159,6 +159,16 @@ def test_a_learning_rate_that_changes_during_a_run(make_job: MakeJob, tmp_path: 
     assert any("trainer's logprob" in text for text in found["differences"])
     assert outcome("replay", first, "--step", 3)[0] == 0
 
+    # A token of any mini-batch.
+    for entry in [each for each in read_index(first) if each.split == "train" and each.step == 3 and each.advantage]:
+        changed = copy_of(first, entry.episode_id)
+        position = read_sample(first, entry)[1]
+        edit(changed, entry, ["episode", "samples", 0, "token_ids", position], 1)
+        code, found = outcome("replay", changed, "--step", 3)
+        assert code == 1
+        token = f"token {position} of sample 1 of episode {entry.episode_id}"
+        assert found["differences"][0].startswith(f"step 3: logprob of {token}: the engine recorded")
+
 
 def test_a_step_with_a_teacher(make_job: MakeJob, tmp_path: Path):
     settings = {
