@@ -43,10 +43,12 @@ def high_entropy_threshold(entropies: Tensor, train_counts: Tensor, share: float
     Args:
         entropies: any shape, float.
         train_counts: the same shape; a token counts that often.
-        share: in (0, 1]; 1 selects all tokens. At least one token is selected.
+        share: in (0, 1]; 1 selects all tokens. At least one token is selected, and all of equal entropy with it.
     """
     values = torch.repeat_interleave(entropies.flatten(), train_counts.flatten()).double().sort(descending=True).values
     count = max(1, math.floor(share * len(values) + 0.5))
     if count >= len(values):
         return -math.inf
-    return float(values[count - 1] + values[count]) / 2
+    smallest = values[count - 1]
+    lower = values[values < smallest]
+    return float(smallest + lower[0]) / 2 if lower.numel() else -math.inf

@@ -33,9 +33,14 @@ def test_the_differentiable_entropy_has_the_gradient_of_the_definition():
 
 
 @pytest.mark.parametrize(
-    ("share", "expected"), [(0.2, 2.5), (0.05, 2.5), (0.4, 1.5), (0.8, 0.75), (1.0, -math.inf), (0.99, -math.inf)]
+    ("share", "expected"),
+    [(0.2, 2.5), (0.05, 2.5), (0.4, 1.5), (0.6, 0.75), (0.8, 0.75), (1.0, -math.inf), (0.99, -math.inf)],
 )
 def test_threshold_selects_the_share_with_the_highest_entropy(share, expected):
     # Five trained tokens: 3, 2, 1 (twice) and 0.5; the token with a count of 0 is context.
     entropies, counts = torch.tensor([[1.0, 3.0, 9.0], [0.5, 2.0, 9.0]]), torch.tensor([[2, 1, 0], [1, 1, 0]])
     assert high_entropy_threshold(entropies, counts, share) == expected
+
+
+def test_tokens_of_equal_entropy_are_all_selected():
+    assert high_entropy_threshold(torch.full((2, 5), 0.7), torch.ones((2, 5), dtype=torch.int64), 0.2) == -math.inf
