@@ -25,9 +25,16 @@ from astuner.backbone.training.checkpoints import complete_checkpoints
 from astuner.backbone.training.model_folder import model_path
 from astuner.config.loading import load_config
 from astuner.config.root import AstunerConfig
-from astuner.errors import LogprobGapError, RecordError
+from astuner.errors import LogprobGapError, ModelError, PluginError, RecordError
 from astuner.llm_engine.causal_lm import choose_device
-from astuner.run_record import RecordedEpisode, by_token, read_index, read_metrics, read_recorded_episode
+from astuner.run_record import (
+    RecordedEpisode,
+    by_token,
+    environment_of,
+    read_index,
+    read_metrics,
+    read_recorded_episode,
+)
 from astuner.schema import Episode
 
 # Of runs that are not deterministic: (absolute, relative). Sums have another order, which Adam's division amplifies.
@@ -124,8 +131,10 @@ def replay_step(folder: Path, step: int) -> StepReplay:
         if config.trainer_common.deterministic:
             stack.enter_context(deterministic_operations(device))
         torch.manual_seed(config.trainer_common.seed)
-        path = model_path(config.model.path, "model.path", [Path.cwd(), folder])
-        policy = Policy(config.model, path, device, config.update.pack)
+        try:
+            policy = Policy(config.model, _starting_model(config, folder), device, config.update.pack)
+        except (ModelError, PluginError) as error:
+            raise RecordError(f"{folder} cannot be computed again without its starting model: {error}") from error
         states = {number: read_state(saved[number], device) for number in (start, step) if number in saved}
         total_steps = next(
             (state["total_steps"] for state in states.values() if "total_steps" in state), record.last_step
@@ -147,6 +156,24 @@ def replay_step(folder: Path, step: int) -> StepReplay:
             comparison.compare_weights(policy.training_state(), states[step]["trained"])
     differences = [f"step {number}: {text}" for text in comparison.differences]
     return StepReplay(step, start, comparison.is_exact, tuple(comparison.metrics), tuple(differences))
+
+
+def _starting_model(config: AstunerConfig, folder: Path) -> str:
+    """Return the starting model of a run. A relative path is relative to the run's working directory or its YAML file.
+
+    The run's folder is not searched: its subfolder `model` is the tuned model.
+
+    Raises:
+        ModelError: a local path does not exist, or contains no model.
+        PluginError: the function that returns the model cannot be loaded.
+    """
+    environment = environment_of(folder)
+    argv = [text for word in environment.get("argv", ()) for text in str(word).split("=", 1)]
+    yaml = Path(argv[argv.index("--conf") + 1]) if "--conf" in argv[:-1] else Path()
+    directory = Path(environment.get("working_directory") or Path.cwd())
+    search = (directory, (directory / yaml).parent, Path.cwd())
+    found = next((match for parent in search if (match := parent / config.model.path).exists()), config.model.path)
+    return model_path(str(found), "model.path", search)
 
 
 def _check_kind(config: AstunerConfig, folder: Path) -> None:

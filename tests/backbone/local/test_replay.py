@@ -211,3 +211,20 @@ def test_a_step_that_cannot_be_computed_names_those_that_can(make_job: MakeJob, 
     assert "has no update of step 7; these steps can be computed again: 1" in refused("replay", record, "--step", 7)
     assert "is not a run" in refused("replay", tmp_path / "nothing", "--step", 1)
     assert "is not a run" in refused("bisect", record, tmp_path / "nothing")
+
+
+def test_the_starting_model_is_that_of_the_run_and_not_the_tuned_one(
+    make_job: MakeJob, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    shutil.copytree(model_folder, "model")
+    # Its path relative to the run's folder is that of the tuned model.
+    job = make_job(model__path="model", trainer_common__total_training_steps=1, trainer_common__deterministic=True)
+    record = job.tune(tmp_path / "records").record
+    monkeypatch.chdir(tmp_path)
+    assert outcome("replay", record, "--step", 1)[0] == 0
+    shutil.rmtree(tmp_path / "work" / "model")
+    result = CliRunner().invoke(astuner, ["replay", str(record), "--step", "1"])
+    assert result.exit_code == 2, result.output
+    assert "cannot be computed again without its starting model" in " ".join(result.output.split())
