@@ -65,19 +65,26 @@ def packed_memory(weight: Tensor) -> Tensor | None:
         [rows, columns or more]. Each block of 64 rows has the values of the same rows of the weight, in another order,
         and zeros. None if oneDNN's layout on this processor has no such blocks.
     """
+    operations = ("data_ptr", "_nbytes", "_get_mkldnn_serialized_md")
+    if not all(hasattr(torch.ops.mkldnn, name) for name in operations):
+        return None
     rows, columns = weight.shape
-    return _memory(weight) if _keeps_blocks(rows, columns, weight.dtype) else None
+    return _memory(weight) if _keeps_blocks(rows, columns, weight.dtype, _layout(weight)) else None
 
 
 @cache
-def _keeps_blocks(rows: int, columns: int, dtype: torch.dtype) -> bool:
-    if not (hasattr(torch.ops.mkldnn, "data_ptr") and hasattr(torch.ops.mkldnn, "_nbytes")):
-        return False
+def _keeps_blocks(rows: int, columns: int, dtype: torch.dtype, layout: bytes) -> bool:
+    """Return whether a layout keeps the values of each block of 64 rows together, from a packed example."""
     # A prime period, so that blocks differ.
     example = torch.arange(rows * columns, dtype=torch.int32).remainder_(8191).to(dtype).view(rows, columns)
     packed = pack(example)  # must outlive its memory
     memory = _memory(packed)
-    return memory is not None and torch.equal(block_sums(memory), block_sums(example))
+    # oneDNN may choose another layout with another number of threads.
+    return memory is not None and _layout(packed) == layout and torch.equal(block_sums(memory), block_sums(example))
+
+
+def _layout(packed: Tensor) -> bytes:
+    return bytes(torch.ops.mkldnn._get_mkldnn_serialized_md(packed).numpy())
 
 
 def _memory(packed: Tensor) -> Tensor | None:
