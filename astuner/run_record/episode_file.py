@@ -240,7 +240,8 @@ def _encode_calls(calls: Sequence[LlmCall], redact: Redact) -> list[dict[str, An
     streams: list[NDArray[Any]] = []
     all_messages: list[list[object]] = []
     for call in calls:
-        prompt = np.asarray(call.prompt_ids, np.int64)
+        stream = np.asarray(joined(call.prompt_ids, call.completion_ids))
+        prompt = stream[: len(call.prompt_ids)]
         best, longest = None, 0
         for index in range(len(streams) - 1, max(-1, len(streams) - 1 - _SEARCHED_CALLS), -1):
             length = _shared_length(prompt, streams[index])
@@ -249,8 +250,8 @@ def _encode_calls(calls: Sequence[LlmCall], redact: Redact) -> list[dict[str, An
                 if length == len(streams[index]):
                     break
         if len(streams) > _SEARCHED_CALLS:
-            streams[-_SEARCHED_CALLS - 1] = np.empty(0, np.int64)  # is not searched any more
-        streams.append(np.concatenate([prompt, np.asarray(call.completion_ids, np.int64)]))
+            streams[-_SEARCHED_CALLS - 1] = np.empty(0)  # is not searched any more
+        streams.append(stream)
         earlier = ((), []) if best is None else (calls[best].messages, all_messages[best])
         messages, equal = _encode_messages(call.messages, *earlier, redact)
         all_messages.append(messages)
