@@ -90,8 +90,9 @@ def test_an_engine_with_stale_weights_ends_the_run_with_the_cause(
         send(engine, sent, policy_version)
 
     monkeypatch.setattr(EmbeddedEngine, "update_weights", stale)
-    # The check of the hand-over would end the run before the rollout.
-    monkeypatch.setattr(LocalSession, "_certify", lambda session, engine, step: None)
+    # The checks of the hand-over would end the run before the rollout.
+    for check in ("_compare_weights", "_compare_logprobs"):
+        monkeypatch.setattr(LocalSession, check, lambda session, engine, step: None)
     with pytest.raises(LogprobGapError, match=r"stale weights.*check the transfer of weights"):
         make_job().tune(tmp_path / "records")
     finding = read_findings(tmp_path / "records" / "run")[-1]
