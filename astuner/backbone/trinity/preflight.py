@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from astuner.algorithms import resolve
 from astuner.backbone.training.attention import flash_attention_command
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
-from astuner.backbone.trinity.rules import engine_count, gpus_per_node, steps_ahead
+from astuner.backbone.trinity.rules import (
+    engine_count,
+    gpus_per_node,
+    run_correction,
+    sampler_dtype,
+    steps_ahead,
+)
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.composition import origin_of
 from astuner.config.keys import parts
@@ -18,7 +25,10 @@ _GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 _ENGINES = "astuner.rollout.n_vllm_engine"
 _WORKERS = "astuner.rollout.max_env_worker"
 _LORA = "astuner.model.lora"
+_TRAINER = "astuner.trainer_common"
 _STYLE = "astuner.asynchrony.sync_style"
+# The largest mean difference between the logprobs of an answer by an engine and by the trainer in bfloat16 is 0.024.
+_ROUNDING = 0.03
 MIN_GPUS = 2
 """Engines and trainer need at least one GPU each."""
 
@@ -44,7 +54,27 @@ def machine_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Prob
     if workers < engines:
         text = f"{_WORKERS} is {workers}, less than {_ENGINES} ({engines}): some engines would have no episode"
         yield _problem(facts, _WORKERS, f"{text}; write at least {engines}, or fewer engines")
+    if facts.mode == "both":
+        yield from _ratio_problems(run, facts)
     yield from _tinker_problems(config, facts) if facts.uses_tinker else _gpu_problems(run, facts)
+
+
+def _ratio_problems(run: AstunerConfig, facts: TrinityRunFacts) -> Iterator[Problem]:
+    """Yield a clip range that the rounding of sampler and trainer exceeds, if the ratios contain it."""
+    common, rule = run.trainer_common, resolve(run.trainer_common.algorithm).rule
+    if rule is None or sampler_dtype(run, facts) == "float32" or run_correction(run, facts).old_from_trainer:
+        return
+    low, high = rule.clip.low, rule.clip.high
+    if min(low, high) < _ROUNDING:
+        is_chosen = common.correction.old_logprobs == "sampler"
+        key = f"{_TRAINER}.correction.old_logprobs" if is_chosen else f"{_TRAINER}.mini_batch_num"
+        value = common.correction.old_logprobs if is_chosen else common.mini_batch_num
+        text = (
+            f"{key} is {value}, so the ratios of {common.algorithm.adv_estimator} are to the sampler's logprobs, which "
+            f"differ by up to {_ROUNDING:g} for an answer, and its clip range is {low:g} below and {high:g} above 1"
+        )
+        fix = "remove old_logprobs" if is_chosen else "write mini_batch_num: 1, use --backbone=verl"
+        yield _problem(facts, key, f"{text}; {fix}, or set clip_ratio_low and clip_ratio_high to {_ROUNDING:g} or more")
 
 
 def _tinker_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Problem]:

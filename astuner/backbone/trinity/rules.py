@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from astuner.algorithms.correction import resolve_correction
+from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.root import AstunerConfig
@@ -128,14 +128,19 @@ def algorithm_type(config: AstunerConfig, facts: TrinityRunFacts) -> str:
     return f"astuner.backbone.trinity.trainer_plugins.{kind}"
 
 
-def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
-    """Arguments of astuner's loss: algorithm, clip range, KL estimator and coefficient (0 for none), and correction."""
-    common = config.trainer_common
-    correction = resolve_correction(
+def run_correction(config: AstunerConfig, facts: TrinityRunFacts) -> Correction:
+    """Return the correction of the run."""
+    return resolve_correction(
         config,
         low_precision=sampler_dtype(config, facts) != "float32",
         can_differ=not facts.uses_tinker or not facts.takes_policy or config.asynchrony.max_staleness > 0,
     )
+
+
+def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
+    """Arguments of astuner's loss: algorithm, clip range, KL estimator and coefficient (0 for none), and correction."""
+    common = config.trainer_common
+    correction = run_correction(config, facts)
     return {
         "algorithm": common.algorithm.model_dump(mode="json", include=_LOSS_KEYS),
         "kl_coef": common.kl_loss_coef if uses_kl_loss(config) else 0.0,

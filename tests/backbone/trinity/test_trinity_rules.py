@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.backbone.trinity import rules
+from astuner.backbone.trinity.preflight import machine_problems
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from tests.backbone.trinity.plans import GPU, TINKER, run_config
 
@@ -115,3 +116,20 @@ def test_expected_steps_are_part_of_the_batch_size() -> None:
     settings = {"data__train_batch_size": 3, "rollout__num_repeat": 4}
     assert rules.expected_samples(run_config(**settings).astuner, GPU) == 12
     assert rules.expected_samples(run_config(**settings, rollout__multi_turn__expected_steps=5).astuner, GPU) == 60
+
+
+def test_clip_ranges_below_the_rounding_of_bfloat16_need_ratios_to_the_trainer() -> None:
+    def problems(plan: TrinityRunFacts, algorithm: str = "gspo", **values: object) -> list[str]:
+        config = run_config(trainer_common__algorithm__adv_estimator=algorithm, **values)
+        return [problem.text for problem in machine_problems(config, plan) if "clip range" in problem.text]
+
+    several: dict[str, object] = {"trainer_common__mini_batch_num": 2}
+    (text,) = problems(GPU, **several)
+    assert "mini_batch_num is 2, so the ratios of gspo are to the sampler's" in text
+    (text,) = problems(GPU, "gspo_token", trainer_common__correction__old_logprobs="sampler")
+    assert "old_logprobs is sampler" in text
+    assert "; remove old_logprobs, or set clip_ratio_low" in text
+    assert problems(TINKER, **several, model__dtype="bfloat16")
+    assert problems(TINKER, **several) == problems(GPU) == problems(GPU, "grpo", **several) == []
+    wide: dict[str, object] = {f"trainer_common__algorithm__clip_ratio_{side}": 0.05 for side in ("low", "high")}
+    assert problems(GPU, **several, **wide) == problems(replace(GPU, mode="bench"), **several) == []
