@@ -168,5 +168,26 @@ def test_groups_with_equal_rewards_are_replaced_by_further_tasks(model_folder: P
     assert sorted(trained.values()) == [False, False, True, True]
 
 
+def test_a_model_teaches_itself_with_a_hint_on_tokens_of_high_entropy(model_folder: Path, tmp_path: Path):
+    settings = {
+        "trainer_common__distillation__teacher": "self",
+        "trainer_common__distillation__hint": "Use letters: {unlucky}",
+        "trainer_common__distillation__reward_coef": 1.0,
+        "trainer_common__algorithm__high_entropy_share": 0.5,
+        "trainer_common__total_training_steps": 2,
+    }
+    run = Run(make_job("Letters", model_folder, tmp_path, **settings), tmp_path)
+    code, printed = run.ended()
+    assert code == 0, printed
+    assert run.leftovers() == []
+    steps = [row.metrics for row in read_metrics(run.record) if "distillation/kl" in row.metrics]
+    assert len(steps) == 2
+    for metrics in steps:
+        assert metrics["distillation/calls_without_hint"] == 0
+        assert abs(metrics["distillation/kl"]) > 1e-4
+        assert metrics["update/optimiser_steps"] == 2
+        assert metrics["grad_norm"] > 0
+
+
 def test_tasks_depend_on_earlier_results_also_after_a_kill(model_folder: Path, tmp_path: Path):
     check_kill_and_resume(make_job("Letters", model_folder, tmp_path, **SELECTING), tmp_path, 6)
