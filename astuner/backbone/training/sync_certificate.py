@@ -1,13 +1,13 @@
 """The check, after each hand-over of weights, that an engine samples with those of the trainer.
 
 Weights that do not arrive raise no error elsewhere: the engine samples with those of an earlier step, or without the
-adapters, and training goes on with wrong probability ratios. The check has two parts:
+adapters, and training continues with wrong probability ratios. The check has two parts:
 
 - The checksums of all weights are compared after each hand-over, where the engine can return them. They find any
   changed bit and name the weight. They take one pass over the memory of the weights on each side.
-- The logprobs of a few sampled tokens are compared. An engine without checksums is asked after each hand-over. Engines
-  with checksums are asked after the first two, and then whenever both parts together take at most 1% of the time. The
-  next update compares the logprobs of all its samples with the same weights in any case.
+- The logprobs of a few sampled tokens are compared: after each hand-over for engines without checksums, and for the
+  others after the first two and whenever both parts together take at most 1% of the time. The next update compares the
+  logprobs of all its samples with the same weights in any case.
 """
 
 from __future__ import annotations
