@@ -5,6 +5,7 @@ import re
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.task_judge.countdown_as_judge import evaluate_expression
 
+NUMBER_PROMPT = "Answer with the number only."
 SYSTEM_PROMPT = "Solve the task. Write the answer in the last line, after Answer:"
 CALCULATOR = {
     "type": "function",
@@ -44,8 +45,8 @@ class NumberAgent(Workflow):
     name = "number_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        # Without a system prompt: with one, the raw model solves fewer tasks.
-        answer = await model_tuner.chat([{"role": "user", "content": workflow_task.main_query}])
+        question = {"role": "user", "content": workflow_task.main_query}
+        answer = await model_tuner.chat([{"role": "system", "content": NUMBER_PROMPT}, question])
         numbers = re.findall(r"(?<!\d)-?\d+", answer.text)
         return WorkflowOutput(metadata={"final_answer": numbers[-1] if numbers else "no number"})
 
