@@ -193,8 +193,10 @@ def draw(results: Mapping[str, Mapping[str, Curves]], path: Path) -> None:
     for axis, (sampler, by_mode) in zip(axes, results.items(), strict=True):
         for index, (mode, curves) in enumerate(by_mode.items()):
             means = [statistics.fmean(values) for values in zip(*curves.rewards, strict=True)]
-            style = {"color": "#0f172a", "linewidth": 2.2} if mode == "none" else {"color": f"C{index}"}
-            axis.plot(range(1, len(means) + 1), means, label=mode, linewidth=style.pop("linewidth", 1.1), **style)
+            style = {"color": f"C{index % 10}", "linestyle": "--" if index >= 10 else "-", "linewidth": 1.1}
+            if mode == "none":
+                style |= {"color": "#0f172a", "linewidth": 2.2}
+            axis.plot(range(1, len(means) + 1), means, label=mode, **style)
         axis.set_title(_TITLES[sampler], fontsize=10)
         axis.set_xlabel("step")
         axis.grid(color="#e2e8f0")
