@@ -25,6 +25,7 @@ _CONNECT_SECONDS = 10.0
 # Runs in its own process: if the server is not Ray, the call never returns.
 _PROBE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 _TOKEN_ERROR = "AuthenticationError"
+_GPU_TYPE = "accelerator_type:"
 _FIX = (
     "set trainer_common.ray_address to the address of a running Ray instance (`ray start --head`), or leave it out to "
     "start one"
@@ -177,6 +178,27 @@ def find_ray(address: str, timeout: float = 60.0) -> str:
     raise BackboneError(
         f"{_cannot_connect(address)}: the server at {resolved} does not answer like Ray {ray.__version__}; {_FIX}"
     )
+
+
+def check_has_no_gpus() -> None:
+    """Check that the connected Ray instance has no GPUs, before a run whose `device: auto` has become `cpu` uses it.
+
+    `auto` is decided on this machine. Ray names the type of the GPUs that a node really has, and not of those that a
+    node on a CPU declares (`ray start --num-gpus=1`).
+
+    Raises:
+        BackboneError: a node has GPUs.
+    """
+    import ray
+
+    resources = ray.cluster_resources()
+    types = sorted(name.removeprefix(_GPU_TYPE) for name in resources if name.startswith(_GPU_TYPE))
+    if types:
+        raise BackboneError(
+            "trainer_common.device is auto, which is cpu on this machine, because PyTorch sees no CUDA device; but the "
+            f"nodes of this Ray cluster have GPUs ({', '.join(types)}). Run astuner on a node with a GPU (`ray job "
+            "submit --entrypoint-num-gpus 1` does so), or set trainer_common.device=cpu to train on their CPUs"
+        )
 
 
 def _probe(address: str, timeout: float) -> str | None:

@@ -16,7 +16,8 @@ from astuner.config.root import RunConfig
 from astuner.errors import BackboneError
 from astuner.localhost import free_port
 from astuner.process_tree import environment_variable
-from astuner.ray_cluster.connection import find_ray, ray_connected
+from astuner.ray_cluster.connection import check_has_no_gpus, find_ray, ray_connected
+from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.ray_cluster.session_guard import SESSION
 from tests.backbone.runs import PATIENCE
 
@@ -40,6 +41,18 @@ def test_timed_out_start_is_cleaned_up_and_retried(monkeypatch: pytest.MonkeyPat
         assert second.poll() is None
     second.kill()
     second.wait()
+
+
+@pytest.mark.verl
+def test_a_cluster_with_gpus_is_not_used_by_the_cpu_of_device_auto():
+    with environment_set(OWN_ENVIRONMENT), ray_connected({"num_gpus": 1}):
+        check_has_no_gpus()  # a declared GPU has no type
+    with (
+        environment_set(OWN_ENVIRONMENT),
+        ray_connected({"num_gpus": 1, "resources": {"accelerator_type:H100": 1.0}}),
+        pytest.raises(BackboneError, match=r"device is auto.*GPUs \(H100\).*set trainer_common.device=cpu"),
+    ):
+        check_has_no_gpus()
 
 
 CONNECTED = """

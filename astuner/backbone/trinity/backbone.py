@@ -149,6 +149,12 @@ def _server_device(config: AstunerConfig) -> Device:
     return "cuda" if uses_gpu else "cpu"
 
 
+def _trains_on_cpu(config: RunConfig) -> bool:
+    """Return whether `device: auto` has the run train with a server of its own on the CPU of this machine."""
+    own_server = configured_tinker_service(config) is None and not on_gpus(config.astuner)
+    return own_server and config.astuner.trainer_common.device == "auto" and _server_device(config.astuner) == "cpu"
+
+
 def _configured_training_backend(config: RunConfig) -> TrainingBackend | None:
     """Return the training backend for GPUs or for the service of the `trinity:` section; None for its own server.
 
@@ -219,7 +225,7 @@ def _start_session(
     stack: contextlib.ExitStack,
 ) -> TrinitySession:
     training_backend.prepare_imports()
-    from astuner.ray_cluster.connection import ray_connected
+    from astuner.ray_cluster.connection import check_has_no_gpus, ray_connected
 
     config = context.config.astuner
     logger.info("starting Ray and Trinity's explorer and trainer; this takes up to a minute")
@@ -229,6 +235,8 @@ def _start_session(
     address = context.ray.address if context.ray else config.trainer_common.ray_address
     runtime_env = _runtime_env(training_backend, environment, composed.get_envs())
     stack.enter_context(ray_connected({"address": address, "namespace": namespace, "runtime_env": runtime_env}))
+    if not context.has_own_ray and _trains_on_cpu(context.config):
+        check_has_no_gpus()
     # These modules import Trinity and Ray.
     from astuner.backbone.trinity.actors import trinity_actors
     from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator

@@ -27,7 +27,7 @@ from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
-from astuner.ray_cluster.connection import check_not_connected, check_ray_reachable
+from astuner.ray_cluster.connection import check_has_no_gpus, check_not_connected, check_ray_reachable
 from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
@@ -127,6 +127,8 @@ def _verl_session(context: RunContext) -> Iterator[VerlSession]:
         stack.enter_context(_ray_errors_explained())
         logger.info("starting Ray, verl's workers and engines; this takes about a minute")
         stack.enter_context(ray_running(composed, environment))
+        if not context.has_own_ray and facts.device == "cpu" and config.trainer_common.device == "auto":
+            check_has_no_gpus()
         with context.phase("load_model"):
             session = _start_session(context, composed, facts, stack)
         yield session
