@@ -30,6 +30,7 @@ def write_job(folder: Path, model: Path, **settings: Any) -> Path:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     values: dict[str, Any] = {
         "experiment_name": "run",
+        "backbone": "local",
         "model__renderer": "qwen3",
         "update__pack": "leaf",
         "data__train_batch_size": 2,
@@ -50,7 +51,7 @@ def write_job(folder: Path, model: Path, **settings: Any) -> Path:
         "rollout__val_kwargs__temperature": 1.0,
         "rollout__val_kwargs__do_sample": True,
     }
-    job = AstunerJob(algorithm="grpo", backbone="local", model=model, **(values | settings))
+    job = AstunerJob(algorithm="grpo", model=model, **(values | settings))
     job.set_workflow(AGENT)
     job.set_data("file", folder / "train.jsonl", validation_path=folder / "val.jsonl")
     return job.dump_job_as_yaml(folder / "run.yaml")
