@@ -151,8 +151,7 @@ def is_faulty(facts: dict[str, Any], *, is_exact: bool) -> bool:
 def main() -> None:
     """Run the campaign."""
     if sys.argv[1:2] == [_INSIDE]:
-        phase, number, delay, *arguments = sys.argv[2:]
-        run_astuner(phase, int(number), float(delay), arguments)
+        run_astuner(sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), sys.argv[5:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", choices=("local", "verl", "trinity"), default="local")
