@@ -127,6 +127,7 @@ class PageRunner:
 
     def __init__(self, small: Mapping[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
         self._overrides = [f"astuner.{key}={value}" for key, value in small.items()]
+        self._monkeypatch = monkeypatch
         tune = AstunerJob.tune
         # A page's job runs as written, with smaller sizes.
         monkeypatch.setattr(AstunerJob, "tune", lambda job, *args: tune(job.configure(dict(small)), *args))
@@ -139,7 +140,9 @@ class PageRunner:
                 Path(block.file).write_text(block.text)
             if block.language == "python" and block.file is not None:
                 if is_installed(block):
-                    names.update(vars(importlib.import_module(Path(block.file).stem)))
+                    module = Path(block.file).stem
+                    self._monkeypatch.delitem(sys.modules, module, raising=False)  # of another test
+                    names.update(vars(importlib.import_module(module)))
             elif block.language == "python":
                 # Compile with the page's name and line, so that a traceback shows them.
                 exec(compile("\n" * block.line + block.text, str(page), "exec"), names)

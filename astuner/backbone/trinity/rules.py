@@ -128,12 +128,12 @@ def algorithm_type(config: AstunerConfig, facts: TrinityRunFacts) -> str:
     return f"astuner.backbone.trinity.trainer_plugins.{kind}"
 
 
-def run_correction(config: AstunerConfig, facts: TrinityRunFacts) -> Correction:
-    """Return the correction of the run."""
+def run_correction(run: AstunerConfig, facts: TrinityRunFacts) -> Correction:
+    """Return the correction of a run. This is no rule for a key of Trinity."""
     return resolve_correction(
-        config,
-        low_precision=sampler_dtype(config, facts) != "float32",
-        can_differ=not facts.uses_tinker or not facts.takes_policy or config.asynchrony.max_staleness > 0,
+        run,
+        low_precision=sampler_dtype(run, facts) != "float32",
+        can_differ=not facts.uses_tinker or not facts.takes_policy or run.asynchrony.max_staleness > 0,
     )
 
 
