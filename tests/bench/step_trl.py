@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from step_task import FirstReward, Gate, Sizes, messages, questions, reward
 from transformers import TrainerCallback
@@ -57,6 +58,7 @@ def arguments(folder: Path, sizes: Sizes) -> GRPOConfig:
         temperature=1.0,
         model_init_kwargs={"dtype": "float32"},
         bf16=sizes.dtype == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),  # else bf16 is refused on a CPU
         gradient_checkpointing=False,
         logging_steps=1,
         save_strategy="no",
