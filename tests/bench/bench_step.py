@@ -50,20 +50,14 @@ class Measurements:
 
 
 class FrameworkProcess:
-    """The process of one framework.
+    """The process of one framework."""
 
-    Args:
-        name: `astuner` or `trl`.
-        folder: The folder with the model and the sizes.
-        python: The interpreter.
-    """
-
-    def __init__(self, name: str, folder: Path, python: str = sys.executable) -> None:
+    def __init__(self, name: str, folder: Path) -> None:
         self._name = name
         self._log = (folder / f"{name}.log").open("w+")
         self._started = time.time()
         self._process = subprocess.Popen(
-            [python, str(FOLDER / f"step_{name}.py"), str(folder)],
+            [sys.executable, str(FOLDER / f"step_{name}.py"), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

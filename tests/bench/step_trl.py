@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
-from step_task import FirstReward, Gate, Sizes, messages, questions, reward
+from step_task import LEARNING_RATE, FirstReward, Gate, Sizes, messages, questions, reward
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -50,15 +49,14 @@ def arguments(folder: Path, sizes: Sizes) -> GRPOConfig:
         max_completion_length=sizes.tokens,
         max_steps=sizes.steps,
         shuffle_dataset=False,
-        learning_rate=sizes.learning_rate,
+        learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         weight_decay=0.0,
         beta=0.0,
         loss_type="grpo",
         temperature=1.0,
         model_init_kwargs={"dtype": "float32"},
-        bf16=sizes.dtype == "bfloat16",
-        use_cpu=not torch.cuda.is_available(),  # else bf16 is refused on a CPU
+        bf16=False,
         gradient_checkpointing=False,
         logging_steps=1,
         save_strategy="no",
