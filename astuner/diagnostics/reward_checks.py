@@ -58,7 +58,7 @@ def one_reward_component(step: StepEvidence) -> Result:
             f"have {'only ' + next(iter(names)) if names else 'no component'}: the advantages are those of grpo, "
             "divided by their standard deviation in the step",
             "return the `components` of the reward from the judge (task_judge.judge_protocol, for example "
-            "astuner.task_judge.composed_judges->WeightedJudge), or write trainer_common.algorithm: grpo",
+            "astuner.task_judge.composed_judges->WeightedJudge), or write trainer_common.algorithm.adv_estimator: grpo",
         )
 
 

@@ -195,9 +195,9 @@ def check_has_no_gpus() -> None:
     types = sorted(name.removeprefix(_GPU_TYPE) for name in resources if name.startswith(_GPU_TYPE))
     if types:
         raise BackboneError(
-            "trainer_common.device is auto, which is cpu on this machine, because PyTorch sees no CUDA device; but the "
-            f"nodes of this Ray cluster have GPUs ({', '.join(types)}). Run astuner on a node with a GPU (`ray job "
-            "submit --entrypoint-num-gpus 1` does so), or set trainer_common.device=cpu to train on their CPUs"
+            "trainer_common.device is auto, which is the CPU for this run, because it is decided on this machine; but "
+            f"nodes of this Ray cluster have GPUs ({', '.join(types)}). Run astuner on a node with GPUs (`ray job "
+            "submit --entrypoint-num-gpus 1` does so), or set trainer_common.device=cpu to train on CPUs"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,31 +68,34 @@ class TinkerService:
     def create_model(self, request: wire.CreateModelRequest) -> dict[str, Any]:
         """Create a model, which starts a training run."""
         session = self.sessions.touch(request.session_id)
-        if request.model_seq_id in session.models:  # the client has sent the request again
-            model_id, request_id = session.models[request.model_seq_id]
-            return {"request_id": request_id, "model_id": model_id}
-        self.base_model.check_name(request.base_model)
-        self._make_room_for_model()
-        model = self.models.add(
-            session.session_id,
-            request.model_seq_id,
-            request.base_model,
-            request.lora_config or wire.LoraSettings(rank=0),
-            session.policy or TinkerPolicy(),
-            request.user_metadata or {},
-        )
+        lora, policy = request.lora_config or wire.LoraSettings(rank=0), session.policy or TinkerPolicy()
 
-        async def create() -> dict[str, Any]:
+        async def create(model: ActiveModel) -> dict[str, Any]:
             await self.models.create_weights(model)
             return {"type": "create_model", "model_id": model.run.run_id}
 
-        return self._start_model(session, request.model_seq_id, model, create)
+        return self._start_model(session, request, request.base_model, lora, policy, create)
 
-    def _start_model(self, session: ClientSession, model_seq_id: int, model: ActiveModel, work: Work) -> dict[str, Any]:
-        """Start the request that creates a model."""
-        request_id = self.futures.start(session.session_id, work)
-        session.models[model_seq_id] = (model.run.run_id, request_id)
-        return {"request_id": request_id, "model_id": model.run.run_id}
+    def _start_model(
+        self,
+        session: ClientSession,
+        request: wire.CreateModelRequest | wire.LoadWeightsRequest,
+        base_model: str,
+        lora: wire.LoraSettings,
+        policy: TinkerPolicy,
+        create: Callable[[ActiveModel], Awaitable[Result]],
+    ) -> dict[str, Any]:
+        """Add a model and start the creation of its weights, unless the client has sent the request again."""
+        number = request.model_seq_id
+        assert number is not None  # checked by the request's type
+        if number not in session.models:
+            self.base_model.check_name(base_model)
+            self._make_room_for_model()
+            model = self.models.add(session.session_id, number, base_model, lora, policy, request.user_metadata or {})
+            request_id = self.futures.start(session.session_id, partial(create, model))
+            session.models[number] = (model.run.run_id, request_id)
+        model_id, request_id = session.models[number]
+        return {"request_id": request_id, "model_id": model_id}
 
     def _make_room_for_model(self) -> None:
         for session in self.sessions.inactive_for(EVICTION_SECONDS):
@@ -216,27 +219,11 @@ class TinkerService:
     def _create_from_checkpoint(self, request: wire.LoadWeightsRequest, checkpoint: TinkerCheckpoint) -> dict[str, Any]:
         """Create a model with the adapters and the weights of a checkpoint."""
         assert request.session_id is not None  # checked by the request's type
-        assert request.model_seq_id is not None
-        session = self.sessions.touch(request.session_id)
-        if request.model_seq_id in session.models:  # the client has sent the request again
-            model_id, request_id = session.models[request.model_seq_id]
-            return {"request_id": request_id, "model_id": model_id}
-        saved = self.store.run(checkpoint.run_id)
-        base_model = request.base_model or saved.base_model
-        self.base_model.check_name(base_model)
-        self._make_room_for_model()
-        model = self.models.add(
-            session.session_id,
-            request.model_seq_id,
-            base_model,
-            saved.lora,
-            session.policy or saved.policy,
-            request.user_metadata or {},
-        )
+        session, saved = self.sessions.touch(request.session_id), self.store.run(checkpoint.run_id)
+        base_model, policy = request.base_model or saved.base_model, session.policy or saved.policy
 
-        load = partial(_load, model_id=model.run.run_id, checkpoint=checkpoint, optimizer=request.optimizer)
-
-        async def create() -> dict[str, Any]:
+        async def create(model: ActiveModel) -> dict[str, Any]:
+            load = partial(_load, model_id=model.run.run_id, checkpoint=checkpoint, optimizer=request.optimizer)
             try:
                 check_adapters(request.path, saved, model.run)
                 await self.models.create_weights(model)
@@ -245,7 +232,7 @@ class TinkerService:
                 self.models.remove(model.run.run_id)
                 raise
 
-        return self._start_model(session, request.model_seq_id, model, create)
+        return self._start_model(session, request, base_model, saved.lora, policy, create)
 
     def unload_model(self, model_id: str) -> dict[str, Any]:
         """Free a model's memory."""

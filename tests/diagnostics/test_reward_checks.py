@@ -58,7 +58,9 @@ def test_one_reward_component_for_gdpo(evidence: Evidence):
         judgement = Judgement(1.0, True, components=dict.fromkeys(names, 1.0))
         return evidence.step([replace(e, judgement=judgement) for e in evidence.ordinary()], start=start)
 
-    assert "have no component" in found("one_reward_component", step("gdpo"))[0][0]
+    ((message, fix),) = found("one_reward_component", step("gdpo"))
+    assert "have no component" in message
+    assert "write trainer_common.algorithm.adv_estimator: grpo" in fix
     assert "have only correct" in found("one_reward_component", step("gdpo", "correct", "correct.part"))[0][0]
     chosen = step("gdpo", "correct", "brief", component_weights={"correct": 1.0})
     assert "have only correct" in found("one_reward_component", chosen)[0][0]

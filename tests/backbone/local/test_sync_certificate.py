@@ -110,14 +110,18 @@ def test_the_digests_of_policy_and_engine_agree(model_folder: Path, dtype: str, 
     assert before != held
 
 
-def test_the_digests_of_a_large_model_are_those_of_its_own_weights(model_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("astuner.llm_engine.embedded.fast_forward._FUSE_PARAMETERS", 0)  # weights are not concatenated
-    model = load_causal_lm(str(model_folder), torch.float32)
+def assert_digests_of_its_weights(model: Any) -> None:
+    """Check that the checksums of an engine with a model are those of the model."""
     engine = EmbeddedEngine(model, max_model_len=64)
     try:
         assert engine.weight_digests() == weight_digests(model.state_dict().items())
     finally:
         engine.close()
+
+
+def test_the_digests_of_a_large_model_are_those_of_its_own_weights(model_folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("astuner.llm_engine.embedded.fast_forward._FUSE_PARAMETERS", 0)  # weights are not concatenated
+    assert_digests_of_its_weights(load_causal_lm(str(model_folder), torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -131,12 +135,7 @@ def test_the_digests_of_packed_weights_are_those_of_the_model(dtype: torch.dtype
         num_attention_heads=5,
         num_key_value_heads=5,
     )
-    model = LlamaForCausalLM(config).to(dtype).eval()
-    engine = EmbeddedEngine(model, max_model_len=64)
-    try:
-        assert engine.weight_digests() == weight_digests(model.state_dict().items())
-    finally:
-        engine.close()
+    assert_digests_of_its_weights(LlamaForCausalLM(config).to(dtype).eval())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
