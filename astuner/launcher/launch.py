@@ -322,6 +322,7 @@ class Launcher:
             resume=may_resume and config.trainer_common.resume and can_resume(folder, config_yaml, self.config_dir),
             loggers=self._loggers,
             project=config.project_name,
+            config_dir=self.config_dir,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,6 +11,7 @@ from loguru import logger
 from astuner.backbone.training.checkpoints import complete_checkpoints, damaged_checkpoints
 from astuner.config.resume import KeyChange, Locations, changed_keys
 from astuner.redaction import redact_settings
+from astuner.run_record import search_folders_of
 
 
 def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
@@ -71,19 +71,17 @@ def recorded_changes(folder: Path, config_yaml: str, config_dir: Path) -> list[K
 
 
 def _changes(folder: Path, earlier: dict[str, Any], config_yaml: str, config_dir: Path) -> list[KeyChange]:
-    directory = _read_mapping(folder / "environment.json").get("working_directory")
     here = (Path.cwd(), config_dir)
-    locations = Locations((Path(directory),) if isinstance(directory, str) else here, here)
+    locations = Locations(search_folders_of(folder) or here, here)
     # Both are redacted with the current rules, because an earlier version may have redacted less.
     earlier = cast(dict[str, Any], redact_settings(earlier))
     return changed_keys(earlier, cast(dict[str, Any], redact_settings(yaml.safe_load(config_yaml))), locations)
 
 
 def _read_mapping(file: Path) -> dict[str, Any]:
-    """Return the content of a YAML or JSON file; empty if the file cannot be read or is not a mapping."""
+    """Return the content of a YAML file; empty if the file cannot be read or is not a mapping."""
     try:
-        text = file.read_text(encoding="utf-8")
-        tree = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
     # AttributeError: PyYAML raises it for an invalid date.
     except (OSError, yaml.YAMLError, ValueError, AttributeError, RecursionError):
         return {}

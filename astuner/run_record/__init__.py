@@ -35,6 +35,7 @@ from astuner.run_record.run_facts import (
     read_facts,
     read_note,
     run_state,
+    search_folders_of,
     summary_of,
     write_note,
 )
@@ -121,6 +122,7 @@ __all__ = [
     "result_difference",
     "run_state",
     "run_verdict",
+    "search_folders_of",
     "setting_differences",
     "span_values",
     "spark_line",

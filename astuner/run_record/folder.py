@@ -158,11 +158,16 @@ def prepare_folder(folder: Path, *, resume: bool) -> Path | None:
         return renamed
 
 
-def write_environment(folder: Path, backbone: str) -> None:
+def write_environment(folder: Path, backbone: str, config_dir: Path | None) -> None:
     """Write `environment.json`, without secrets. Its presence marks a folder as a run record.
 
     Two starts of one command on one machine write the same content. If a resumed run has different content, the earlier
     file is kept as `environment.1.json`, and so on.
+
+    Args:
+        folder: The run's folder.
+        backbone: Name of the backbone.
+        config_dir: Folder of the YAML file; None if the configuration has no file.
 
     Raises:
         RecordError: If the file cannot be written.
@@ -179,6 +184,7 @@ def write_environment(folder: Path, backbone: str) -> None:
         "backbone": backbone,
         "argv": redact_argv(sys.argv),
         "working_directory": str(Path.cwd()),
+        "config_dir": None if config_dir is None else str(config_dir.absolute()),
         "git": None
         if revision is None
         else {"revision": revision, "dirty": None if changes is None else bool(changes)},

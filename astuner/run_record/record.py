@@ -70,6 +70,7 @@ class RunRecord:
         resume: bool,
         loggers: Sequence[LoggerName] = DEFAULT_LOGGERS,
         project: str = "astuner",
+        config_dir: Path | None = None,
     ) -> Self:
         """Open the record of a run that starts.
 
@@ -81,6 +82,7 @@ class RunRecord:
                 of an earlier run is renamed to `{folder}.1`, `.2`, and so on.
             loggers: Destinations of metrics in addition to `metrics.jsonl` (`trainer_common.logger`).
             project: Name that groups experiments in trackers (`project_name`).
+            config_dir: Folder of the YAML file, to which relative paths of the configuration may refer.
 
         Raises:
             ConfigError: If an experiment tracker is not installed or does not start.
@@ -93,7 +95,7 @@ class RunRecord:
             stack.callback(lock.release)
             renamed = prepare_folder(folder, resume=resume)
             # The first file: a folder that has other files only does not count as a run record.
-            write_environment(folder, backbone)
+            write_environment(folder, backbone, config_dir)
             log = LogFile(folder)
             stack.callback(log.close)
             write_config(folder, config_yaml)

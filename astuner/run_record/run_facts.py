@@ -150,6 +150,16 @@ def environment_of(folder: Path) -> dict[str, Any]:
     return _read_environment(folder / _ENVIRONMENT)
 
 
+def search_folders_of(folder: Path) -> list[Path]:
+    """Return the folders to which relative paths in a run's configuration refer, in the order of the search.
+
+    They are the run's working directory and the folder of its YAML file, as far as they are recorded.
+    """
+    environment = environment_of(folder)
+    found = (environment.get(name) for name in ("working_directory", "config_dir"))
+    return [Path(path) for path in found if isinstance(path, str)]
+
+
 def environments_of(folder: Path) -> list[dict[str, Any]]:
     """Return the environments of all processes of a run that differ; more than one if it was resumed in another one.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from astuner.run_record import config_of, summary_of
+from astuner.run_record import config_of, search_folders_of, summary_of
 
 _FILE = "tokenizer.json"
 _REPLACED = "\ufffd"
@@ -65,10 +64,8 @@ def _candidates(folder: Path, name: Any) -> list[Path]:
         return []
     candidates = [Path(name) / _FILE]
     if not Path(name).is_absolute():
-        # The name is relative to the working directory of the run, or that of a repository of the hub.
-        with suppress(OSError, ValueError, AttributeError, TypeError):
-            environment = json.loads((folder / "environment.json").read_bytes())
-            candidates.insert(0, Path(environment.get("working_directory")) / name / _FILE)
+        # A name without a folder may be that of a repository of the hub.
+        candidates = [*(parent / name / _FILE for parent in search_folders_of(folder)), *candidates]
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
 

@@ -30,10 +30,10 @@ from astuner.llm_engine.causal_lm import choose_device
 from astuner.run_record import (
     RecordedEpisode,
     by_token,
-    environment_of,
     read_index,
     read_metrics,
     read_recorded_episode,
+    search_folders_of,
 )
 from astuner.schema import Episode
 
@@ -167,11 +167,7 @@ def _starting_model(config: AstunerConfig, folder: Path) -> str:
         ModelError: a local path does not exist, or contains no model.
         PluginError: the function that returns the model cannot be loaded.
     """
-    environment = environment_of(folder)
-    argv = [text for word in environment.get("argv", ()) for text in str(word).split("=", 1)]
-    yaml = Path(argv[argv.index("--conf") + 1]) if "--conf" in argv[:-1] else Path()
-    directory = Path(environment.get("working_directory") or Path.cwd())
-    search = (directory, (directory / yaml).parent, Path.cwd())
+    search = (*search_folders_of(folder), Path.cwd())
     found = next((match for parent in search if (match := parent / config.model.path).exists()), config.model.path)
     return model_path(str(found), "model.path", search)
 

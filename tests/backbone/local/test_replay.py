@@ -213,18 +213,23 @@ def test_a_step_that_cannot_be_computed_names_those_that_can(make_job: MakeJob, 
     assert "is not a run" in refused("bisect", record, tmp_path / "nothing")
 
 
+@pytest.mark.parametrize("parent", [".", "project"])
 def test_the_starting_model_is_that_of_the_run_and_not_the_tuned_one(
-    make_job: MakeJob, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: str
 ):
-    (tmp_path / "work").mkdir()
+    """Its path is relative to the working directory of the run, or to the folder of its YAML file."""
+    (tmp_path / "work" / "project").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
-    shutil.copytree(model_folder, "model")
+    shutil.copytree(model_folder, Path(parent) / "model")
     # Its path relative to the run's folder is that of the tuned model.
     job = make_job(model__path="model", trainer_common__total_training_steps=1, trainer_common__deterministic=True)
-    record = job.tune(tmp_path / "records").record
+    job.dump_job_as_yaml("project/agent.yaml")
+    command = ["--conf", "project/agent.yaml", "--exp-dir", str(tmp_path / "records")]
+    assert CliRunner().invoke(astuner, command).exit_code == 0
+    record = tmp_path / "records" / "run"
     monkeypatch.chdir(tmp_path)
     assert outcome("replay", record, "--step", 1)[0] == 0
-    shutil.rmtree(tmp_path / "work" / "model")
+    shutil.rmtree(tmp_path / "work" / parent / "model")
     result = CliRunner().invoke(astuner, ["replay", str(record), "--step", "1"])
     assert result.exit_code == 2, result.output
     assert "cannot be computed again without its starting model" in " ".join(result.output.split())
