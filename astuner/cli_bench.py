@@ -20,12 +20,17 @@ def bench() -> None:
 
 @bench.command()
 @click.argument("suite", type=click.Path(path_type=Path), metavar="SUITE.yaml")
-@click.option("--seeds", type=click.IntRange(1, 1000), help="Number of seeds, from 1. [default: those of the suite]")
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="The seeds 1 to N. Other seeds are listed in the suite. [default: those of the suite]",
+)
 @click.option(
     "--backbones",
     callback=lambda _context, _option, value: _names(value),
     metavar="NAME,NAME",
-    help="Only the runs on these backbones. [default: all of the suite]",
+    help="Backbones of the runs. [default: those of the suite, or local]",
 )
 @click.option("--entry", "entries", multiple=True, metavar="NAME", help="Only this entry. Can be repeated.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of runs at a time.")

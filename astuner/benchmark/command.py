@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.markup import escape
 
 from astuner.benchmark.report import draw_curves, draw_results, print_results
-from astuner.benchmark.results import BenchResult, result_of, write_result
+from astuner.benchmark.results import BenchResult, read_results, result_of, write_result
 from astuner.benchmark.results_page import results_page
 from astuner.benchmark.running import RunOutcome, plan_runs, run_suite
 from astuner.benchmark.suite import load_suite
 from astuner.launcher.console import log_to_console, make_console
 from astuner.launcher.launch import DEFAULT_EXP_DIR
+from astuner.run_record import FolderLock
 from astuner.run_record.files import write_atomically
 
 
@@ -30,7 +31,7 @@ def bench_suite(
     """Run a suite; write the results, a page and its pictures into `output`, and print the table on stdout.
 
     The records and the page `results.md` lie in `output` itself, the result files in `results/` and the pictures in
-    `plots/`.
+    `plots/`. The page contains all results of `output`, and the table those of the runs.
 
     Args:
         suite_file: the YAML file of the suite.
@@ -43,7 +44,7 @@ def bench_suite(
 
     Raises:
         ConfigError: the suite or a configuration is invalid.
-        RecordError: a result, the page or a picture cannot be written.
+        RecordError: another process runs a suite in `output`, or a result, the page or a picture cannot be written.
     """
     console = make_console()
     log_to_console(console)
@@ -54,20 +55,38 @@ def bench_suite(
     def report(line: str) -> None:
         console.print(escape(line), soft_wrap=True)
 
-    outcomes = run_suite(runs, jobs, report)
-    results = _results(outcomes)
-    for result in results:
-        write_result(folder / "results", result)
-        draw_curves(folder / "plots" / f"{result.name}.png", result)
+    lock = FolderLock(folder, "choose another folder with --output")
+    try:
+        outcomes = run_suite(runs, jobs, report)
+        results = _write_results(folder, outcomes, report)
+    finally:
+        lock.release()
     if results:
-        draw_results(folder / "plots" / "gains.png", results)
         print_results(make_console(stderr=False), results)
-        write_atomically(folder / "results.md", results_page(results, "plots").encode())
         report(f"results: {folder / 'results'}, page: {folder / 'results.md'}, records: astuner view {folder}")
     failed = [outcome for outcome in outcomes if outcome.result is None]
     for outcome in failed:
         console.print(escape(f"{outcome.run.name} failed: {outcome.failure}"), style="bold red", soft_wrap=True)
     return int(bool(failed))
+
+
+def _write_results(folder: Path, outcomes: Sequence[RunOutcome], report: Callable[[str], None]) -> list[BenchResult]:
+    """Write the results of the runs, and the page and pictures of all results in `folder`. Return those of the runs."""
+    results = _results(outcomes)
+    for result in results:
+        write_result(folder / "results", result)
+        draw_curves(folder / "plots" / f"{result.name}.png", result)
+    # Otherwise a comparison would take the result of an earlier call for that of these runs.
+    for name in dict.fromkeys(f"{outcome.run.entry.name}-{outcome.run.backbone}" for outcome in outcomes):
+        stale = folder / "results" / f"{name}.json"
+        if name not in [result.name for result in results] and stale.exists():
+            stale.unlink()
+            report(f"{stale} is deleted, because no run of {name} finished")
+    if results:
+        collected = read_results(folder / "results")
+        draw_results(folder / "plots" / "gains.png", collected)
+        write_atomically(folder / "results.md", results_page(collected, "plots").encode())
+    return results
 
 
 def _results(outcomes: Sequence[RunOutcome]) -> list[BenchResult]:

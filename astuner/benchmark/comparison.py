@@ -88,7 +88,7 @@ def compare_results(
             means = [sum(part.values.values()) / len(part.values) for part in values if part is not None]
             tests.append((name, measure, means[0], means[1], difference))
     if not tests:
-        raise RecordError("; ".join(["there is nothing to compare", *notes]))
+        raise RecordError("\n  ".join(["there is nothing to compare:", *notes]))
     worse = holm([difference.p_worse for *_, difference in tests])
     better = holm([difference.p_better for *_, difference in tests])
     comparisons = []
@@ -167,11 +167,16 @@ def _measurements(result: BenchResult, measure: Measure) -> Measurements | None:
     return Measurements(means, sum(variances) / len(variances))
 
 
-def _variance(rate: float, episodes: int) -> float:
-    """Return the variance of a success rate over independent episodes, with the rate (k + 1) / (n + 2)."""
+def _variance(rate: float, episodes: int | None) -> float:
+    """Return the variance of a success rate over independent episodes, with the rate (k + 1) / (n + 2).
+
+    It is 0 if the number of episodes is not known.
+    """
+    if not episodes:
+        return 0.0
     # The rate k / n would give a variance of zero if all or no episodes succeeded.
     smoothed = (rate * episodes + 1) / (episodes + 2)
-    return smoothed * (1 - smoothed) / max(episodes, 1)
+    return smoothed * (1 - smoothed) / episodes
 
 
 def print_comparisons(console: Console, comparisons: Sequence[ResultComparison], notes: Sequence[str]) -> None:

@@ -59,13 +59,14 @@ def result_cells(result: BenchResult) -> list[str]:
     """Return seeds, success before and after, gain, interval, tokens and time of a result as text."""
     seeds = result.seeds
     count = len(seeds)
+    tokens = [seed.tokens.raw for seed in seeds if seed.tokens is not None]
     return [
         str(count),
         f"{sum(seed.before for seed in seeds) / count:.1%}",
         f"{sum(seed.after for seed in seeds) / count:.1%}",
         f"{100 * result.mean_gain:+.1f}",
         interval_text(result.ci95),
-        f"{sum(seed.tokens.raw for seed in seeds) / count / 1e6:.2f} M",
+        "–" if len(tokens) < count else f"{sum(tokens) / count / 1e6:.2f} M",
         f"{sum(seed.seconds for seed in seeds) / count:.0f} s",
     ]
 
@@ -148,17 +149,18 @@ def draw_curves(path: Path, result: BenchResult, digest: str = "") -> None:
     figure = Figure(figsize=(6.4, 3.8), layout="constrained", facecolor="white")
     axes = figure.subplots()
     style_axes(axes, f"{result.suite}, {result.backbone}", "training step", "success on held-out tasks")
-    for number, seed in enumerate(result.seeds):
+    runs = [seed for seed in result.seeds if seed.curve]
+    for number, seed in enumerate(runs):
         steps, rates = zip(*seed.curve, strict=True)
         label = "one seed" if number == 0 else None
         axes.plot(steps, rates, color=MUTED, linewidth=1, alpha=0.8, marker="o", markersize=2, label=label)
-    common = [*set.intersection(*({step for step, _ in seed.curve} for seed in result.seeds))]
-    by_step = {step: [dict(seed.curve)[step] for seed in result.seeds] for step in sorted(common)}
+    common = set.intersection(*({step for step, _ in seed.curve} for seed in runs)) if runs else set()
+    by_step = {step: [dict(seed.curve)[step] for seed in runs] for step in sorted(common)}
     means = [sum(rates) / len(rates) for rates in by_step.values()]
     axes.plot([*by_step], means, color=TRAIN, linewidth=2, label="mean")
     intervals = [bootstrap_interval(rates) for rates in by_step.values()]
     bounds = [interval for interval in intervals if interval is not None]
-    if len(bounds) == len(by_step):
+    if bounds and len(bounds) == len(by_step):
         lows, highs = zip(*bounds, strict=True)
         axes.fill_between([*by_step], lows, highs, color=TRAIN, alpha=0.15, linewidth=0, label="95% interval")
     axes.set_ylim(-0.02, 1.05)

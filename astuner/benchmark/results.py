@@ -21,11 +21,14 @@ from pydantic import (
 )
 
 from astuner.benchmark.statistics import bootstrap_interval, curve_mean
-from astuner.benchmark.suite import SuiteEntry
+from astuner.benchmark.suite import SuiteEntry, describe_problems
 from astuner.errors import RecordError
 from astuner.redaction import redact
 from astuner.run_record import TokensSummary, ValidationSummary, environments_of, read_facts, read_metrics
 from astuner.run_record.files import write_atomically
+
+_ROUNDING = 0.001
+"""Largest error of `mean_gain` in a file, so that files of other programs can contain rounded numbers."""
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -45,14 +48,14 @@ class SeedResult(_Part):
     """Success rate of the tuned model on the held-out tasks."""
     seconds: NonNegativeFloat
     """Seconds from the start of the process to the end of the run, with those of the processes before a resume."""
-    steps: NonNegativeInt
-    """Training steps."""
-    episodes: NonNegativeInt
-    """Episodes of each validation."""
-    tokens: TokensSummary
-    """Token counts of the training episodes."""
-    curve: tuple[tuple[NonNegativeInt, Rate], ...]
-    """Step and success rate of each validation, by ascending step."""
+    steps: NonNegativeInt | None = None
+    """Training steps; None if they are not known. `astuner bench` writes this field and the following ones."""
+    episodes: NonNegativeInt | None = None
+    """Episodes of each validation; None if they are not known."""
+    tokens: TokensSummary | None = None
+    """Token counts of the training episodes; None if they are not known."""
+    curve: tuple[tuple[NonNegativeInt, Rate], ...] = ()
+    """Step and success rate of each validation, by ascending step; () if they are not known."""
     sources: dict[str, tuple[Rate, Rate]] = {}
     """Success before and after on the tasks of each reader of a mixture; omitted from the file without a mixture."""
 
@@ -120,8 +123,10 @@ class BenchResult(_Part):
         if numbers != sorted(set(numbers)):
             raise ValueError(f"the seeds are {numbers}; expected each once, in ascending order")
         gains = [result.gain for result in self.seeds]
-        if abs(self.mean_gain - sum(gains) / len(gains)) > 1e-6:
+        if abs(self.mean_gain - sum(gains) / len(gains)) > _ROUNDING:
             raise ValueError(f"mean_gain is {self.mean_gain}, but the mean over the seeds is {sum(gains) / len(gains)}")
+        if self.ci95 is not None and self.ci95[0] > self.ci95[1]:
+            raise ValueError(f"ci95 is {[*self.ci95]}; expected the lower end first")
         return self
 
     @property
@@ -328,17 +333,25 @@ def read_results(path: Path) -> list[BenchResult]:
     """Return the results of a file, or of all JSON files of a folder, by name.
 
     Raises:
-        RecordError: If there is no result, or a file is damaged.
+        RecordError: If there is no result, a file is damaged, or two files are results of one entry and backbone.
     """
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
-        raise RecordError(f"{path} contains no result; expected JSON files of `astuner bench`")
-    results = []
+        hint = f"; did you mean {path / 'results'}?" if (path / "results").is_dir() else ""
+        raise RecordError(f"{path} contains no result; expected JSON files of `astuner bench`{hint}")
+    results: dict[str, tuple[Path, BenchResult]] = {}
     for file in files:
         try:
-            results.append(BenchResult.model_validate_json(file.read_bytes()))
+            result = BenchResult.model_validate_json(file.read_bytes())
         except OSError as error:
             raise RecordError(f"cannot read {file}: {error.strerror or error}") from error
         except ValidationError as error:
-            raise RecordError(f"{file} is not a result of `astuner bench`: {error}") from error
-    return results
+            problems = describe_problems(error, "file")
+            raise RecordError(f"{file} is not a result of `astuner bench`:\n{problems}") from error
+        if result.name in results:
+            raise RecordError(
+                f"{results[result.name][0]} and {file} are both results of {result.suite} on {result.backbone}; "
+                "expected one of them"
+            )
+        results[result.name] = file, result
+    return [result for _, result in results.values()]

@@ -59,10 +59,14 @@ def _section(result: BenchResult, pictures: str) -> str:
         for seed in result.seeds
     ]
     first = result.seeds[0]
+    length = (
+        ""
+        if first.steps is None or first.episodes is None
+        else f"{first.steps} steps; {first.episodes} episodes on held-out tasks per validation. "
+    )
     lines = [
         f"\n## {_title(result)}\n\n",
-        f"{first.steps} steps; {first.episodes} episodes on held-out tasks per validation.",
-        f" Starting model: `{result.model}`.\n",
+        f"{length}Starting model: `{result.model}`.\n",
         f"\n{result.note}\n" if result.note else "",
         f"\n```text\n{result.command}\n```\n\n",
         _table(("seed", "before", "after", "gain", "time"), rows),

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from loguru import logger
+
 from astuner.benchmark.results import SeedResult, read_seed
 from astuner.benchmark.suite import Suite, SuiteEntry
+from astuner.config.data import MixturePart, TaskReaderConfig
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.to_yaml import to_yaml
 from astuner.errors import ConfigError, RecordError
@@ -25,6 +28,12 @@ _POLL_SECONDS = 0.2
 _GRACE_SECONDS = 30.0
 # These differ between any two runs.
 _NAMES = ("astuner.experiment_name", "astuner.experiment_dir")
+_OPTIONS = {
+    "astuner.experiment_name": "`name` of the entry",
+    "astuner.experiment_dir": "--output",
+    "astuner.backbone": "--backbones, or `backbones` of the entry",
+}
+"""What replaces an override of a key that each run has its own value of."""
 
 Start = Literal["new", "kept", "resumed", "restarted"]
 """How a run starts: new, finished earlier and kept, from its checkpoint, or again from the beginning."""
@@ -86,6 +95,12 @@ class BenchRun:
                 f"the entry {self.entry.name!r} of the suite does not validate the starting model; add "
                 "astuner.trainer_common.val_before_train=True to its overrides"
             )
+        reader = config.astuner.task_reader
+        if not any(_has_validation(part) for part in (reader.mixture if reader.type == "mixture" else [reader])):
+            raise ConfigError(
+                f"the entry {self.entry.name!r} of the suite has no validation tasks; set those of "
+                f"astuner.task_reader in {self.entry.conf} or in its overrides"
+            )
         if not is_record(self.folder):
             return "new"
         config_yaml, config_dir = to_yaml(config, redacted=True), loaded.path.absolute().parent
@@ -94,6 +109,22 @@ class BenchRun:
         if is_same and _has_result(self):
             return "kept"
         return "resumed" if can_resume(self.folder, config_yaml, config_dir) else "restarted"
+
+
+def _has_validation(reader: TaskReaderConfig | MixturePart) -> bool:
+    """Return False if the configuration of a reader sets no validation tasks."""
+    match reader.type:
+        case "dataset_file":
+            return bool(reader.dataset_file.validation.file_path)
+        case "huggingface_dat_repo":
+            return reader.huggingface_dat_repo.validation_split is not None
+        case "env_service":
+            return reader.env_service.validation_split is not None
+        case "random_dummy":
+            return reader.random_dummy.validation_tasks > 0
+        case "seeds":
+            return reader.validation_count > 0
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,24 +159,33 @@ def plan_runs(
         suite: the suite.
         records: folder of the records.
         seeds: number of seeds of each entry, from 1; None for those of the suite.
-        backbones: only the runs on these; all if empty.
+        backbones: the backbones of the runs, without those that an entry excludes; those of the entries if empty.
         entries: only the runs of these; all if empty.
         overrides: `KEY=VALUE` for all runs, after those of the entries.
 
     Raises:
-        ConfigError: an entry does not exist, or no run is left.
+        ConfigError: an entry does not exist, an override sets a key that differs between the runs, or no run is left.
     """
     names = [entry.name for entry in suite.entries]
     if unknown := [name for name in entries if name not in names]:
         raise ConfigError(f"the suite {suite.name!r} has no entry {unknown[0]!r}; its entries are {', '.join(names)}")
     runs = []
     for entry in suite.entries:
+        if entries and entry.name not in entries:
+            continue
         chosen = entry.model_copy(update={"overrides": (*entry.overrides, *overrides)})
+        _check_overrides(chosen)
         numbers = entry.seeds if seeds is None else range(1, seeds + 1)
+        possible = entry.backbones or tuple(backbones) or ("local",)
+        if excluded := [backbone for backbone in backbones if backbone not in possible]:
+            logger.warning(
+                "the entry {} is not run on {}: its `backbones` in the suite are {}",
+                entry.name, ", ".join(excluded), ", ".join(possible),
+            )  # fmt: skip
         runs += [
             BenchRun(chosen, backbone, seed, records)
-            for backbone in entry.backbones
-            if (not entries or entry.name in entries) and (not backbones or backbone in backbones)
+            for backbone in possible
+            if not backbones or backbone in backbones
             for seed in numbers
         ]
     if not runs:
@@ -154,6 +194,16 @@ def plan_runs(
             "add it to `backbones` of an entry"
         )
     return runs
+
+
+def _check_overrides(entry: SuiteEntry) -> None:
+    options = {**_OPTIONS, entry.seed_key: "--seeds, or `seeds` of the entry"}
+    for override in entry.overrides:
+        if option := options.get(override.partition("=")[0].strip().lstrip("+~")):
+            raise ConfigError(
+                f"the override {override!r} of the entry {entry.name!r} sets a key that differs between the runs of "
+                f"`astuner bench`; use {option} instead"
+            )
 
 
 def run_suite(runs: Sequence[BenchRun], jobs: int, report: Callable[[str], None]) -> list[RunOutcome]:

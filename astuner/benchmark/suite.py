@@ -11,6 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from astuner.errors import ConfigError
 
 BACKBONES = ("local", "verl", "trinity")
+MAX_SEEDS = 1000
+"""Maximum number of seeds of an entry."""
+_MAX_PROBLEMS = 5
 
 
 def _backbones(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -20,8 +23,16 @@ def _backbones(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def _unique(seeds: tuple[int, ...]) -> tuple[int, ...]:
+    if double := sorted({seed for seed in seeds if seeds.count(seed) > 1}):
+        raise ValueError(f"the seeds {', '.join(map(str, double))} are repeated; expected each once")
+    return seeds
+
+
 Backbones = Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_backbones)]
-Seeds = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+Seeds = Annotated[
+    tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1, max_length=MAX_SEEDS), AfterValidator(_unique)
+]
 
 
 class _Part(BaseModel):
@@ -37,8 +48,8 @@ class SuiteEntry(_Part):
     """YAML file of the run: relative to the working directory, or else to the suite."""
     overrides: tuple[str, ...] = ()
     """`KEY=VALUE` of the configuration, as on the command line."""
-    backbones: Backbones = ("local",)
-    """Backbones on which the entry is run."""
+    backbones: Backbones | None = None
+    """Backbones on which the entry can run; None for those of the command line, or else local."""
     seeds: Seeds = (1, 2, 3, 4, 5)
     """Seeds; a number n stands for 1 to n."""
     seed_key: str = "astuner.trainer_common.seed"
@@ -48,6 +59,8 @@ class SuiteEntry(_Part):
     @classmethod
     def _expand(cls, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool):
+            if not 1 <= value <= MAX_SEEDS:
+                raise ValueError(f"{value} is not a number of seeds; expected 1 to {MAX_SEEDS}, or a list of seeds")
             return tuple(range(1, value + 1))
         return value
 
@@ -93,15 +106,44 @@ def load_suite(path: Path) -> Suite:
     try:
         suite = Suite.model_validate({"name": path.stem, **content} if isinstance(content, dict) else content)
     except ValidationError as error:
-        problems = "\n".join(
-            f"  {'.'.join(map(str, problem['loc'])) or 'suite'}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_url=False)
-        )
         raise ConfigError(
-            f"{path} is not a suite; expected a list `entries`, each with name and conf:\n{problems}"
+            f"{path} is not a suite; expected a list `entries`, each with name and conf:\n"
+            f"{describe_problems(error, 'suite')}"
         ) from error
     entries = [entry.model_copy(update={"conf": str(_find(entry.conf, path))}) for entry in suite.entries]
     return suite.model_copy(update={"entries": tuple(entries)})
+
+
+_EXPECTED = {
+    "tuple_type": "expected a list",
+    "model_type": "expected a mapping of keys to values",
+    "too_short": "expected one or more",
+}
+"""Texts for types of pydantic errors whose message has Python's terms."""
+
+
+def describe_problems(error: ValidationError, whole: str) -> str:
+    """Return a line for each problem of a file, with its place and at most five of them.
+
+    Args:
+        error: the error of the validation.
+        whole: name of the place that is the whole file.
+    """
+    problems = error.errors(include_url=False, include_input=False)
+    places = [problem["loc"] for problem in problems]
+    # If an element of a list is invalid, pydantic also reports that the list is too short.
+    shown = [
+        problem
+        for problem in problems
+        if not any(place != problem["loc"] == place[: len(problem["loc"])] for place in places)
+    ]
+    lines = [
+        f"  {'.'.join(map(str, problem['loc'])) or whole}: "
+        f"{_EXPECTED.get(problem['type'], problem['msg'].removeprefix('Value error, '))}"
+        for problem in shown
+    ]
+    more = [f"  and {len(lines) - _MAX_PROBLEMS} more"] if len(lines) > _MAX_PROBLEMS else []
+    return "\n".join([*lines[:_MAX_PROBLEMS], *more])
 
 
 def _find(conf: str, suite: Path) -> Path:

@@ -41,8 +41,12 @@ class FolderLock:
     remains after the run and is harmless.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, alternative: str = "give this run another experiment_name or --exp-dir") -> None:
         """Acquire the lock.
+
+        Args:
+            folder: the folder.
+            alternative: text for the error message: how the user avoids this folder.
 
         Raises:
             RecordError: If a live run holds it (the message names the process), or its file cannot be written.
@@ -63,7 +67,7 @@ class FolderLock:
             if isinstance(error.__cause__, BlockingIOError):
                 raise RecordError(
                     f"{folder} is being written by a live run (process {holder}); wait until it ends, stop it, "
-                    "or give this run another experiment_name or --exp-dir"
+                    f"or {alternative}"
                 ) from None
             raise
         _locks.add(self)

@@ -12,6 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from astuner.benchmark import BenchResult, SeedResult, compare_results, read_results, write_result
+from astuner.benchmark.report import draw_curves
+from astuner.benchmark.results_page import results_page
 from astuner.cli import astuner as command
 from astuner.errors import RecordError
 from tests.benchmark.results import STEPS, fixed_result, learning_curve, simulated_result
@@ -89,7 +91,7 @@ def test_backbones_curves_and_entries_that_differ():
         "other-local: only in A",
         "task-local: the curves are not compared, because their validations are at different steps",
     ]
-    with pytest.raises(RecordError, match="nothing to compare; other-local: only in B; task-local: only in A"):
+    with pytest.raises(RecordError, match="nothing to compare:\n  other-local: only in B\n  task-local: only in A"):
         compare_results([local], [other])
 
 
@@ -165,7 +167,44 @@ def test_results_are_read_back_and_checked(tmp_path: Path):
     assert {"seed", "before", "after", "seconds"} <= content["seeds"][0].keys()
     assert content["command"].endswith("astuner.trainer_common.test_freq=10 astuner.trainer_common.seed=SEED")
     assert [step for step, _ in content["seeds"][0]["curve"]] == [*STEPS]
-    for change, message in (({"mean_gain": 0.9}, "mean_gain is 0.9, but"), ({"seeds": []}, "at least 1 item")):
+    for change, message in (
+        ({"mean_gain": 0.9}, "file: mean_gain is 0.9, but"),
+        ({"seeds": []}, "seeds: expected one or more$"),
+        (
+            {"seeds": [{"seed": 1}]},
+            "seeds.0.before: Field required\n  seeds.0.after: Field required\n",
+        ),
+        ({"ci95": [0.5, 0.1]}, "expected the lower end first"),
+        ({str(number): 0 for number in range(9)}, "and 4 more$"),
+    ):
         file.write_text(json.dumps(content | change))
-        with pytest.raises(RecordError, match=message):
+        with pytest.raises(RecordError, match=message) as raised:
             read_results(tmp_path)
+        assert "pydantic" not in str(raised.value)
+    file.write_text(text)
+    (tmp_path / "copy.json").write_text(text)
+    with pytest.raises(RecordError, match=r"copy.json and .*task-local.json are both results of task on local"):
+        read_results(tmp_path)
+    (tmp_path / "out/results").mkdir(parents=True)
+    with pytest.raises(RecordError, match=r"contains no result.*; did you mean .*/results\?"):
+        read_results(tmp_path / "out")
+
+
+def test_files_with_the_necessary_fields_only_are_compared(tmp_path: Path):
+    def write(name: str, gains: Sequence[float]) -> Path:
+        seeds = [{"seed": n, "before": 0.1, "after": 0.1 + gain, "seconds": 9} for n, gain in enumerate(gains)]
+        content = {"suite": "task", "backbone": "local", "model": "m", "command": "c", "versions": {}, "seeds": seeds}
+        interval = {"mean_gain": round(sum(gains) / len(gains), 3), "ci95": [min(gains), max(gains)]}
+        file = tmp_path / f"{name}.json"
+        file.write_text(json.dumps(content | interval))
+        return file
+
+    a = read_results(write("a", [0.5, 0.52, 0.54]))
+    b = read_results(write("b", [0.3, 0.33, 0.31]))
+    assert verdicts(a, b) == {("task-local", "success after"): "worse"}
+    assert verdicts(a, a) == {("task-local", "success after"): "equal"}
+    page = results_page(a, "plots")
+    assert "| [task](#task-on-local) | local | 3 | 10.0% | 62.0% | +52.0 | 50.0 to 54.0 | – | 9 s |" in page
+    assert "None" not in page
+    draw_curves(tmp_path / "curves.png", a[0])
+    assert (tmp_path / "curves.png").stat().st_size

@@ -16,10 +16,10 @@ import yaml
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results, result_of
+from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results, result_of, write_result
 from astuner.cli import astuner as command
-from astuner.errors import ConfigError
-from astuner.run_record import is_being_written, read_summary
+from astuner.errors import ConfigError, RecordError
+from astuner.run_record import FolderLock, is_being_written, read_summary
 from tests.preloaded import AstunerProcess
 
 AGENTS = Path(__file__).parents[1] / "backbone/local/agents.py"
@@ -98,6 +98,17 @@ def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kep
     assert files == {path: path.stat().st_mtime_ns for path in files}
     assert read_results(Path("out/results")) == [result]
 
+    # The page keeps the results of earlier calls. A result without a finished run is not kept.
+    old = result.model_copy(update={"suite": "broken"})
+    write_result(Path("out/results"), old)
+    write_result(Path("out/results"), result.model_copy(update={"suite": "earlier"}))
+    code, text = bench("suite.yaml", "--output", "out", "--entry", "broken")
+    assert code == 1
+    assert "out/results/broken-local.json is deleted, because no run of broken-local finished" in text
+    assert [each.suite for each in read_results(Path("out/results"))] == ["earlier", "letters"]
+    bench("suite.yaml", "--output", "out", "--entry", "letters")
+    assert "[earlier](#earlier-on-local)" in Path("out/results.md").read_text()
+
 
 def test_unfinished_and_changed_runs_are_recognised(suite: Path):
     (run,) = plan_runs(load_suite(suite), Path("out"), seeds=1, entries=["letters"])
@@ -127,26 +138,37 @@ def names(runs: list[BenchRun]) -> list[str]:
     return [run.name for run in runs]
 
 
-def test_options_select_runs(suite: Path, write_suite: Callable[..., Path]):
+def test_options_select_runs(suite: Path, write_suite: Callable[..., Path], log: list[str]):
     loaded = load_suite(
         write_suite(
             {"name": "one", "conf": "letters.yaml", "backbones": ["local", "verl"], "seeds": [3, 9]},
-            {"name": "two", "conf": "letters.yaml", "seeds": 1, "seed_key": "astuner.task_reader.env_service.seed"},
+            {"name": "two", "conf": "letters.yaml", "seeds": 1, "seed_key": "astuner.trainer_common.shuffle_seed"},
         )
     )
     one = ["one-local-seed3", "one-local-seed9", "one-verl-seed3", "one-verl-seed9"]
     assert names(plan_runs(loaded, Path("out"))) == [*one, "two-local-seed1"]
-    assert names(plan_runs(loaded, Path("out"), backbones=["verl", "trinity"])) == one[2:]
+    # An entry without backbones runs on those of the command line.
+    assert names(plan_runs(loaded, Path("out"), backbones=["verl", "trinity"])) == [
+        *one[2:], "two-verl-seed1", "two-trinity-seed1"
+    ]  # fmt: skip
+    assert log == ["the entry one is not run on trinity: its `backbones` in the suite are local, verl"]
     assert names(plan_runs(loaded, Path("out"), seeds=2, backbones=["local"], entries=["one"])) == [
         "one-local-seed1",
         "one-local-seed2",
     ]
     run = plan_runs(loaded, Path("out"), entries=["two"], overrides=["astuner.rollout.temperature=1.0"])[0]
-    assert run.overrides[1:] == ("astuner.rollout.temperature=1.0", "astuner.task_reader.env_service.seed=1")
+    assert run.overrides[1:] == ("astuner.rollout.temperature=1.0", "astuner.trainer_common.shuffle_seed=1")
     with pytest.raises(ConfigError, match="has no entry 'three'; its entries are one, two"):
         plan_runs(loaded, Path("out"), entries=["three"])
     with pytest.raises(ConfigError, match="no chosen entry has a backbone of trinity"):
-        plan_runs(loaded, Path("out"), backbones=["trinity"])
+        plan_runs(loaded, Path("out"), backbones=["trinity"], entries=["one"])
+    for override, option in (
+        ("astuner.experiment_name=x", "`name` of the entry"),
+        ("+astuner.backbone=debug", "--backbones"),
+        ("astuner.trainer_common.shuffle_seed=3", "--seeds"),
+    ):
+        with pytest.raises(ConfigError, match=f"differs between the runs of `astuner bench`; use {option}"):
+            plan_runs(loaded, Path("out"), overrides=[override])
 
 
 @pytest.fixture
@@ -161,10 +183,14 @@ def write_suite() -> Callable[..., Path]:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([], "entries: Tuple should have at least 1 item"),
+        ([], "entries: expected one or more$"),
+        ([{"name": "a", "conf": "letters.yaml", "seeds": [1, 2, 1]}], "entries.0.seeds: the seeds 1 are repeated"),
+        ([{"name": "a", "conf": "letters.yaml", "seeds": "3"}], "entries.0.seeds: expected a list$"),
+        ([{"name": "a", "conf": "letters.yaml", "seeds": 10**9}], "1000000000 is not a number of seeds; expected 1 to"),
+        ([{"name": "a", "conf": "letters.yaml", "seeds": [-1]}], "0: Input should be greater than or equal to 0$"),
         ([{"name": "a", "conf": "no.yaml"}], "there is no file no.yaml"),
         ([{"name": "a", "conf": "letters.yaml", "seed": 3}], "entries.0.seed: Extra inputs are not permitted"),
-        ([{"name": "a", "conf": "letters.yaml", "seeds": 0}], "entries.0.seeds: Tuple should have at least 1 item"),
+        ([{"name": "a", "conf": "letters.yaml", "seeds": 0}], "entries.0.seeds: 0 is not a number of seeds"),
         ([{"name": "a b", "conf": "letters.yaml"}], "entries.0.name: String should match pattern"),
         ([{"name": "a", "conf": "letters.yaml", "backbones": ["debug"]}], "'debug' is not a backbone that trains"),
         ([{"name": "a", "conf": "letters.yaml", "overrides": ["x"]}], "'x' is not of the form KEY=VALUE"),
@@ -181,6 +207,22 @@ def test_errors_of_a_suite_name_the_place(
 def test_a_configuration_without_a_first_validation_is_refused_before_any_run(suite: Path):
     with pytest.raises(ConfigError, match="'letters' of the suite does not validate the starting model"):
         bench("suite.yaml", "--output", "out", "--set", "astuner.trainer_common.val_before_train=False")
+    assert not Path("out").exists()
+
+
+def test_a_configuration_without_validation_tasks_is_refused_before_any_run(suite: Path):
+    with pytest.raises(ConfigError, match="'letters' of the suite has no validation tasks; set those of"):
+        bench("suite.yaml", "--output", "out", "--set", "astuner.task_reader.dataset_file.validation.file_path=''")
+    assert not Path("out").exists()
+
+
+def test_a_folder_in_which_another_process_runs_a_suite_is_refused(suite: Path):
+    lock = FolderLock(Path("out"))
+    try:
+        with pytest.raises(RecordError, match=r"out is being written .* choose another folder with --output"):
+            bench("suite.yaml", "--output", "out")
+    finally:
+        lock.release()
     assert not Path("out").exists()
 
 
