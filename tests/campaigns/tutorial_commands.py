@@ -133,9 +133,9 @@ def main() -> int:
     arguments = parser.parse_args()
     folder: Path = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    tutorials = [each for each in read_tutorials() if not arguments.only or each.name in arguments.only]
     if not (folder / "venv").exists():
         create_environment(folder, sorted({extra for each in read_tutorials() for extra in each.extras}))
+    tutorials = [each for each in read_tutorials(folder / "clone") if not arguments.only or each.name in arguments.only]
     cache = (arguments.cache or folder / "cache").expanduser().resolve()
     rows: list[dict[str, object]] = []
 
