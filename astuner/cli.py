@@ -372,10 +372,10 @@ def _run(received: Sequence[int]) -> int:
         result: Any = astuner.main(standalone_mode=False)
     except click.ClickException as error:
         return show_usage_error(error)
-    except click.Abort as abort:  # raised by click for Ctrl-C and at the end of input
-        return show_error(abort.__cause__ or abort)
-    except (Exception, KeyboardInterrupt) as error:
-        # A library that a signal interrupts may raise another error.
-        is_consequence = bool(received) and not isinstance(error, AstunerError | KeyboardInterrupt)
-        return show_error(Terminated(received[-1]) if is_consequence else error)
+    except (Exception, KeyboardInterrupt) as raised:
+        # click raises Abort for Ctrl-C and at the end of input.
+        cause = raised.__cause__ or raised if isinstance(raised, click.Abort) else raised
+        # A library that a signal interrupts may raise another error, and Ray raises an ordinary KeyboardInterrupt.
+        is_expected = isinstance(cause, AstunerError | KeyboardInterrupt) and type(cause) is not KeyboardInterrupt
+        return show_error(Terminated(received[-1]) if received and not is_expected else cause)
     return result if isinstance(result, int) else 0

@@ -81,7 +81,7 @@ def _names(value: str | None) -> tuple[str, ...]:
 @click.option(
     "--level",
     type=click.FloatRange(0, 0.5, min_open=True),
-    default=0.05,
+    default=0.01,
     show_default=True,
     help="Highest probability of reporting a regression if A and B are equal.",
 )
@@ -111,5 +111,7 @@ def compare(a: Path, b: Path, level: float, tolerance: float, until: int | None)
         comparisons, notes = compare_results(read_results(a), read_results(b), level, tolerance, until)
     except RecordError as error:
         raise click.UsageError(str(error)) from error
+    if a.samefile(b):
+        notes = [f"A and B are both {a}, so that they are equal", *notes]
     print_comparisons(make_console(stderr=False), comparisons, notes)
     return int(any(row.verdict == "worse" for row in comparisons))

@@ -48,7 +48,7 @@ class ResultComparison:
 def compare_results(
     a: Sequence[BenchResult],
     b: Sequence[BenchResult],
-    level: float = 0.05,
+    level: float = 0.01,
     tolerance: float = 0.01,
     until: int | None = None,
 ) -> tuple[list[ResultComparison], list[str]]:
@@ -77,13 +77,16 @@ def compare_results(
         for measure in ("success after", "mean of the curve"):
             values = [_measurements(result, measure) for result in (first, second)]
             if measure == "mean of the curve" and [*_steps(first)] != [*_steps(second)]:
-                notes.append(f"{name}: the curves are not compared, because their validations are at different steps")
+                reason = "their validations are at different steps"
+                if not _steps(first) or not _steps(second):
+                    reason = f"{'B' if _steps(first) else 'A'} has none"
+                notes.append(f"{name}: the curves are not compared, because {reason}")
                 continue
             if values[0] is None or values[1] is None:
                 continue
             difference = compare_measurements(values[0], values[1])
             if difference is None:
-                notes.append(f"{name}: {measure} is not compared, because a side has fewer than two seeds")
+                notes.append(f"{name}: {measure} is not compared, because a side has one seed; two or more are needed")
                 continue
             means = [sum(part.values.values()) / len(part.values) for part in values if part is not None]
             tests.append((name, measure, means[0], means[1], difference))

@@ -346,7 +346,7 @@ def read_results(path: Path) -> list[BenchResult]:
         except OSError as error:
             raise RecordError(f"cannot read {file}: {error.strerror or error}") from error
         except ValidationError as error:
-            problems = describe_problems(error, "file")
+            problems = describe_problems(error, BenchResult, "file")
             raise RecordError(f"{file} is not a result of `astuner bench`:\n{problems}") from error
         if result.name in results:
             raise RecordError(

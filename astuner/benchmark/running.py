@@ -33,7 +33,7 @@ _OPTIONS = {
     "astuner.experiment_dir": "--output",
     "astuner.backbone": "--backbones, or `backbones` of the entry",
 }
-"""What replaces an override of a key that each run has its own value of."""
+"""The options that set the keys whose values differ between the runs."""
 
 Start = Literal["new", "kept", "resumed", "restarted"]
 """How a run starts: new, finished earlier and kept, from its checkpoint, or again from the beginning."""
@@ -88,8 +88,12 @@ class BenchRun:
         Raises:
             ConfigError: its configuration is invalid, or has no validation before training.
         """
-        loaded = load_config(Path(self.entry.conf), self.overrides, self.backbone)
-        config = resolve_names(loaded.config, loaded.path, self.records)
+        try:
+            loaded = load_config(Path(self.entry.conf), self.overrides, self.backbone)
+            config = resolve_names(loaded.config, loaded.path, self.records)
+        except ConfigError as error:
+            # The overrides of the suite are on the command line of the run.
+            raise ConfigError(f"the command of {self.name} is not valid: {error}") from error
         if not config.astuner.trainer_common.val_before_train:
             raise ConfigError(
                 f"the entry {self.entry.name!r} of the suite does not validate the starting model; add "

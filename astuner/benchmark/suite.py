@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from inspect import isclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, short_repr
 
 BACKBONES = ("local", "verl", "trinity")
 MAX_SEEDS = 1000
@@ -99,8 +102,13 @@ def load_suite(path: Path) -> Suite:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the suite {path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the suite {path}: {error.strerror or error}; expected a YAML file, such as "
+            "tutorial/benchmark.yaml of the repository"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read the suite {path}: {error}; expected UTF-8") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {error}") from error
     try:
@@ -108,7 +116,7 @@ def load_suite(path: Path) -> Suite:
     except ValidationError as error:
         raise ConfigError(
             f"{path} is not a suite; expected a list `entries`, each with name and conf:\n"
-            f"{describe_problems(error, 'suite')}"
+            f"{describe_problems(error, Suite, 'suite')}"
         ) from error
     entries = [entry.model_copy(update={"conf": str(_find(entry.conf, path))}) for entry in suite.entries]
     return suite.model_copy(update={"entries": tuple(entries)})
@@ -118,18 +126,20 @@ _EXPECTED = {
     "tuple_type": "expected a list",
     "model_type": "expected a mapping of keys to values",
     "too_short": "expected one or more",
+    "missing": "this key is missing",
 }
 """Texts for types of pydantic errors whose message has Python's terms."""
 
 
-def describe_problems(error: ValidationError, whole: str) -> str:
+def describe_problems(error: ValidationError, model: type[BaseModel], whole: str) -> str:
     """Return a line for each problem of a file, with its place and at most five of them.
 
     Args:
         error: the error of the validation.
+        model: the model of the whole file.
         whole: name of the place that is the whole file.
     """
-    problems = error.errors(include_url=False, include_input=False)
+    problems = error.errors(include_url=False)
     places = [problem["loc"] for problem in problems]
     # If an element of a list is invalid, pydantic also reports that the list is too short.
     shown = [
@@ -137,13 +147,35 @@ def describe_problems(error: ValidationError, whole: str) -> str:
         for problem in problems
         if not any(place != problem["loc"] == place[: len(problem["loc"])] for place in places)
     ]
-    lines = [
-        f"  {'.'.join(map(str, problem['loc'])) or whole}: "
-        f"{_EXPECTED.get(problem['type'], problem['msg'].removeprefix('Value error, '))}"
-        for problem in shown
-    ]
+    lines = [f"  {'.'.join(map(str, problem['loc'])) or whole}: {_describe(problem, model)}" for problem in shown]
     more = [f"  and {len(lines) - _MAX_PROBLEMS} more"] if len(lines) > _MAX_PROBLEMS else []
     return "\n".join([*lines[:_MAX_PROBLEMS], *more])
+
+
+def _describe(problem: ErrorDetails, model: type[BaseModel]) -> str:
+    place, given = problem["loc"], problem["input"]
+    if problem["type"] == "extra_forbidden":
+        keys = _keys_next_to(place, model)
+        near = difflib.get_close_matches(str(place[-1]), keys, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(keys)}"
+        return f"unknown key; {hint}"
+    if expected := _EXPECTED.get(problem["type"]):
+        return expected
+    if problem["type"] == "string_pattern_mismatch":
+        return f"{short_repr(given)} does not match {problem['ctx']['pattern']}"
+    text = problem["msg"].removeprefix("Value error, ")
+    if text.startswith("Input should be ") and isinstance(given, str | int | float | None):
+        return f"{short_repr(given)}; expected {text.removeprefix('Input should be ')}"
+    return text
+
+
+def _keys_next_to(place: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    """Return the keys of the mapping that contains `place`, a place in a file of `model`."""
+    for part in place[:-1]:
+        if field := model.model_fields.get(str(part)):
+            types = (field.annotation, *get_args(field.annotation))
+            model = next((type_ for type_ in types if isclass(type_) and issubclass(type_, BaseModel)), model)
+    return list(model.model_fields)
 
 
 def _find(conf: str, suite: Path) -> Path:

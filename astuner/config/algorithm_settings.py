@@ -196,3 +196,8 @@ class AlgorithmConfig(Section):
         0.0, wrong_for=_ONLY_SFT, trainers="for sft, which this backbone does not support"
     )
     """sft: the weight of tokens that the assistant did not write (its own tokens have weight 1)."""
+
+    @property
+    def selects_by_entropy(self) -> bool:
+        """Whether only the tokens with the highest entropy are trained."""
+        return self.high_entropy_share < 1

@@ -18,7 +18,7 @@ from astuner.config.conditions import (
     TRUNCATED_WEIGHTS,
 )
 from astuner.config.corrections import CORRECTIONS, CorrectionName
-from astuner.config.section import RAY, NonNegativeInt, Section, key, mirrors, sets, unsupported
+from astuner.config.section import NonNegativeInt, Section, key, mirrors, sets, unsupported
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 _Bound = Annotated[float, Field(gt=0, le=1e9)]
@@ -165,11 +165,12 @@ class UpdateConfig(Section):
 
     pack: PackMode = key(
         "auto",
-        trainers="auto and leaf train each timeline once, none each call; tree is not supported",
+        verl="in every batch for verl's workers; auto and tree need packed rows and PyTorch's attention",
+        trinity="auto and leaf train each timeline once, none each call; tree is not supported",
         unsupported=(
             unsupported(
                 "tree",
-                by=RAY,
+                by=("trinity",),
                 why="its trainer computes whole rows; write auto or leaf (each timeline once) or none (each call)",
             ),
         ),

@@ -2,8 +2,8 @@
 
 from astuner.context_tracker.audit import certificate, count_tokens, response_length
 from astuner.context_tracker.merge import MergeMode, build_samples, limit_samples
-from astuner.context_tracker.packing import Packing, Piece, pack, pack_encoded
-from astuner.context_tracker.prefixes import ID_BYTES, encode_ids, shared_prefix_length
+from astuner.context_tracker.packing import Packing, Piece, pack, pack_encoded, pack_separate
+from astuner.context_tracker.prefixes import ID_BYTES, count_distinct_prefixes, encode_ids, shared_prefix_length
 
 __all__ = [
     "ID_BYTES",
@@ -12,11 +12,13 @@ __all__ = [
     "Piece",
     "build_samples",
     "certificate",
+    "count_distinct_prefixes",
     "count_tokens",
     "encode_ids",
     "limit_samples",
     "pack",
     "pack_encoded",
+    "pack_separate",
     "response_length",
     "shared_prefix_length",
 ]

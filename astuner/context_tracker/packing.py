@@ -122,6 +122,22 @@ def pack_encoded(encoded: Sequence[bytes]) -> Packing:
     return writer.packing()
 
 
+def pack_separate(encoded: Sequence[bytes]) -> Packing:
+    """Pack sequences that are encoded with `encode_ids` one after the other, each with all of its tokens.
+
+    Raises:
+        ValueError: a sequence is empty.
+    """
+    if not all(encoded):
+        raise ValueError("a sequence to pack must have at least one token")
+    writer = _Writer(encoded)
+    for index, sequence in enumerate(encoded):
+        start = writer.total
+        writer.write(_Branch(0, len(sequence) // ID_BYTES, index, [index]), ())
+        writer.subtree_ends[start : writer.total] = writer.total
+    return writer.packing()
+
+
 @dataclass(eq=False)
 class _Branch:
     """A path of the trie without a fork.

@@ -50,14 +50,23 @@ class Measurements:
 
 
 class FrameworkProcess:
-    """The process of one framework."""
+    """The process of one framework.
 
-    def __init__(self, name: str, folder: Path) -> None:
+    Args:
+        name: `astuner` or `trl`.
+        folder: The folder with the model and the sizes.
+        python: The interpreter.
+
+    Attributes:
+        process: The process.
+    """
+
+    def __init__(self, name: str, folder: Path, python: str = sys.executable) -> None:
         self._name = name
         self._log = (folder / f"{name}.log").open("w+")
         self._started = time.time()
-        self._process = subprocess.Popen(
-            [sys.executable, str(FOLDER / f"step_{name}.py"), str(folder)],
+        self.process = subprocess.Popen(
+            [python, str(FOLDER / f"step_{name}.py"), str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -74,9 +83,9 @@ class FrameworkProcess:
 
     def resume(self) -> None:
         """Let the process continue."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("go\n")
-        self._process.stdin.flush()
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
 
     def step(self) -> float:
         """Let the process run one step. Return its duration in seconds."""
@@ -90,20 +99,20 @@ class FrameworkProcess:
         self.resume()
         result = json.loads(self._line())
         result["first_reward_seconds"] = result["first_reward_at"] - self._started
-        _, status, usage = os.wait4(self._process.pid, 0)
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        if self._process.returncode:
-            self._fail(f"exited with {self._process.returncode}")
+        _, status, usage = os.wait4(self.process.pid, 0)
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        if self.process.returncode:
+            self._fail(f"exited with {self.process.returncode}")
         return result, usage.ru_maxrss / 1024
 
     def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline() or self._fail("has ended")
+        assert self.process.stdout is not None
+        return self.process.stdout.readline() or self._fail("has ended")
 
     def _fail(self, problem: str) -> Any:
         self._log.seek(0)
         tail = "".join(self._log.readlines()[-30:])
-        self._process.kill()
+        self.process.kill()
         raise SystemExit(f"the process of {self._name} {problem}:\n{tail}")
 
 

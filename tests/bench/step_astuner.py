@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from step_task import LEARNING_RATE, Gate, Sizes, questions
+from step_task import Gate, Sizes, questions
 
 from astuner.backbone.training.progress import RunProgress
 from astuner.config.loading import load_config
@@ -42,7 +42,7 @@ def configuration(folder: Path, sizes: Sizes) -> Path:
     agent = Path(__file__).with_name("step_agent.py")
     config = {
         "experiment_name": "bench",
-        "model": {"path": str(folder / "model"), "dtype": "float32"},
+        "model": {"path": str(folder / "model"), "dtype": sizes.dtype},
         "task_reader": {"type": "dataset_file", "dataset_file": {"training": {"file_path": "tasks.jsonl"}}},
         "data": {"train_batch_size": sizes.prompts, "shuffle": False},
         "rollout": {
@@ -57,7 +57,7 @@ def configuration(folder: Path, sizes: Sizes) -> Path:
             "total_epochs": 1,
             "save_freq": 10_000,
             "use_kl_loss": False,
-            "optim": {"lr": LEARNING_RATE},
+            "optim": {"lr": sizes.learning_rate},
         },
     }
     path = folder / "bench.yaml"

@@ -1,4 +1,4 @@
-"""The model, prompts, reward, sizes and gate that both processes of bench_step.py share.
+"""The model, prompts, reward, sizes and gate that the processes of bench_step.py and bench_real_model.py share.
 
 This module imports nothing heavy, so that each process pays only for its own imports.
 """
@@ -18,7 +18,6 @@ from typing import Any
 # About 100 tokens, because the tokenizer was not trained on it. As with agents, prompts share a prefix and are longer
 # than answers.
 SYSTEM = "You add numbers for people in a hurry. Say the sum alone, in digits, and nothing else before or after."
-LEARNING_RATE = 1e-4
 VOCABULARY = 1024
 
 
@@ -31,12 +30,18 @@ class Sizes:
         group: Completions per task.
         tokens: Exact length of every completion, in tokens.
         steps: Training steps.
+        dtype: Dtype that both frameworks compute in; the trained weights are float32.
+        learning_rate: Constant learning rate.
+        trl_micro_batch: Rows that TRL computes at once; None is all rows of a step. astuner chooses its micro-batches.
     """
 
     prompts: int
     group: int
     tokens: int
     steps: int
+    dtype: str = "float32"
+    learning_rate: float = 1e-4
+    trl_micro_batch: int | None = None
 
     def save(self, folder: Path) -> None:
         (folder / "sizes.json").write_text(json.dumps(asdict(self)))
@@ -85,7 +90,7 @@ class Gate:
         """Report that no step is running, and wait until the next one may begin."""
         print("ready", file=self._out)
         if not sys.stdin.readline():
-            sys.exit("bench_step.py has ended")
+            sys.exit("the benchmark has ended")
 
     def finish(self, **result: Any) -> None:
         """Report that the last step is done, and print the results."""

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
-from step_task import LEARNING_RATE, FirstReward, Gate, Sizes, messages, questions, reward
+from step_task import FirstReward, Gate, Sizes, messages, questions, reward
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -41,22 +42,26 @@ class RewardFunction:
 
 
 def arguments(folder: Path, sizes: Sizes) -> GRPOConfig:
-    """Return the settings that match those of astuner's run."""
+    """Return the settings that match those of astuner's run. All completions of a step are sampled at once."""
+    rows = sizes.prompts * sizes.group
+    micro_batch = sizes.trl_micro_batch or rows
     return GRPOConfig(
         output_dir=str(folder / "trl"),
-        per_device_train_batch_size=sizes.prompts * sizes.group,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=rows // micro_batch,
         num_generations=sizes.group,
         max_completion_length=sizes.tokens,
         max_steps=sizes.steps,
         shuffle_dataset=False,
-        learning_rate=LEARNING_RATE,
+        learning_rate=sizes.learning_rate,
         lr_scheduler_type="constant",
         weight_decay=0.0,
         beta=0.0,
         loss_type="grpo",
         temperature=1.0,
         model_init_kwargs={"dtype": "float32"},
-        bf16=False,
+        bf16=sizes.dtype == "bfloat16",
+        use_cpu=not torch.cuda.is_available(),  # else bf16 is refused on a CPU
         gradient_checkpointing=False,
         logging_steps=1,
         save_strategy="no",

@@ -121,3 +121,19 @@ def test_the_speed_of_rescoring_is_measured():
     result = json.loads(process.stdout)
     assert result["episodes"] == 64
     assert result["episodes_per_second"] > 0
+
+
+def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_folder: Path):
+    small = ("--prompts", "2", "--group", "2", "--tokens", "3", "--steps", "1", "--warm-up", "0", "--rounds", "1")
+    command = [sys.executable, str(FOLDER / "bench_real_model.py"), "--model", str(model_folder), *small]
+    command += ["--requests", "2", "--dtypes", "float32"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert process.returncode == 0, process.stderr
+    _, sampling, step, result = map(json.loads, process.stdout.splitlines())
+    assert step["frameworks"]["astuner"]["seconds"] > 0
+    engines = {"astuner float32", "transformers float32", "transformers_continuous float32"}
+    assert {name: values["sampled_tokens"] for name, values in sampling["engines"].items()} == dict.fromkeys(engines, 6)
+    assert set(result) == {"step_ratio_to_trl", "sampling_tokens_per_second", "gemm_share"}
+    assert result["step_ratio_to_trl"] is None
+    assert set(result["sampling_tokens_per_second"]) == engines
+    assert result["gemm_share"]["float32"] > 0

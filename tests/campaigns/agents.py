@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+
+_PAUSE = 4.0
 
 
 class TwoTurns(Workflow):
@@ -27,3 +31,11 @@ class Letters(Workflow):
         text = answer.parsed.content
         share = sum(map(str.isalpha, text)) / max(len(text), 1)
         return WorkflowOutput(reward=share, is_success=share >= 0.7)
+
+
+class SlowTwoTurns(TwoTurns):
+    """Waits between the start of an episode and its turns, so that a campaign can act in the midst of a rollout."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        await asyncio.sleep(_PAUSE)
+        return await super().execute(workflow_task, model_tuner)

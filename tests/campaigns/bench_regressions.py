@@ -5,7 +5,7 @@ validated on 60 tasks every 3 steps. Pairs of equal versions differ in their see
 with the wrong sign and half the learning rate. Results are kept in FOLDER, so that an interrupted campaign continues.
 Prints one line of JSON, and exits with 1 if a pair raised an alarm or a regression was missed.
 
-    python -m tests.campaigns.bench_regressions FOLDER [--pairs 10] [--seeds 3] [--parallel 2]
+    python -m tests.campaigns.bench_regressions FOLDER [--pairs 10] [--seeds 5] [--parallel 2]
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parallel", type=int, default=2)
     options = parser.parse_args()
     folder, count = options.folder.absolute(), options.seeds

@@ -15,7 +15,7 @@ from astuner import AstunerJob
 from astuner.run_record import read_episode
 from tests.preloaded import AstunerProcess
 
-AGENT = f"{Path(__file__).parent / 'agents.py'}->TwoTurns"
+AGENTS = Path(__file__).parent / "agents.py"
 LEFTOVERS = (".partial_*", ".earlier_*", ".removed_*", "*.tmp", "pending.jsonl", "*.damaged")
 _PATIENCE = 300.0
 
@@ -23,7 +23,7 @@ Row = tuple[str, int, str]
 """Split, step and name of a row."""
 
 
-def write_job(folder: Path, model: Path, **settings: Any) -> Path:
+def write_job(folder: Path, model: Path, agent: str = "TwoTurns", **settings: Any) -> Path:
     """Write the configuration of a run of 4 steps with 2 tasks × 2 episodes, and return its path."""
     for name, count in (("train", 4), ("val", 2)):
         rows = [{"question": f"{name} question {number}", "answer": ""} for number in range(count)]
@@ -52,7 +52,7 @@ def write_job(folder: Path, model: Path, **settings: Any) -> Path:
         "rollout__val_kwargs__do_sample": True,
     }
     job = AstunerJob(algorithm="grpo", model=model, **(values | settings))
-    job.set_workflow(AGENT)
+    job.set_workflow(f"{AGENTS}->{agent}")
     job.set_data("file", folder / "train.jsonl", validation_path=folder / "val.jsonl")
     return job.dump_job_as_yaml(folder / "run.yaml")
 

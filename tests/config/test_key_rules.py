@@ -82,7 +82,7 @@ def test_keys_of_other_backbones_are_ignored(key: str, value: object, users: set
         ("astuner.trainer_common.algorithm.use_kl_in_reward", True, {"trinity"}),
         ("astuner.trainer_common.optim.lr_scheduler", "linear", {"trinity"}),
         ("astuner.asynchrony.sync_style", "fixed", {"trinity"}),
-        ("astuner.update.pack", "tree", {"trinity", "verl"}),
+        ("astuner.update.pack", "tree", {"trinity"}),
         ("astuner.trainer_common.deterministic", True, {"trinity", "verl"}),
         ("astuner.trainer_common.algorithm.task_norm_patch", True, {"debug", "local", "trinity", "verl"}),
     ],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.context_tracker import pack
+from astuner.context_tracker import encode_ids, pack, pack_separate
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
 
@@ -63,6 +63,18 @@ def test_siblings_of_similar_length_are_batched():
     sizes = [[packing.pieces[index].size for index in batch] for batch in packing.batches]
     assert sizes == [[6], [2], [4, 3], [1]]
     assert sorted(index for batch in packing.batches for index in batch) == list(range(len(packing.pieces)))
+
+
+def test_sequences_are_packed_separately():
+    sequences = [[1, 2, 3], [1, 2], [1, 2, 3]]
+    packing = pack_separate([encode_ids(sequence) for sequence in sequences])
+    assert packing.token_ids.tolist() == [1, 2, 3, 1, 2, 1, 2, 3]
+    assert packing.positions.tolist() == [0, 1, 2, 0, 1, 0, 1, 2]
+    assert packing.subtree_ends.tolist() == [3, 3, 3, 5, 5, 8, 8, 8]
+    assert packing.parents.tolist() == [-1, 0, 1, -1, 3, -1, 5, 6]
+    assert [places.tolist() for places in packing.places] == [[0, 1, 2], [3, 4], [5, 6, 7]]
+    with pytest.raises(ValueError, match="at least one token"):
+        pack_separate([encode_ids([1]), b""])
 
 
 def test_empty_sequence_is_an_error():

@@ -128,6 +128,12 @@ class PageRunner:
     def __init__(self, small: Mapping[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
         self._overrides = [f"astuner.{key}={value}" for key, value in small.items()]
         self._monkeypatch = monkeypatch
+        # Workflows of other tests have added their folders, and modules with the names of libraries.
+        others = ROOT / "tests"
+        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not Path(entry).is_relative_to(others)])
+        for name in FRAMEWORKS & sys.modules.keys():
+            if Path(sys.modules[name].__file__ or "").is_relative_to(others):
+                monkeypatch.delitem(sys.modules, name)
         tune = AstunerJob.tune
         # A page's job runs as written, with smaller sizes.
         monkeypatch.setattr(AstunerJob, "tune", lambda job, *args: tune(job.configure(dict(small)), *args))

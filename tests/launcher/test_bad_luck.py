@@ -289,6 +289,20 @@ def test_an_interrupt_that_a_library_turns_into_its_error(astuner: Command, monk
     assert (ended.code, ended.out) == (130, "interrupted\n")
 
 
+def test_a_library_that_replaces_the_interrupt_does_not_change_the_exit_code(
+    astuner: Command, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(*_: object, **__: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None  # as ray.get does
+
+    monkeypatch.setattr("astuner.config.loading.load_config", interrupted)
+    ended = astuner("--conf", "run.yaml")
+    assert (ended.code, ended.out.strip()) == (143, "interrupted")
+
+
 def test_memory_that_is_not_enough_is_named(train: Command, folder: Path):
     def exhaust(module: Any, *_: object) -> None:
         torch.empty(10**15)

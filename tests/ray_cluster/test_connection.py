@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from astuner.config.root import RunConfig
+from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import BackboneError
 from astuner.localhost import free_port
 from astuner.process_tree import environment_variable
@@ -53,6 +55,19 @@ def test_a_cluster_with_gpus_is_not_used_by_the_cpu_of_device_auto():
         pytest.raises(BackboneError, match=r"device is auto.*GPUs \(H100\).*set trainer_common.device=cpu"),
     ):
         check_has_no_gpus()
+
+
+@pytest.mark.verl
+def test_ray_does_not_abort_a_run_that_is_terminated():
+    with (
+        terminate_on(signal.SIGTERM),
+        environment_set(OWN_ENVIRONMENT),
+        ray_connected({"num_cpus": 1}),
+    ):
+        with pytest.raises(Terminated):
+            signal.raise_signal(signal.SIGTERM)
+        # The handler of Ray's C++ library has the process aborted by an alarm after three seconds.
+        assert signal.alarm(0) == 0
 
 
 CONNECTED = """

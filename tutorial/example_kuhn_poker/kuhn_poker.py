@@ -19,7 +19,7 @@ FIRST, SECOND = seat(1), seat(0)
 CARDS = "JQK"
 
 InformationSet = tuple[str, str]
-"""What a player knows: a card, and the actions so far by their initials, for example `("Q", "cb")`."""
+"""The card of a player, and the actions so far by their initials, for example `("Q", "cb")`."""
 
 Policy = Mapping[InformationSet, float]
 """The probability of the second action (bet or call) in each of the 12 information sets."""

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from astuner.algorithms import differentiable_entropy, entropy_from_logprobs
-from astuner.backbone.local.packed_attention import packed_logits
+from astuner.backbone.training.packed_attention import packed_logits
 from astuner.context_tracker import Packing
+
+# On a CPU: small enough for its cache, large enough for all of its cores. On a GPU: few kernels, in 64 MiB.
+_CHUNK_ELEMENTS_CPU = 2**21
+_CHUNK_ELEMENTS_GPU = 2**24
 
 
 def token_logprobs(
@@ -44,16 +50,84 @@ def token_logprobs(
         # Rows are padded on the right, so a causal model needs no attention mask: no token sees padding.
         logits = model(input_ids=token_ids, logits_to_keep=needed, use_cache=False).logits
         logits, index = logits.flatten(0, 1), rows * len(needed) + index
-    logits = logits.float()
     if isinstance(temperature, Tensor):
-        logits, index = _scaled(logits, index, temperature[rows, columns])
-    elif temperature not in (0.0, 1.0):
-        logits = logits / temperature
-    logprobs = torch.log_softmax(logits, dim=-1)
-    chosen = logprobs[index, token_ids[rows, columns]]
-    entropies = differentiable_entropy(logprobs) if entropy_gradient else entropy_from_logprobs(logprobs)
+        logits, index = _scaled(logits.float(), index, temperature[rows, columns])
+        temperature = 1.0
+    chosen_ids, temperature = token_ids[rows, columns], temperature or 1.0
+    if entropy_gradient:
+        logprobs = torch.log_softmax(_divided(logits, temperature), dim=-1)
+        chosen, entropies = logprobs[index, chosen_ids], differentiable_entropy(logprobs)
+    else:
+        chosen, entropies = _ChosenLogprobs.apply(logits, index, chosen_ids, temperature)  # type: ignore[no-untyped-call]
     empty = torch.zeros(token_ids.shape, device=token_ids.device)
     return empty.index_put((rows, columns), chosen), empty.index_put((rows, columns), entropies[index])
+
+
+class _ChosenLogprobs(torch.autograd.Function):
+    """Log-probabilities of tokens, and entropies without gradient.
+
+    The distributions are computed in chunks, and again in the backward pass, so that only the logits and their gradient
+    are held, in the dtype of the model. For large vocabularies, the other copies would take most of the memory, and as
+    much time as a third of the layers.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, index: Tensor, token_ids: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return the log-probabilities, [tokens], and the entropies, [positions], both float32.
+
+        Args:
+            ctx: the context.
+            logits: [positions, vocabulary].
+            index: [tokens], the position of each token.
+            token_ids: [tokens].
+            temperature: divides the logits.
+        """
+        ctx.save_for_backward(logits, index, token_ids)
+        ctx.temperature = temperature
+        chosen = torch.empty(len(index), device=logits.device)
+        entropies = torch.empty(len(logits), device=logits.device)
+        for start, chunk in _chunks(logits):
+            logprobs = torch.log_softmax(_divided(chunk, temperature), dim=-1)
+            here = _within(index, start, len(chunk))
+            chosen[here] = logprobs[index[here] - start, token_ids[here]]
+            entropies[start : start + len(chunk)] = entropy_from_logprobs(logprobs)
+        ctx.mark_non_differentiable(entropies)
+        return chosen, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the logits, in their dtype."""
+        logits, index, token_ids = ctx.saved_tensors
+        grad = grad / ctx.temperature
+        sums = torch.zeros(len(logits), device=logits.device).index_add_(0, index, grad)
+        result = torch.empty_like(logits)
+        for start, chunk in _chunks(logits):
+            of_logits = torch.softmax(_divided(chunk, ctx.temperature), dim=-1)
+            of_logits *= -sums[start : start + len(chunk), None]
+            here = _within(index, start, len(chunk))
+            of_logits.index_put_((index[here] - start, token_ids[here]), grad[here], accumulate=True)
+            result[start : start + len(chunk)] = of_logits
+        return result, None, None, None
+
+
+def _divided(logits: Tensor, temperature: float) -> Tensor:
+    return logits.float() if temperature == 1 else logits.float() / temperature
+
+
+def _chunks(logits: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield parts of the rows with the index of their first row."""
+    elements = _CHUNK_ELEMENTS_CPU if logits.device.type == "cpu" else _CHUNK_ELEMENTS_GPU
+    size = max(elements // logits.shape[1], 1)
+    for start in range(0, len(logits), size):
+        yield start, logits[start : start + size]
+
+
+def _within(index: Tensor, start: int, size: int) -> Tensor:
+    """Return where `index` is one of `size` rows from `start` on."""
+    return ((index >= start) & (index < start + size)).nonzero()[:, 0]
 
 
 def _scaled(logits: Tensor, index: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,6 @@ import psutil
 
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.base import MemoryEstimate, MemoryPart
-from astuner.backbone.local.micro_batches import padded_budget
-from astuner.backbone.local.packed_attention import enable_packed_attention, supports_packing
 from astuner.backbone.training.memory_estimate import (
     SMALLER_MODEL,
     BatchShape,
@@ -20,14 +18,14 @@ from astuner.backbone.training.memory_estimate import (
     process_parts,
 )
 from astuner.backbone.training.memory_plan import gpu_model_shape, max_length
+from astuner.backbone.training.packed_attention import enable_packed_attention, supports_packing
+from astuner.backbone.training.row_bins import padded_budget
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.machine import Machine
 from astuner.config.root import AstunerConfig
 
 # Smaller processes keep freed memory, because page faults would cost more time than the memory is worth.
 _WORTH_RETURNING = 2**30
-# Copies of the logits at the peak, in float32: log-probabilities, and two gradients.
-_LOGITS_COPIES = 3
 
 _LOGITS = "logits of a micro-batch"
 _ADAPTERS = f"train adapters (model.lora.rank: 16) or {SMALLER_MODEL}"
@@ -78,8 +76,9 @@ def training_memory(config: AstunerConfig, shape: ModelShape, batch: BatchShape)
     if uses_lora:
         merged = shape.layer_parameters * shape.width
         sync.append(MemoryPart("weights with adapters merged", merged, SMALLER_MODEL))
-    # Without gradient, the logits and their log-probabilities are held.
-    without_gradient = [replace(part, size=part.size * 2 // _LOGITS_COPIES) for part in update if part.name == _LOGITS]
+    # Without gradient, only the logits are held.
+    share = shape.width / _logit_bytes(config, shape)
+    without_gradient = [replace(part, size=int(part.size * share)) for part in update if part.name == _LOGITS]
     phases = {
         "rollout": (*held, cache),
         "update": (*held, *update),
@@ -111,7 +110,6 @@ def _update_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -
         layers = shape.text.num_hidden_layers
         per_token = layers * shape.text.hidden_size * shape.width + per_token / layers
         copied //= layers
-    copies = _LOGITS_COPIES + (config.rollout.temperature not in (0.0, 1.0))
     trained = min(rows * batch.answer, tokens)
     parts = [
         MemoryPart("gradients", shape.trained * 4, _ADAPTERS),
@@ -120,11 +118,19 @@ def _update_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -
             int(tokens * per_token) + copied,
             f"{_MICRO_BATCH} or set model.gradient_checkpointing: True",
         ),
-        MemoryPart(_LOGITS, trained * shape.text.vocab_size * 4 * copies, _MICRO_BATCH),
+        MemoryPart(_LOGITS, trained * shape.text.vocab_size * _logit_bytes(config, shape), _MICRO_BATCH),
     ]
     if shape.width < 4 and not config.model.lora.rank:
         parts.append(MemoryPart("weights in the dtype of the computation", shape.parameters * shape.width, _ADAPTERS))
     return parts
+
+
+def _logit_bytes(config: AstunerConfig, shape: ModelShape) -> int:
+    """Return the bytes of a logit at the peak of an update."""
+    if config.trainer_common.algorithm.entropy_coef > 0:
+        # In float32: log-probabilities, two gradients, and the logits divided by the temperature.
+        return 4 * (3 + (config.rollout.temperature not in (0.0, 1.0)))
+    return 2 * shape.width  # the logits and their gradient
 
 
 def local_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from astuner.algorithms import CallTable
 from astuner.algorithms.training_rows import TrainingRow, token_advantages, token_temperatures
-from astuner.context_tracker import ID_BYTES, Packing, encode_ids, pack_encoded, shared_prefix_length
-
-# Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
-_MOST_PADDED_ON_CPU = 4096
+from astuner.backbone.training.row_bins import RowBin, padded_bins, padded_budget, prefix_bins
+from astuner.context_tracker import Packing, encode_ids
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,7 @@ class MicroBatch:
         calls: the position of the completion of each LLM call.
         episodes: [B] int64.
         rows: indices of its rows in the list that was split.
+        computed_tokens: number of tokens that a forward pass computes, including padding.
         temperature: the sampling temperature of its calls; if they differ, that of each token, [B, T] float32; None for
             transcripts.
         packing: the packing of its rows, if each distinct prefix is computed once.
@@ -47,6 +46,7 @@ class MicroBatch:
     calls: CallTable
     episodes: Tensor
     rows: tuple[int, ...]
+    computed_tokens: int
     temperature: Tensor | float | None = None
     packing: Packing | None = None
 
@@ -69,61 +69,18 @@ def micro_batches(
     Returns:
         Micro-batches, in an order that depends on the rows only.
     """
-    if should_pack is None:
-        return _padded_batches(rows, range(len(rows)), padded_budget(token_budget, device), device)
-    encoded = [encode_ids(row.token_ids) for row in rows]
-    batches: list[MicroBatch] = []
-    for chosen in _prefix_groups(encoded, token_budget):
-        packing = pack_encoded([encoded[index] for index in chosen])
-        if should_pack(packing):
-            batches.append(_pad(rows, chosen, device, packing))
-        else:
-            batches += _padded_batches(rows, chosen, padded_budget(token_budget, device), device)
-    return batches
+    lengths = [len(row.token_ids) for row in rows]
+    bins: list[RowBin] = []
+    separate: list[list[int]] = [list(range(len(rows)))]
+    if should_pack is not None:
+        bins, separate = prefix_bins([encode_ids(row.token_ids) for row in rows], token_budget, should_pack)
+    for group in separate:
+        bins += padded_bins(group, lengths, padded_budget(token_budget, device))
+    return [_pad(rows, row_bin, device) for row_bin in bins]
 
 
-def padded_budget(token_budget: int, device: torch.device) -> int:
-    """Return the maximum number of tokens of a padded micro-batch, for a budget of `token_budget` tokens."""
-    return min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
-
-
-def _prefix_groups(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
-    """Split rows into groups of at most `token_budget` distinct prefixes; rows with a common prefix stay together."""
-    parts: list[list[int]] = []
-    total = 0
-    for index in sorted(range(len(encoded)), key=lambda index: (encoded[index], index)):
-        length = len(encoded[index]) // ID_BYTES
-        new = length - shared_prefix_length(encoded[parts[-1][-1]], encoded[index]) if parts else length
-        if parts and total + new <= token_budget:
-            parts[-1].append(index)
-            total += new
-        else:
-            parts.append([index])
-            total = length
-    return parts
-
-
-def _padded_batches(
-    rows: Sequence[TrainingRow], chosen: Sequence[int], token_budget: int, device: torch.device
-) -> list[MicroBatch]:
-    """Group rows of similar length, which minimises padding."""
-    order = sorted(chosen, key=lambda index: (-len(rows[index].token_ids), index))
-    batches: list[MicroBatch] = []
-    current: list[int] = []
-    for index in order:
-        longest = len(rows[current[0]].token_ids) if current else 0
-        if current and longest * (len(current) + 1) > token_budget:
-            batches.append(_pad(rows, current, device))
-            current = []
-        current.append(index)
-    if current:
-        batches.append(_pad(rows, current, device))
-    return batches
-
-
-def _pad(
-    rows: Sequence[TrainingRow], chosen: Sequence[int], device: torch.device, packing: Packing | None = None
-) -> MicroBatch:
+def _pad(rows: Sequence[TrainingRow], row_bin: RowBin, device: torch.device) -> MicroBatch:
+    chosen = row_bin.rows
     length = max(len(rows[index].token_ids) for index in chosen)
 
     def padded(field: str, dtype: torch.dtype, default: str = "") -> Tensor:
@@ -149,7 +106,8 @@ def _pad(
         advantages=token_advantages([rows[index] for index in chosen], length).to(device),
         calls=CallTable(*columns),
         episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
-        rows=tuple(chosen),
+        rows=chosen,
+        computed_tokens=row_bin.tokens,
         temperature=temperature.to(device) if isinstance(temperature, Tensor) else temperature,
-        packing=packing,
+        packing=row_bin.packing,
     )

@@ -41,7 +41,7 @@ class Optimizer:
         self._config = config
         self.total_steps = total_steps
         self._adamw = torch.optim.AdamW(
-            self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
         )
 
     def lr(self, step: int) -> float:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.micro_batches import MicroBatch, micro_batches
-from astuner.backbone.local.pack_costs import PackCosts, count_pack_costs
-from astuner.backbone.local.packed_attention import MODEL_TYPES, enable_packed_attention, supports_packing
 from astuner.backbone.training.lora import iterate_merged, merged_weights, with_lora
+from astuner.backbone.training.pack_costs import PackCosts, count_pack_costs
+from astuner.backbone.training.packed_attention import SUPPORTED_MODELS, enable_packed_attention, supports_packing
 from astuner.config.model import ModelConfig
 from astuner.config.optimizer import PackMode
 from astuner.context_tracker import Packing
@@ -51,7 +51,7 @@ class Policy:
         if pack == "tree" and not supports_packing(base):
             raise BackboneError(
                 f"update.pack is tree, but {type(base).__name__} is not among the models whose attention can be packed "
-                f"({', '.join(MODEL_TYPES)}, without sliding windows); write auto, which packs where it can"
+                f"({SUPPORTED_MODELS}); write auto, which packs where it can"
             )
         if config.gradient_checkpointing:
             base.gradient_checkpointing_enable({"use_reentrant": False})
@@ -80,7 +80,7 @@ class Policy:
     @cached_property
     def pack_costs(self) -> PackCosts | None:
         """Costs of packed micro-batches; None if the model does not support them."""
-        return count_pack_costs(self.model) if supports_packing(self.model) else None
+        return count_pack_costs(self.model, self.device) if supports_packing(self.model) else None
 
     def micro_batches(self, rows: Sequence[TrainingRow], token_budget: int) -> list[MicroBatch]:
         """Cut rows into micro-batches of at most `token_budget` tokens, packed where that is cheaper."""

@@ -47,6 +47,7 @@ from astuner.backbone.local.memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
+from astuner.backbone.training.row_bins import UpdateTokens
 from astuner.config.root import AstunerConfig
 from astuner.diagnostics import TokenPairs, sampled_logprobs
 from astuner.distillation import RowTeacher
@@ -94,6 +95,7 @@ class _Sums:
     loss: LossMetrics | None = None
     token_values: _UpdateValues = field(default_factory=_UpdateValues)
     correction: CorrectionMetrics | None = None
+    tokens: UpdateTokens = field(default_factory=UpdateTokens)
 
     def add(self, name: str, value: Tensor) -> None:
         value = value.detach().double()
@@ -179,8 +181,8 @@ class PolicyUpdate:
     @torch.no_grad()
     def _entropy_threshold(self, rows: Sequence[TrainingRow]) -> float:
         """Return the entropy above which the tokens of a mini-batch are trained."""
-        share = self.config.trainer_common.algorithm.high_entropy_share
-        if share == 1:
+        algorithm = self.config.trainer_common.algorithm
+        if not algorithm.selects_by_entropy:
             return -math.inf
         parts = []
         for batch in self._micro_batches(rows):
@@ -191,7 +193,7 @@ class PolicyUpdate:
                 )
             parts.append((entropies.flatten(), batch.train_counts.flatten()))
         entropies, counts = (torch.cat(columns) for columns in zip(*parts, strict=True))
-        return high_entropy_threshold(entropies, counts, share)
+        return high_entropy_threshold(entropies, counts, algorithm.high_entropy_share)
 
     def _update_weights(
         self, rows: Sequence[TrainingRow], advantages: StepAdvantages, sums: _Sums, step: int
@@ -252,7 +254,9 @@ class PolicyUpdate:
             indexes = [index for index in indexes if rows[index].has_advantage]
             self.on_rows(len(rows) - len(indexes))
         rows, scales = [rows[index] for index in indexes], scales[indexes]
+        sums.tokens.add_rows([row.token_ids for row in rows])
         for batch in self._micro_batches(rows):
+            sums.tokens.computed += batch.computed_tokens
             batch_scales = scales[list(batch.rows)].to(self.policy.device)
             loss, logprobs, entropies = self._loss(
                 batch, batch_scales, sums, first=first, only=only, threshold=threshold
@@ -346,6 +350,7 @@ class PolicyUpdate:
             name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
         }
         metrics |= correction_summary({name: float(getattr(sums.correction, name)) for name in CORRECTION_SUMS})
+        metrics |= sums.tokens.metrics()
         if steps > 1:  # the loss of the first mini-batch is computed with the weights before the step
             metrics["kl/update"] = loss["approx_kl"]
         return metrics | {

@@ -13,6 +13,7 @@ from loguru import logger
 
 import astuner
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.episode_worker import AgentJob
 from astuner.backbone.training.lora import check_target_modules
 from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
@@ -38,15 +39,27 @@ from astuner.config.root import AstunerConfig, RunConfig
 from astuner.llm_engine.causal_lm import choose_device
 from astuner.llm_engine.context_length import context_length
 from astuner.localhost import ADDRESS
-from astuner.ray_cluster.connection import check_not_connected, check_ray_reachable
+from astuner.ray_cluster.connection import (
+    check_has_no_gpus,
+    check_not_connected,
+    check_ray_reachable,
+    ray_connected,
+)
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.ray_cluster.head import StartedRay, is_own_ray
+from astuner.ray_cluster.nodes import check_can_reach, living_nodes, lost_nodes_named
+from astuner.ray_cluster.worker_server import can_fork_workers, worker_server
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 
 if TYPE_CHECKING:
     from astuner.backbone.trinity.session import TrinitySession
+
+_ONE_MACHINE = (
+    "leave trainer_common.ray_address out, or set trinity.model.tinker.base_url to the address of an `astuner "
+    "serve-tinker` that all nodes can reach"
+)
 
 # Folders in the run record: Trinity's state, and the output of the Tinker server.
 _STATE_DIR, _SERVER_DIR = "trinity", "tinker"
@@ -61,6 +74,19 @@ _ENVIRONMENT = {
     "TRINITY_LOG_LEVEL": "ERROR",
     "OMP_NUM_THREADS": "1",
 }
+
+# What Trinity's modules and astuner's workers import, except for Ray and modules that import it.
+_WORKER_MODULES = (
+    "astuner.backbone.training.episode_worker",
+    "datasets",
+    "omegaconf",
+    "pandas",
+    "tinker",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "transformers",
+    "wandb",
+)
 
 
 class TrinityBackbone:
@@ -224,17 +250,19 @@ def _start_session(
     environment: dict[str, str],
     stack: contextlib.ExitStack,
 ) -> TrinitySession:
+    forked = _forked_workers(context, training_backend, environment, stack)
     training_backend.prepare_imports()
-    from astuner.ray_cluster.connection import check_has_no_gpus, ray_connected
-
     config = context.config.astuner
     logger.info("starting Ray and Trinity's explorer and trainer; this takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     facts = _run_facts(context.preflight_context, mode, training_backend, namespace)
     composed = trinity_config(context.config, facts)
     address = context.ray.address if context.ray else config.trainer_common.ray_address
-    runtime_env = _runtime_env(training_backend, environment, composed.get_envs())
+    runtime_env = _runtime_env(training_backend, environment, composed.get_envs()) | forked
     stack.enter_context(ray_connected({"address": address, "namespace": namespace, "runtime_env": runtime_env}))
+    stack.enter_context(lost_nodes_named(RESUME_HINT))
+    if facts.uses_tinker and configured_tinker_service(context.config) is None:
+        check_can_reach("the run's Tinker server", living_nodes().values(), _ONE_MACHINE)
     if not context.has_own_ray and _trains_on_cpu(context.config):
         check_has_no_gpus()
     # These modules import Trinity and Ray.
@@ -262,6 +290,17 @@ def _start_session(
     event_consumer = EventConsumer(config, coordinator, actors)
     actors.prepare(config.deadlines.load_model)
     return TrinitySession(context, actors, event_consumer, facts, training_backend, state, checkpoints)
+
+
+def _forked_workers(
+    context: RunContext, training_backend: TrainingBackend, environment: dict[str, str], stack: contextlib.ExitStack
+) -> dict[str, str]:
+    """Start a server that forks Ray's workers, if they can be forked; return its entry of the runtime environment."""
+    if not context.has_own_ray or not can_fork_workers(training_backend.device):
+        return {}
+    python_path = os.pathsep.join(training_backend.python_path)
+    server = stack.enter_context(worker_server(_WORKER_MODULES, {**environment, "PYTHONPATH": python_path}))
+    return {"py_executable": server.executable}
 
 
 def _runtime_env(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from astuner.backbone.training.episode_worker import AgentJob
 from astuner.backbone.training.schedule import TaskOrder
@@ -212,8 +213,11 @@ class Coordinator:
 
 
 def start_coordinator(job: CoordinatorJob) -> Any:
-    """Start the coordinator in this process's Ray namespace and return its handle."""
-    return ray.remote(Coordinator).options(name=_NAME, num_cpus=0, max_concurrency=1000).remote(job)
+    """Start the coordinator on this process's node, in its Ray namespace, and return its handle."""
+    # Ray would put it on any node, and the run would end with that node.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"name": _NAME, "num_cpus": 0, "max_concurrency": 1000, "scheduling_strategy": here}
+    return ray.remote(Coordinator).options(**options).remote(job)
 
 
 def coordinator() -> Any:

@@ -15,6 +15,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from astuner.backbone.verl.entropy import disable_entropy_gradient
 from astuner.llm_engine.weight_digests import weight_digests
+from astuner.ray_cluster.worker_server import use_configured_threads
 from astuner.redaction.output import redact_output
 
 
@@ -23,6 +24,7 @@ class ActorWorker(ActorRolloutRefWorker):
 
     def __init__(self, config: DictConfig, *args: Any, **kwargs: Any) -> None:
         redact_output()
+        use_configured_threads()
         if not config.actor.entropy_coeff:
             disable_entropy_gradient()
         super().__init__(config, *args, **kwargs)

@@ -14,6 +14,7 @@ from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.lora import check_target_modules
 from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
+from astuner.backbone.training.packed_attention import has_packed_attention
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.schedule import TaskOrder
@@ -29,6 +30,8 @@ from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
 from astuner.ray_cluster.connection import check_has_no_gpus, check_not_connected, check_ray_reachable
 from astuner.ray_cluster.head import StartedRay, is_own_ray
+from astuner.ray_cluster.nodes import lost_nodes_named
+from astuner.ray_cluster.worker_server import can_fork_workers
 from astuner.run_record import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
@@ -114,19 +117,24 @@ def _verl_session(context: RunContext) -> Iterator[VerlSession]:
     Raises:
         AstunerError: verl does not support the configuration, or a process fails.
     """
-    from astuner.backbone.verl.cluster import ray_running, verl_environment
+    from astuner.backbone.verl.cluster import ray_running, verl_environment, verl_worker_server
 
     config = context.config.astuner
     facts = _run_facts(context.preflight_context)
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(verl_environment(facts.device, own_ray=context.has_own_ray))
+        server = None
+        # vLLM computes with the threads that OMP_NUM_THREADS has set when PyTorch was imported.
+        if context.has_own_ray and facts.rollout_engine == "embedded" and can_fork_workers(facts.device):
+            server = stack.enter_context(verl_worker_server(environment))
         composed = compose_verl_config(context.config, facts)
         if facts.device == "cuda" and config.trainer_common.n_gpus_per_node is None:
             gpus = composed.trainer.n_gpus_per_node
             logger.warning("trainer_common.n_gpus_per_node is not set: {} GPUs of each machine are used", gpus)
         stack.enter_context(_ray_errors_explained())
-        logger.info("starting Ray, verl's workers and engines; this takes about a minute")
-        stack.enter_context(ray_running(composed, environment))
+        logger.info("starting Ray, verl's workers and engines; this takes up to a minute")
+        stack.enter_context(ray_running(composed, environment, server))
+        stack.enter_context(lost_nodes_named(RESUME_HINT))
         if not context.has_own_ray and facts.device == "cpu" and config.trainer_common.device == "auto":
             check_has_no_gpus()
         with context.phase("load_model"):
@@ -227,6 +235,7 @@ def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
         n_val=len(inputs.tasks.validation),
         max_positions=context_length(text_config),
+        packed_attention=has_packed_attention(text_config),
         ray=preflight_context.ray,
         origins=preflight_context.origins,
     )

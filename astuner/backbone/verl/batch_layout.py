@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow, prompt_length, token_advantages
+from astuner.context_tracker import ID_BYTES, shared_prefix_length
 from astuner.schema import Sample
 
 RowFields = Mapping[str, Tensor]
@@ -18,7 +19,7 @@ PADDING_LENGTH = 2
 
 
 def assign_rows(
-    mini_batches: Sequence[Sequence[int]], lengths: Sequence[int], workers: int
+    mini_batches: Sequence[Sequence[int]], lengths: Sequence[int], workers: int, encoded: Sequence[bytes] = ()
 ) -> list[list[list[int | None]]]:
     """Distribute the rows of each mini-batch over the data-parallel workers.
 
@@ -29,24 +30,48 @@ def assign_rows(
         mini_batches: row numbers of each mini-batch.
         lengths: number of tokens of each row, indexed by row number.
         workers: number of data-parallel workers.
+        encoded: the token ids of the rows, as `encode_ids` returns them, if workers compute common prefixes once.
 
     Returns:
         Row numbers by worker and mini-batch, with None for a padding row. All lists of row numbers have the same
-        length, and the workers' numbers of tokens are balanced.
+        length. The workers' numbers of tokens are balanced; with `encoded`, those of distinct prefixes.
     """
-    size = max(-(-len(rows) // workers) for rows in mini_batches)
-    assigned: list[list[list[int | None]]] = [[] for _ in range(workers)]
-    for rows in mini_batches:
-        parts: list[list[int | None]] = [[] for _ in range(workers)]
-        totals = [0] * workers
-        for row in sorted(rows, key=lambda row: (-lengths[row], row)):
-            # Greedy: the longest remaining row goes to the worker with the fewest tokens that has a free slot.
-            worker = min((w for w in range(workers) if len(parts[w]) < size), key=lambda w: (totals[w], w))
-            parts[worker].append(row)
-            totals[worker] += lengths[row]
-        for mini_batches_of_worker, part in zip(assigned, parts, strict=True):
-            mini_batches_of_worker.append(part + [None] * (size - len(part)))
-    return assigned
+    if encoded:
+        divided = [_by_prefix(rows, encoded, workers) for rows in mini_batches]
+    else:
+        most = max(-(-len(rows) // workers) for rows in mini_batches)
+        divided = [_by_length(rows, lengths, workers, most) for rows in mini_batches]
+    size = max(len(part) for parts in divided for part in parts)
+    return [[[*parts[worker], *[None] * (size - len(parts[worker]))] for parts in divided] for worker in range(workers)]
+
+
+def _by_length(rows: Sequence[int], lengths: Sequence[int], workers: int, size: int) -> list[list[int]]:
+    """Divide rows into at most `size` for each worker, with about equally many tokens."""
+    parts: list[list[int]] = [[] for _ in range(workers)]
+    totals = [0] * workers
+    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+        # Greedy: the longest remaining row goes to the worker with the fewest tokens that has a free slot.
+        worker = min((w for w in range(workers) if len(parts[w]) < size), key=lambda w: (totals[w], w))
+        parts[worker].append(row)
+        totals[worker] += lengths[row]
+    return parts
+
+
+def _by_prefix(rows: Sequence[int], encoded: Sequence[bytes], workers: int) -> list[list[int]]:
+    """Divide rows in the order of their tokens, which keeps rows with a common prefix together."""
+    ordered = sorted(rows, key=lambda row: (encoded[row], row))
+    new = [
+        len(encoded[row]) // ID_BYTES - shared_prefix_length(encoded[before], encoded[row])
+        for before, row in zip([ordered[0], *ordered], ordered, strict=False)
+    ]
+    new[0] = len(encoded[ordered[0]]) // ID_BYTES
+    parts: list[list[int]] = [[] for _ in range(workers)]
+    computed, total = 0, sum(new)
+    for row, tokens in zip(ordered, new, strict=True):
+        # A row belongs to the worker in whose share the middle of its new tokens is.
+        parts[(2 * computed + tokens) * workers // (2 * total + 1)].append(row)
+        computed += tokens
+    return parts
 
 
 def sample_fields(sample: Sample) -> RowFields:

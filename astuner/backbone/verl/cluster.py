@@ -19,6 +19,7 @@ from astuner.ray_cluster.environment import (
     environment_set,
     pretended_gpus,
 )
+from astuner.ray_cluster.worker_server import WorkerServer, worker_server
 
 _CPUS_PER_WORKER = 3
 # TransferQueue's controller and the request router.
@@ -65,8 +66,30 @@ def verl_environment(device: str, *, own_ray: bool) -> Iterator[dict[str, str]]:
         yield environment
 
 
+# What verl's modules and astuner's workers import, except for Ray and modules that import it.
+_WORKER_MODULES = (
+    "accelerate",
+    "astuner.backbone.training.episode_worker",
+    "astuner.llm_engine.embedded",
+    "datasets",
+    "peft",
+    "tensordict",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torchdata.stateful_dataloader",
+    "transformers.models.auto.modeling_auto",
+)
+
+
+def verl_worker_server(environment: Mapping[str, str]) -> contextlib.AbstractContextManager[WorkerServer]:
+    """Run a server during the block that forks Ray's workers with the modules of verl."""
+    return worker_server(_WORKER_MODULES, environment)
+
+
 @contextlib.contextmanager
-def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[None]:
+def ray_running(
+    config: DictConfig, environment: Mapping[str, str], server: WorkerServer | None = None
+) -> Iterator[None]:
     """Start a Ray instance for the block, or connect to an existing one at `ray_kwargs.ray_init.address`.
 
     A Ray instance that is started here ends with this process, even if the process is killed. An existing one
@@ -75,6 +98,7 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     Args:
         config: verl's configuration.
         environment: environment variables of the workers.
+        server: the server that forks the workers; None to have Ray start an interpreter for each.
 
     Raises:
         BackboneError: no Ray instance runs at that address, none can be started, or this process is already
@@ -89,6 +113,8 @@ def ray_running(config: DictConfig, environment: Mapping[str, str]) -> Iterator[
     settings: dict[str, Any] = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)  # type: ignore[assignment]
     runtime: dict[str, Any] = get_ppo_ray_runtime_env(config)
     runtime["env_vars"] = {**runtime["env_vars"], **environment, "TRANSFER_QUEUE_ENABLE": "1"}
+    if server is not None:
+        runtime["py_executable"] = server.executable
     with contextlib.ExitStack() as stack:
         if "num_gpus" in settings:  # on a CPU
             stack.enter_context(environment_replaced(pretended_gpus(settings["num_gpus"])))

@@ -12,12 +12,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from astuner.backbone.base import missing_packages
 from astuner.backbone.training.attention import attention_error, flash_attention_command
 from astuner.backbone.training.declarations import engine_argument_errors, verl_classes
+from astuner.backbone.training.packed_attention import SUPPORTED_MODELS
 from astuner.backbone.verl.rules import trainers_per_node
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.composition import isolated_hydra, origin_of
 from astuner.config.conditions import is_cut
 from astuner.config.declared_fields import all_fields, field_errors
-from astuner.config.keys import dotted, parts, value_at
+from astuner.config.keys import KeyPath, dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
@@ -29,6 +30,14 @@ _STRATEGIES = tuple(
     ("actor_rollout_ref", *section, "strategy")
     for section in (("actor",), ("ref",), ("actor", "fsdp_config"), ("ref", "fsdp_config"))
 )
+_MODEL = ("actor_rollout_ref", "model")
+# The values that `update.pack: tree` requires, with the reasons.
+_TREE_REQUIRES: dict[KeyPath, tuple[object, str]] = {
+    _ATTENTION: ("sdpa", "prefixes are shared by astuner's attention, which replaces sdpa"),
+    (*_MODEL, "use_remove_padding"): (True, "padded rows share no prefixes"),
+    (*_MODEL, "use_fused_kernels"): (False, "the fused head computes one next token for each token"),
+    ("actor_rollout_ref", "actor", "fsdp_config", "pad_to_length"): (False, "sequences of fixed length are rows"),
+}
 _GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 
 
@@ -47,8 +56,9 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
     composed, mapping = packaged_config(), trainer_mapping("verl")
     overrides = trainer_overrides(config.verl, "verl", composed)
     values = mapping.values(config, facts, _machine(config.astuner, facts))
-    problems = override_problems(overrides, mapping, values, composed, facts.origins)
-    raise_problems([*problems, *_value_problems(overrides, composed, facts), *_machine_problems(config, facts)])
+    problems = [*override_problems(overrides, mapping, values, composed, facts.origins)]
+    problems += [*_value_problems(overrides, composed, facts), *_machine_problems(config, facts)]
+    raise_problems([*problems, *_tree_problems(config, facts, overrides)])
     with open_dict(composed):
         for name, value in values.items():
             OmegaConf.update(composed, name.removeprefix("+"), value, merge=False, force_add=True)
@@ -109,8 +119,11 @@ def _field_errors(override: TrainerOverride, packaged: DictConfig) -> Iterator[s
 def _machine(run: AstunerConfig, facts: VerlRunFacts) -> Iterator[str]:
     """Yield the groups of machine settings that apply."""
     yield "always"
-    if facts.device == "cpu" or not facts.flash_attention:
+    has_flash_attention = facts.device == "cuda" and facts.flash_attention
+    if not has_flash_attention or run.update.pack == "tree":
         yield "without_flash_attention"
+    if not has_flash_attention and not facts.packed_attention:
+        yield "without_packed_attention"
     if facts.device == "cpu":
         yield "cpu"
         if run.trainer_common.ray_address is None and facts.ray is None:
@@ -141,6 +154,27 @@ def _machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Proble
         if isinstance(share, int) and gpus % share:
             text = f"{key} is {share}, which does not divide the {gpus} GPUs of nnodes × n_gpus_per_node"
             yield _problem(facts, key, text)
+
+
+def _tree_problems(config: RunConfig, facts: VerlRunFacts, overrides: Iterable[TrainerOverride]) -> Iterator[Problem]:
+    """Yield what makes `update.pack: tree` impossible."""
+    key, ulysses = "astuner.update.pack", "astuner.trainer_common.ulysses_sequence_parallel_size"
+    if config.astuner.update.pack != "tree":
+        return
+    fix = "write auto or leaf, which compute each timeline once"
+    if not facts.packed_attention:
+        text = f"{key} is tree, but the model is not among those whose attention can be packed ({SUPPORTED_MODELS})"
+        yield _problem(facts, key, f"{text}; {fix}")
+    if config.astuner.trainer_common.ulysses_sequence_parallel_size > 1:
+        reason = "Ulysses divides each row over several GPUs, and a prefix that rows share belongs to all of them"
+        yield _problem(facts, key, f"{key} is tree, and {ulysses} is above 1: {reason}; {fix}, or write 1 for Ulysses")
+    for override in overrides:
+        required = _TREE_REQUIRES.get(override.path)
+        if required is not None and override.value != required[0]:
+            reason = required[1]
+            name = dotted(("verl", *override.path))
+            text = f"{name} is {override.value!r}, and {key} is tree: {reason}; remove the line"
+            yield override_problem(override, trainer_mapping("verl"), text, facts.origins)
 
 
 def _missing_gpus(run: AstunerConfig, facts: VerlRunFacts) -> Iterator[Problem]:

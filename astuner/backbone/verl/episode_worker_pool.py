@@ -254,8 +254,30 @@ class EpisodeWorkerPool:
             if self._closed:
                 raise BackboneError("the run was interrupted") from None
             ray.kill(self._actors[index])
-            self._actors[index] = self._start_actor(index)
+            self._replace_actor(index)
             raise
+
+    def _replace_actor(self, index: int) -> None:
+        """Start a worker in place of a lost one, and wait until it is ready.
+
+        Raises:
+            BackboneError: this process has killed the workers, or no worker could be started.
+        """
+        failure: Exception | None = None
+        for _ in range(len(self._node_ids) + 1):
+            if self._closed:
+                raise BackboneError("the run was interrupted")
+            self._actors[index] = self._start_actor(index)
+            try:
+                learn_secrets(ray.get(self._actors[index].ready.remote(), timeout=_START_SECONDS))
+                return
+            except (RayTaskError, GetTimeoutError):
+                raise
+            # For some seconds, Ray takes a lost node for alive. Then it gives up the worker that was to start there.
+            except RayError as error:
+                failure = error
+        assert failure is not None
+        raise BackboneError(f"no episode worker could be started in place of a lost one: {first_line(failure)}")
 
 
 def _nodes_of_workers() -> list[str]:

@@ -1,6 +1,6 @@
 """verl's `external_lib`: verl imports this module in each of its processes (`actor_rollout_ref.model.external_lib`).
 
-It registers astuner's rollout engines, and replaces two functions of verl that do not work here.
+It registers astuner's rollout and training engines, and replaces two functions of verl that do not work here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from torch.distributed.tensor import DTensor
 from verl.utils.device import get_device_id, get_device_name
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry
 
+from astuner.backbone.verl import training_engine
 from astuner.backbone.verl.cpu import embedded_rollout
 
 embedded_rollout.register()
+training_engine.register()
 
 
 def _merged_weights(engine: Any) -> Iterator[tuple[str, Tensor]]:

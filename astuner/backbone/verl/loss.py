@@ -42,11 +42,6 @@ class RowLoss:
     correction: Correction
     own_ratio: bool
 
-    @property
-    def selects_by_entropy(self) -> bool:
-        """Whether only tokens whose entropy is above a threshold are trained."""
-        return self.algorithm.high_entropy_share < 1
-
     def __call__(
         self, model_output: dict[str, Any], data: TensorDict, dp_group: object = None
     ) -> tuple[Tensor, dict[str, Any]]:
@@ -69,7 +64,7 @@ class RowLoss:
         result, correction = corrected_loss(rule, self.correction, batch)
         weights = token_weights(mask, data["row_scale"])
         token_losses = result.token_losses
-        if self.selects_by_entropy:
+        if self.algorithm.selects_by_entropy:
             token_losses = token_losses * (entropy.detach() > data["entropy_threshold"][:, None])
         loss = (token_losses * weights).sum()
         sums = {"loss/policy": loss, "entropy": (entropy * mask).sum()}

@@ -154,6 +154,25 @@ def check_engines_alive(servers: Sequence[Any]) -> None:
             raise ModelError(f"{name} failed: {failure}. {RESUME_HINT}") from cause
 
 
+def check_router_alive(router: Any) -> None:
+    """Check that the process that distributes the requests over the engines has not died.
+
+    Ray may place it on a node that runs episodes only. Without it, all later episodes would fail.
+
+    Args:
+        router: its Ray actor.
+
+    Raises:
+        ModelError: it died. The message includes the cause.
+    """
+    try:
+        ray.get(router.__ray_ready__.remote(), timeout=_HEALTH_TIMEOUT_SECONDS)
+    except RayError as error:
+        raise ModelError(
+            f"the router of requests to the rollout engines failed: {first_line(error)}. {RESUME_HINT}"
+        ) from error
+
+
 def _vllm_failure(server: Any) -> str | None:
     """Return the failure of one of verl's vLLM servers, or None. Runs in the server's process.
 

@@ -17,7 +17,7 @@ from astuner.backbone.training.sync_certificate import SyncCertificate, probe_pr
 from astuner.backbone.verl.checkpoint import VerlCheckpoints
 from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool
 from astuner.backbone.verl.policy_teacher import PolicyTeacher
-from astuner.backbone.verl.rollout_engine import check_engines_alive
+from astuner.backbone.verl.rollout_engine import check_engines_alive, check_router_alive
 from astuner.backbone.verl.trainer import VerlTrainer, certify_sync
 from astuner.backbone.verl.update import VerlUpdate
 from astuner.distillation import Distiller, load_distiller
@@ -76,6 +76,7 @@ class VerlSession(TrainingSession):
             self.sync(self.worker_pool.policy_version)
         episodes = self.worker_pool.run(request, on_episode, on_attempt)
         check_engines_alive(self.trainer.servers)
+        check_router_alive(self.trainer.router)
         return episodes
 
     def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:

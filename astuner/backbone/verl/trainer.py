@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 import transfer_queue as tq
 from numpy.typing import NDArray
 from omegaconf import DictConfig, OmegaConf
+from ray.exceptions import RayError
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -28,6 +29,8 @@ from astuner.backbone.verl.cluster import check_ray_resources
 from astuner.backbone.verl.loss import RowLoss, row_loss
 from astuner.backbone.verl.rollout_engine import generate_on
 from astuner.backbone.verl.rules import EMBEDDED
+from astuner.backbone.verl.training_engine import PACK
+from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.llm_engine.weight_digests import WeightDigests
@@ -68,7 +71,7 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
     # Outside of the block below, which would close the other run's queue.
     _check_single_run(own_queue=True)
     try:
-        trainer = VerlTrainer(config, loss)
+        trainer = VerlTrainer(config, loss, run.update.pack)
         # verl prints its progress.
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.init()
@@ -108,15 +111,16 @@ class VerlTrainer(PPOTrainerSync):
         engines_awake: whether the engines have weights and can serve requests.
     """
 
-    def __init__(self, config: DictConfig, loss: RowLoss) -> None:
+    def __init__(self, config: DictConfig, loss: RowLoss, pack: PackMode) -> None:
         """Set up the trainer. `init` starts the workers.
 
         Args:
             config: verl's configuration, resolved.
             loss: the loss that the workers compute.
+            pack: `update.pack`.
         """
         super().__init__(config=config)
-        self._loss = loss
+        self._loss, self._pack = loss, pack
         self.engines_awake = False
 
     def init(self) -> None:
@@ -155,9 +159,21 @@ class VerlTrainer(PPOTrainerSync):
         return self._loss.correction.old_from_trainer and not self._loss.own_ratio
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether the workers may compute common prefixes of their rows once."""
+        model = self.config.actor_rollout_ref.model
+        attention = model.override_config.get("attn_implementation")
+        return self._pack in ("auto", "tree") and model.use_remove_padding and attention == "sdpa"
+
+    @property
     def servers(self) -> list[Any]:
         """The engines' Ray actors."""
         return [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
+
+    @property
+    def router(self) -> Any:
+        """The Ray actor that distributes the requests over the engines."""
+        return self.llm_server_manager.global_load_balancer
 
     @property
     def engine_servers(self) -> list[Any]:
@@ -203,6 +219,22 @@ class VerlTrainer(PPOTrainerSync):
         if keys:
             tq.kv_clear(keys=keys, partition_id=_PARTITION)
 
+    @contextlib.contextmanager
+    def rows_cleared(self, keys: Callable[[], list[str]]) -> Iterator[None]:
+        """Delete rows after the block; `keys` returns theirs.
+
+        They stay after an error of Ray, which ends the run: a storage of TransferQueue may have died, too, and each
+        request to it takes minutes to fail.
+        """
+        try:
+            yield
+        except RayError:
+            raise
+        except BaseException:
+            self.clear(keys())
+            raise
+        self.clear(keys())
+
     def _batch(self, keys: list[str], lengths: list[int], fields: list[str], **extra_info: object) -> KVBatchMeta:
         """Return a reference to stored rows, which verl's workers resolve; `extra_info` describes the whole batch."""
         return KVBatchMeta(
@@ -210,7 +242,11 @@ class VerlTrainer(PPOTrainerSync):
             tags=[{"seq_len": length} for length in lengths],
             partition_id=_PARTITION,
             fields=fields,
-            extra_info={"temperature": self.config.actor_rollout_ref.rollout.temperature, **extra_info},
+            extra_info={
+                "temperature": self.config.actor_rollout_ref.rollout.temperature,
+                PACK: self._pack,
+                **extra_info,
+            },
         )
 
     def policy_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
@@ -244,10 +280,8 @@ class VerlTrainer(PPOTrainerSync):
         rows += rows[:1] * (-len(rows) % self.workers)
         keys = [f"{name}-{number}" for number in range(len(rows))]
         self.put(keys, [sample_fields(row) for row in rows])
-        try:
+        with self.rows_cleared(lambda: keys):
             return self.policy_logprobs(keys, [len(row.token_ids) for row in rows])[: len(sequences)]
-        finally:
-            self.clear(keys)
 
     def reference_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
         """Return the reference model's logprobs, as `policy_logprobs`, and store them as `ref_log_prob`."""
@@ -267,7 +301,10 @@ class VerlTrainer(PPOTrainerSync):
             verl's metrics: lists over mini-batches and micro-batches.
         """
         self.actor_rollout_wg.set_learning_rate(rate)
-        optional = {"ref_log_prob": self._loss.kl_coef > 0, "entropy_threshold": self._loss.selects_by_entropy}
+        optional = {
+            "ref_log_prob": self._loss.kl_coef > 0,
+            "entropy_threshold": self._loss.algorithm.selects_by_entropy,
+        }
         batch = self._batch(
             keys,
             lengths,

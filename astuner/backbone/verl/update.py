@@ -26,6 +26,7 @@ from astuner.algorithms.credit_assignment import (
 )
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales
 from astuner.algorithms.update_records import SampleKey, TokenValues
+from astuner.backbone.training.row_bins import UpdateTokens
 from astuner.backbone.training.schedule import learning_rate
 from astuner.backbone.verl.batch_layout import (
     PADDING_LENGTH,
@@ -39,6 +40,7 @@ from astuner.backbone.verl.batch_layout import (
 from astuner.backbone.verl.loss import flatten, pop_token_values
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
+from astuner.context_tracker import encode_ids
 from astuner.diagnostics import sampled_logprobs
 from astuner.distillation import Distiller
 from astuner.schema import Episode, Sample
@@ -108,7 +110,7 @@ class VerlUpdate:
             BackboneError: the engines did not sample with the trained weights, or a gradient is not finite.
         """
         stored = self._store(episodes, step)
-        try:
+        with self.trainer.rows_cleared(lambda: stored.keys):
             common = self.config.trainer_common
             in_reward = self.dtype != torch.float32 and common.algorithm.use_kl_in_reward
             if self.trainer.recomputes_old_logprobs or in_reward:
@@ -123,8 +125,6 @@ class VerlUpdate:
                 rows, teacher_metrics = self.distiller.assign_to(timed, episodes)
             metrics, token_values = self._update_weights(stored, rows, advantages, step)
             return advantages.update_result(teacher_metrics | metrics, rows, token_values)
-        finally:
-            self.trainer.clear(stored.keys)
 
     def _store(self, episodes: Sequence[Episode], step: int) -> _StoredRows:
         """Put the episodes' samples into TransferQueue, padded to a multiple of the number of workers."""
@@ -209,23 +209,27 @@ class VerlUpdate:
             [number for number in part if trains_without_advantage(self.config) or credited[number].has_advantage]
             for part in parts
         ]
+        tokens = UpdateTokens()
+        for part in with_gradient:
+            tokens.add_rows(stored.samples[number].token_ids for number in part)
         rate = learning_rate(self.config.trainer_common.optim, self.total_steps, step)
         metrics: dict[str, Any] = {}
-        if self.config.trainer_common.algorithm.high_entropy_share == 1:
-            metrics = self._train(stored, credited, scales, with_gradient, rate)
-        else:
+        if self.config.trainer_common.algorithm.selects_by_entropy:
             # The weights after one mini-batch determine the threshold of the next.
             for number, part in enumerate(parts):
                 threshold = self._entropy_threshold(stored, part)
                 of_part = self._train(stored, credited, scales, [with_gradient[number]], rate, number, threshold)
                 for name, values in of_part.items():
                     metrics.setdefault(name, []).append(values)
+        else:
+            metrics = self._train(stored, credited, scales, with_gradient, rate)
         samples = [(row.episode, row.sample) for row in stored.rows]
         by_row = pop_token_values(metrics)
         trained_logprobs = [(stored.samples[number], values.logprobs) for number, values in by_row.items()]
         self._check_logprob_gap(metrics, trained_logprobs, step)
         token_values = {samples[number]: values for number, values in by_row.items()}
-        return self._summarise(metrics, len(parts), advantages, step, rate), token_values
+        tokens.computed = int(np.sum(flatten(metrics.pop("computed_tokens"))))
+        return self._summarise(metrics, len(parts), advantages, step, rate) | tokens.metrics(), token_values
 
     def _train(
         self,
@@ -235,7 +239,7 @@ class VerlUpdate:
         parts: Sequence[Sequence[int]],
         rate: float,
         first: int = 0,
-        threshold: float = -math.inf,
+        threshold: float | None = None,
     ) -> dict[str, Any]:
         """Do one optimizer step for each of the mini-batches, and return verl's metrics.
 
@@ -246,14 +250,15 @@ class VerlUpdate:
             parts: the row numbers of each mini-batch.
             rate: learning rate.
             first: index of the first mini-batch in the step.
-            threshold: the entropy above which tokens are trained.
+            threshold: the entropy above which tokens are trained; None trains all tokens.
         """
-        assigned = assign_rows(parts, stored.lengths, self.trainer.workers)
+        encoded = [encode_ids(sample.token_ids) for sample in stored.samples] if self.trainer.shares_prefixes else []
+        assigned = assign_rows(parts, stored.lengths, self.trainer.workers, encoded)
         mini_batch_size = len(assigned[0][0]) * self.trainer.workers
         padding = sum(row is None for worker in assigned for part in worker for row in part)
         self._add_padding(stored, padding - stored.padding)
         keys, lengths, fields = self._in_order(stored, credited, scales, assigned, first)
-        if self.config.trainer_common.algorithm.high_entropy_share < 1:
+        if threshold is not None:
             bound = torch.tensor(threshold, dtype=torch.float64)
             fields = [{**row_fields, "entropy_threshold": bound} for row_fields in fields]
         self.trainer.put(keys, fields)

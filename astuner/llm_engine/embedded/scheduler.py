@@ -78,6 +78,7 @@ class Scheduler:
         self.policy_version = policy_version
         self._forward = forward
         self._max_num_seqs = max_num_seqs
+        self._has_cache = prefix_cache_tokens > 0
         self._tree = PrefixTree(prefix_cache_tokens)
         self._store = KvStore(forward.kv_shape, max_num_seqs, max_model_len, lane_tokens)
         # All requests without a result, so that `fail_all` reaches every one in any state.
@@ -169,7 +170,7 @@ class Scheduler:
             prefix = self._tree.match(request.tokens[:-1])
             start = sum(piece.shape[-2] for piece in prefix)
             alike = (start, tuple(request.tokens[start : start + _ALIKE_TOKENS]))
-            if self._worth_waiting_for(self._prefilling_alike.get(alike), request, start):
+            if self._has_cache and self._worth_waiting_for(self._prefilling_alike.get(alike), request, start):
                 postponed.append(request)
                 continue
             if not self._store.place(request, prefix, queue):

@@ -21,11 +21,11 @@ from transformers import (
 )
 
 from astuner.algorithms.training_rows import TrainingRow
-from astuner.backbone.local import packed_attention as packed
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.micro_batches import micro_batches
-from astuner.backbone.local.pack_costs import PackCosts, count_pack_costs
-from astuner.context_tracker import Packing, pack
+from astuner.backbone.training import packed_attention as packed
+from astuner.backbone.training.pack_costs import PackCosts, count_pack_costs
+from astuner.context_tracker import Packing, encode_ids, pack, pack_separate
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60,
@@ -157,7 +157,9 @@ def test_any_rows_give_what_they_give_alone(rows: list[list[int]], data: st.Data
     if not selected.any():
         selected[0, 1] = 1
     model = make_model(initializer_range=0.1).eval()  # sure of nothing, so that gradients are no rounding
-    assert_same(outcome(model, rows, selected, pack(rows)), outcome(model, rows, selected))
+    expected = outcome(model, rows, selected)
+    assert_same(outcome(model, rows, selected, pack(rows)), expected)
+    assert_same(outcome(model, rows, selected, pack_separate([encode_ids(row) for row in rows])), expected)
 
 
 @pytest.fixture
@@ -236,11 +238,11 @@ def test_costs_are_counted_and_weighed():
     width, inner = config.num_attention_heads * config.head_dim, config.intermediate_size
     key_width = config.num_key_value_heads * config.head_dim
     per_layer = config.hidden_size * (2 * width + 2 * key_width + 3 * inner)
-    costs = count_pack_costs(model)
+    costs = count_pack_costs(model, torch.device("cpu"))
     assert costs.per_token == 2 * config.num_hidden_layers * per_layer
     assert costs.per_pair == 4 * config.num_hidden_layers * width
     assert costs.per_batch > 0
-    assert count_pack_costs(make_model()) == costs
+    assert count_pack_costs(make_model(), torch.device("cpu")) == costs
     costs = PackCosts(per_token=1.0, per_pair=0.0, per_batch=10.0)
     assert costs.is_cheaper_packed(pack(make_rows(20, (36, 36, 36))))
     assert not costs.is_cheaper_packed(pack(make_rows(4, (12, 12, 12))))

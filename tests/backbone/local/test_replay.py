@@ -187,7 +187,7 @@ def test_a_step_with_a_teacher(make_job: MakeJob, tmp_path: Path):
     advantages = json.loads((record / entry.path).read_bytes())["updates"][0]["advantages"]
     assert len(advantages) > 2
     changed = copy_of(record, "advantage")
-    edit(changed, entry, ["updates", 0, "advantages", 1, 1], 0.5)
+    edit(changed, entry, ["updates", 0, "advantages", 1, 1], advantages[1][1])  # doubled, which float32 represents
     code, found = outcome("replay", changed, "--step", 2)
     assert code == 1
     assert found["differences"][0].startswith("step 2: loss/policy: recorded ")

@@ -180,3 +180,17 @@ class WaitsForAFile(Workflow):
         while not (folder / "continue").exists():
             await asyncio.sleep(0.05)  # waits here
         return WorkflowOutput(reward=1.0)
+
+
+class WaitsOnItsNode(Workflow):
+    """Records on which node it runs, and continues as soon as the file `continue` exists."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        import ray
+
+        folder = Path(os.environ["SHARED_FOLDER"])
+        node = ray.util.get_node_ip_address()
+        (folder / f"{workflow_task.episode_id}.{uuid4().hex}.ran").write_text(node)
+        while not (folder / "continue").exists():
+            await asyncio.sleep(0.05)
+        return WorkflowOutput(reward=1.0)

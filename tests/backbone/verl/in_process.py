@@ -6,7 +6,7 @@ Imported only where verl is installed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,8 @@ from verl.utils import tensordict_utils
 from astuner.backbone.verl.cpu.platform import CpuPlatform
 from astuner.backbone.verl.loss import RowLoss
 from astuner.backbone.verl.trainer import VerlTrainer
+from astuner.backbone.verl.training_engine import PACK, TrainingEngine, register
+from astuner.config.optimizer import PackMode
 
 
 @contextlib.contextmanager
@@ -47,18 +49,29 @@ class InProcessTrainer(VerlTrainer):
     """
 
     workers = 1
+    shares_prefixes = False  # with one worker, it has no effect
 
-    def __init__(self, module: torch.nn.Module, loss: RowLoss, *, remove_padding: bool) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Callable[..., Any],
+        *,
+        remove_padding: bool,
+        pack: PackMode = "leaf",
+        token_budget: int = 40,
+    ) -> None:
         """Use a model.
 
         Args:
             module: the model.
             loss: the loss.
             remove_padding: whether the rows of a micro-batch are one sequence, or padded.
+            pack: whether its common prefixes are computed once.
+            token_budget: maximum number of computed tokens of a micro-batch.
         """
-        self._loss = loss
+        self._loss, self._pack = loss, pack
         self.config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"temperature": 1.0}}})
-        self.worker = self.actor_rollout_wg = _Worker(module, loss, remove_padding)
+        self.worker = self.actor_rollout_wg = _Worker(module, loss, remove_padding, pack, token_budget)
 
     def put(self, keys: list[str], rows: list[Mapping[str, Tensor]]) -> None:
         for key, row in zip(keys, rows, strict=True):
@@ -72,7 +85,7 @@ class InProcessTrainer(VerlTrainer):
             del self.worker.rows[key]
 
 
-class _Engine(fsdp.FSDPEngineWithLMHead):  # type: ignore[misc]
+class _Engine(TrainingEngine):
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.engine_config = SimpleNamespace(entropy_checkpointing=False, entropy_from_logits_with_chunking=False)
@@ -84,11 +97,22 @@ class _Engine(fsdp.FSDPEngineWithLMHead):  # type: ignore[misc]
 class _Worker:
     """verl's worker, as `VerlTrainer` calls it. `gradient` is that of all weights after the last mini-batch."""
 
-    def __init__(self, module: torch.nn.Module, loss: RowLoss, remove_padding: bool) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        loss: Callable[..., Any],
+        remove_padding: bool,
+        pack: PackMode,
+        token_budget: int,
+    ) -> None:
         self.rows: dict[str, dict[str, Tensor]] = {}
         self.gradient = torch.zeros(0)
         self._module, self._loss, self._remove_padding = module, loss, remove_padding
+        self._pack, self._token_budget = pack, token_budget
+        register()
         self._engine = _Engine(module)
+        if remove_padding:
+            self._engine.enable_packing(module)
 
     def batch(self, keys: list[str], fields: list[str]) -> TensorDict:
         """Return fields of rows, nested where rows differ in length."""
@@ -123,14 +147,28 @@ class _Worker:
         return {"metrics": metrics}
 
     def _compute(self, batch: KVBatchMeta, keys: list[str], loss: RowLoss | None) -> dict[str, Any]:
-        data = self.batch(keys, batch.fields)
+        settings = {name: batch.extra_info[name] for name in ("temperature", "calculate_entropy")}
+        return self.compute(keys, batch.fields, loss, **settings)
+
+    def compute(
+        self,
+        keys: list[str],
+        fields: list[str],
+        loss: Callable[..., Any] | None,
+        *,
+        temperature: float = 1.0,
+        calculate_entropy: bool = False,
+    ) -> dict[str, Any]:
+        """Compute rows in micro-batches, and add up the gradients of the loss, if there is one."""
+        data = self.batch(keys, fields)
         tensordict_utils.assign_non_tensor(
             data,
-            temperature=batch.extra_info["temperature"],
-            calculate_entropy=batch.extra_info["calculate_entropy"],
+            temperature=temperature,
+            calculate_entropy=calculate_entropy,
             use_remove_padding=self._remove_padding,
             use_dynamic_bsz=True,
-            max_token_len_per_gpu=40,
+            max_token_len_per_gpu=self._token_budget,
+            **{PACK: self._pack},
         )
         output: dict[str, Any] = self._engine.forward_backward_batch(data, loss, forward_only=loss is None)
         return output

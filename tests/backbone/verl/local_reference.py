@@ -16,6 +16,7 @@ from astuner.distillation import Distiller
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS
 
+COMPUTED = "update/computed_per_distinct_token"
 Weights = dict[str, torch.Tensor]
 
 
@@ -38,7 +39,8 @@ class LocalReference:
     ) -> tuple[UpdateResult, Weights]:
         """Do the first training step, and return its result and the new weights.
 
-        The result lacks `update/changed_weights` and `update/cpu_threads`, which only the local backbone measures.
+        The result lacks `update/changed_weights` and `update/cpu_threads`, which only the local backbone measures, and
+        the number of computed tokens, which depends on the micro-batches.
         """
         from astuner.backbone.local.optimizer import Optimizer
         from astuner.backbone.local.update import PolicyUpdate
@@ -51,6 +53,7 @@ class LocalReference:
         metrics = dict(result.metrics)
         assert metrics.pop("update/changed_weights") > 0.0
         assert metrics.pop("update/cpu_threads") >= 1
+        assert metrics.pop(COMPUTED) >= 1
         return replace(result, metrics=metrics), {
             name: value.clone() for name, value in self.policy.model.state_dict().items()
         }

@@ -148,3 +148,18 @@ def test_a_dead_engine_process_in_a_living_actor_is_reported(own_ray: None):
             ray.get(healthy.generate.remote(), timeout=120)
     with pytest.raises(ModelError, match=r"^rollout engine 1 of 2 failed: "):
         check_engines_alive([healthy, dead])
+
+
+def test_a_dead_router_is_reported(own_ray: None):
+    import ray
+
+    from astuner.backbone.verl.rollout_engine import check_router_alive
+
+    router = ray.remote(type("Router", (), {})).options(num_cpus=0).remote()
+    check_router_alive(router)
+    ray.kill(router)
+    with contextlib.suppress(ray.exceptions.RayActorError):  # `kill` does not wait for its end
+        for _ in range(10_000):
+            ray.get(router.__ray_ready__.remote(), timeout=120)
+    with pytest.raises(ModelError, match=r"^the router of requests to the rollout engines failed: .* from the last "):
+        check_router_alive(router)

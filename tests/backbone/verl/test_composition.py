@@ -194,7 +194,7 @@ def test_verl_itself_takes_the_configuration(plan: VerlRunFacts, algorithm: str)
 
 
 def test_a_cpu_has_the_values_of_a_cpu() -> None:
-    composed = compose_verl_config(run_config(), CPU)
+    composed = compose_verl_config(run_config(), replace(CPU, packed_attention=False))
     expected = {name: value for group in MAPPING.machine.values() for name, value in group.values.items()}
     expected |= {"ray_kwargs.ray_init.num_gpus": 1}
     for key, value in expected.items():
@@ -211,11 +211,65 @@ def test_every_machine_has_the_tested_version_of_fsdp(base: tuple[RunConfig, Dic
     assert {actor.strategy, actor.fsdp_config.strategy, ref.fsdp_config.strategy} == {"fsdp2"}
 
 
-def test_a_gpu_without_flash_attention_packs_no_rows(base: tuple[RunConfig, DictConfig]) -> None:
-    without = compose_verl_config(base[0], replace(GPU, flash_attention=False))
-    assert without.actor_rollout_ref.model.use_remove_padding is False
-    assert without.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
-    assert base[1].actor_rollout_ref.model.use_remove_padding is True
+def test_rows_are_packed_where_the_attention_allows_it(base: tuple[RunConfig, DictConfig]) -> None:
+    without = replace(GPU, flash_attention=False)
+    tree = run_config(update__pack="tree")
+    for config, facts, packs, attention in (
+        (base[0], GPU, True, None),
+        (base[0], replace(GPU, packed_attention=False), True, None),
+        (base[0], without, True, "sdpa"),
+        (base[0], replace(without, packed_attention=False), False, "sdpa"),
+        (base[0], CPU, True, "sdpa"),
+        (base[0], replace(CPU, packed_attention=False), False, "sdpa"),
+        (tree, GPU, True, "sdpa"),
+        (tree, CPU, True, "sdpa"),
+    ):
+        model = compose_verl_config(config, facts).actor_rollout_ref.model
+        assert model.use_remove_padding is packs
+        assert model.override_config.get("attn_implementation") == attention
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "facts", "message"),
+    [
+        (
+            {},
+            {},
+            replace(CPU, packed_attention=False),
+            r"pack is tree, but the model is not among .*llama",
+        ),
+        (
+            {"trainer_common__ulysses_sequence_parallel_size": 2},
+            {},
+            GPU,
+            r"pack is tree, and \S+ulysses_sequence_parallel_size is above 1: Ulysses divides .* write ",
+        ),
+        (
+            {},
+            {"+actor_rollout_ref.model.override_config.attn_implementation": "flash_attention_2"},
+            GPU,
+            r"attn_implementation is 'flash_attention_2', and astuner\.update\.pack is tree: .*; remove the line",
+        ),
+        (
+            {},
+            {"actor_rollout_ref.model.use_remove_padding": False},
+            CPU,
+            r"use_remove_padding is False, and \S+ is tree: padded rows share no prefixes; remove the line",
+        ),
+        (
+            {},
+            {"actor_rollout_ref.model.use_fused_kernels": True},
+            CPU,
+            r"use_fused_kernels is True, and \S+ is tree: the fused head ",
+        ),
+    ],
+)
+def test_shared_prefixes_that_cannot_be_computed_are_errors(
+    keys: dict[str, object], values: dict[str, object], facts: VerlRunFacts, message: str
+) -> None:
+    config = run_config(update__pack="tree", **keys).model_copy(update={"verl": values})
+    with pytest.raises(ConfigError, match=message):
+        compose_verl_config(config, facts)
 
 
 def test_attention_that_cannot_be_imported_is_an_error_with_the_command() -> None:

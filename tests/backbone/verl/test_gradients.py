@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from astuner.algorithms import resolve
+from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.distillation import ModelTeacher, TeacherSequence
 from tests.backbone.published_steps import STEPS, assert_gradient, plain_model, published_step
@@ -17,12 +18,16 @@ pytestmark = pytest.mark.verl
 
 
 PADDED_OR_PACKED = pytest.mark.parametrize("remove_padding", [False, True], ids=["padded", "packed"])
+# Padded rows, packed rows, and packed rows whose common prefixes are computed once.
+LAYOUTS = pytest.mark.parametrize(
+    ("remove_padding", "pack"), [(False, "auto"), (True, "leaf"), (True, "tree")], ids=["padded", "packed", "tree"]
+)
 
 
-@PADDED_OR_PACKED
+@LAYOUTS
 @pytest.mark.parametrize("name", STEPS)
 def test_gradient_of_a_step_is_that_of_the_published_formula(
-    model_folder: Path, name: str, remove_padding: bool
+    model_folder: Path, name: str, remove_padding: bool, pack: PackMode
 ) -> None:
     from astuner.backbone.verl.loss import row_loss
     from astuner.backbone.verl.update import VerlUpdate
@@ -31,7 +36,7 @@ def test_gradient_of_a_step_is_that_of_the_published_formula(
     step = published_step(name, model_folder)
     config = step.config()
     loss = row_loss(config, torch.float32, other_engine=False)
-    trainer = InProcessTrainer(plain_model(model_folder), loss, remove_padding=remove_padding)
+    trainer = InProcessTrainer(plain_model(model_folder), loss, remove_padding=remove_padding, pack=pack)
     algorithm = resolve(config.trainer_common.algorithm)
     update = VerlUpdate(config, algorithm, trainer, torch.float32, total_steps=1, pad_token=0, distiller=step.distiller)
     # The logprobs of the answers are not those of the policy, on purpose.

@@ -140,7 +140,7 @@ def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path, mo
     trainer: Any = object.__new__(VerlTrainer)
     trainer.engines_awake = False
     trainer.actor_rollout_wg = trainer.checkpoint_manager = calls
-    trainer.llm_server_manager = SimpleNamespace(get_replicas=list)
+    trainer.llm_server_manager = SimpleNamespace(get_replicas=list, global_load_balancer=None)
     session: Any = object.__new__(VerlSession)
     run_inputs = SimpleNamespace(
         codec=SimpleNamespace(save=lambda folder: None), tokenizer=SimpleNamespace(encode=lambda *_, **__: [1])
@@ -149,6 +149,7 @@ def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path, mo
     session.trainer, session.worker_pool, session.dtype, session._is_synced = trainer, calls, torch.float32, True
     session._checkpoints, session._certificate, session._config = VerlCheckpoints(tmp_path, 2), None, AstunerConfig()
     monkeypatch.setattr("astuner.backbone.verl.session.certify_sync", lambda *_: None)
+    monkeypatch.setattr("astuner.backbone.verl.session.check_router_alive", lambda _: None)
 
     def taken() -> list[str]:
         names, calls.names = calls.names, []

@@ -172,6 +172,9 @@ def test_a_shared_prompt_is_computed_once(model, forward):
 def test_without_a_prefix_cache_nothing_is_reused(model, forward):
     scheduler = make(forward, prefix_cache_tokens=0)
     requests = [Call(scheduler, random_prompt(30), max_tokens=4, seed=i) for i in range(3)]
+    with torch.inference_mode():
+        scheduler.step()
+    assert forward.extended == 3 * 29  # in one pass: none of them waits for another
     run(scheduler)
     assert scheduler.stats.reused_tokens == 0
     for each in requests:

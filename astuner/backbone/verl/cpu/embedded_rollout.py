@@ -17,6 +17,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from astuner.backbone.verl.rules import EMBEDDED, SAMPLER_LOGPROBS
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.ray_cluster.worker_server import use_configured_threads
 from astuner.redaction.output import redact_output
 from astuner.schema import SamplingParams
 
@@ -26,6 +27,7 @@ class EmbeddedServer:
 
     def __init__(self, model_path: str, dtype: str, max_model_len: int, max_num_seqs: int) -> None:
         redact_output()
+        use_configured_threads()
         model = load_causal_lm(model_path, getattr(torch, dtype))
         self._engine = EmbeddedEngine(model, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 

@@ -24,17 +24,23 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from astuner.backbone.training.short_attention import is_short, short_attention
 from astuner.context_tracker import Packing, Piece
 
 _NAME = "astuner_packed"
-MODEL_TYPES = ("llama", "qwen2", "qwen3")
+SUPPORTED_MODELS = "llama, qwen2, qwen3, without sliding windows"
+_MODEL_TYPES = ("llama", "qwen2", "qwen3")
+
+
+def has_packed_attention(config: Any) -> bool:
+    """Return whether packed attention supports models with a configuration of transformers."""
+    has_windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
+    return config.model_type in _MODEL_TYPES and not has_windows
 
 
 def enable_packed_attention(model: Any) -> None:
     """Register packed attention with a transformers model. Does nothing if its architecture is not supported."""
-    config = model.config
-    has_windows = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-    if config.model_type in MODEL_TYPES and not has_windows and config._attn_implementation == "sdpa":
+    if has_packed_attention(model.config) and model.config._attn_implementation == "sdpa":
         AttentionInterface.register(_NAME, _attend)
         AttentionMaskInterface.register(_NAME, sdpa_mask)
         model.set_attn_implementation(_NAME)
@@ -56,20 +62,22 @@ def packed_logits(model: Any, packing: Packing, nodes: Tensor) -> Tensor:
     Returns:
         [M, vocabulary].
     """
-    device = nodes.device
-    block_mask = ancestor_blocks(packing, device) if device.type == "cuda" else None
-    output = model(
-        input_ids=torch.from_numpy(packing.token_ids)[None].to(device),
-        position_ids=torch.from_numpy(packing.positions)[None].to(device),
-        # A placeholder, which is ignored; without it, transformers would create an N × N mask.
-        attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
-        logits_to_keep=nodes,
-        use_cache=False,
-        packing=packing,
-        block_mask=block_mask,
-    )
-    logits: Tensor = output.logits[0]
+    logits: Tensor = model(use_cache=False, **packed_inputs(packing, nodes)).logits[0]
     return logits
+
+
+def packed_inputs(packing: Packing, nodes: Tensor) -> dict[str, Any]:
+    """Return the arguments with which a model computes the logits at some nodes of a packing (see `packed_logits`)."""
+    device = nodes.device
+    return {
+        "input_ids": torch.from_numpy(packing.token_ids)[None].to(device),
+        "position_ids": torch.from_numpy(packing.positions)[None].to(device),
+        # A placeholder, which is ignored; without it, transformers would create an N × N mask.
+        "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device),
+        "logits_to_keep": nodes,
+        "packing": packing,
+        "block_mask": ancestor_blocks(packing, device) if device.type == "cuda" else None,
+    }
 
 
 def ancestor_blocks(packing: Packing, device: torch.device) -> BlockMask | Tensor:
@@ -132,6 +140,10 @@ def _attend(
         return attended.transpose(1, 2), None
     if block_mask is not None:
         return sdpa(module, query, key, value, block_mask, **kwargs)
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    if torch.is_autocast_enabled("cpu"):
+        # Rotary embeddings are float32. Autocast would convert each piece.
+        query, key, value = (heads.to(torch.get_autocast_dtype("cpu")) for heads in (query, key, value))
     # Split once: the backward pass of each separate slice would write a gradient of the full size.
     sizes = [piece.size for piece in packing.pieces]
     queries, keys, values = (torch.split(heads, sizes, dim=2) for heads in (query, key, value))
@@ -140,9 +152,14 @@ def _attend(
     for batch in packing.batches:
         first = packing.pieces[batch[0]]
         prefix = [(number[start], end - start) for start, end in first.path]
-        context = [_with_prefix(prefix, [part[index] for index in batch], part) for part in (keys, values)]
-        mask = _causal_mask(first, query.device) if prefix else None
-        output, _ = sdpa(module, _stack_padded([queries[index] for index in batch]), *context, mask, **kwargs)
+        key, value = (_with_prefix(prefix, [part[index] for index in batch], part) for part in (keys, values))
+        stacked = _stack_padded([queries[index] for index in batch])
+        if is_short(query, first.depth + first.size) and not kwargs.get("dropout"):
+            mask = _causal_mask(first, query.device)
+            output = short_attention(stacked, key, value, mask, scale).transpose(1, 2)
+        else:
+            whole = _causal_mask(first, query.device)[None, None] if prefix else None
+            output, _ = sdpa(module, stacked, key, value, whole, **kwargs)
         for index, row in zip(batch, output.unbind(), strict=True):
             outputs[index] = row[: sizes[index]]
     return torch.cat(outputs)[None], None  # type: ignore[arg-type]
@@ -171,6 +188,6 @@ def _with_prefix(prefix: Sequence[tuple[int, int]], batch: Sequence[Tensor], pie
 
 
 def _causal_mask(piece: Piece, device: torch.device) -> Tensor:
-    """Return the bool mask [1, 1, S, P + S] by which S tokens attend to P earlier tokens and causally to themselves."""
+    """Return the bool mask [S, P + S] by which S tokens attend to P earlier tokens and causally to themselves."""
     mask = torch.ones(piece.size, piece.depth + piece.size, dtype=torch.bool, device=device)
-    return mask.tril(piece.depth)[None, None]
+    return mask.tril(piece.depth)

@@ -48,7 +48,7 @@ class PackCosts:
         return self.of_packing(packing) < self.of_separate_rows(packing)
 
 
-def count_pack_costs(model: Any) -> PackCosts:
+def count_pack_costs(model: Any, device: torch.device) -> PackCosts:
     """Count the operations of a forward pass of a model that supports packing.
 
     The counts depend on the model and the device only, so a run and its repetition compute the same rows together and
@@ -56,6 +56,7 @@ def count_pack_costs(model: Any) -> PackCosts:
 
     Args:
         model: prepared by `enable_packed_attention`.
+        device: the device that computes.
     """
     config = model.config
     heads, layers = config.num_attention_heads, config.num_hidden_layers
@@ -68,6 +69,5 @@ def count_pack_costs(model: Any) -> PackCosts:
         for module in model.modules()
         if isinstance(module, torch.nn.Linear) and id(module) not in embeddings
     )
-    is_cpu = next(model.parameters()).device.type == "cpu"
     # The products of queries with keys, and of probabilities with values.
-    return PackCosts(2.0 * linear, 4.0 * layers * width, _KERNEL_OPERATIONS * layers if is_cpu else 0.0)
+    return PackCosts(2.0 * linear, 4.0 * layers * width, _KERNEL_OPERATIONS * layers if device.type == "cpu" else 0.0)

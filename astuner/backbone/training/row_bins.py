@@ -1,0 +1,141 @@
+"""Divides training rows into micro-batches by the number of tokens that each of them computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from astuner.context_tracker import (
+    ID_BYTES,
+    Packing,
+    count_distinct_prefixes,
+    encode_ids,
+    pack_encoded,
+    shared_prefix_length,
+)
+
+# Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
+_MOST_PADDED_ON_CPU = 4096
+
+
+@dataclass(frozen=True)
+class RowBin:
+    """The rows of a micro-batch.
+
+    Attributes:
+        rows: row numbers.
+        tokens: number of tokens that a forward pass computes, including padding.
+        packing: the packing of the rows if each distinct prefix is computed once, else None.
+    """
+
+    rows: tuple[int, ...]
+    tokens: int
+    packing: Packing | None = None
+
+
+@dataclass
+class UpdateTokens:
+    """Counts of tokens in the forward passes of an update.
+
+    Attributes:
+        computed: number of tokens that were computed, including padding.
+        distinct: number of distinct prefixes of the rows of each mini-batch, the minimum that must be computed.
+    """
+
+    computed: int = 0
+    distinct: int = 0
+
+    def add_rows(self, rows: Iterable[Sequence[int] | NDArray[Any]]) -> None:
+        """Add the distinct prefixes of a mini-batch, which is given as the token ids of its rows."""
+        self.distinct += count_distinct_prefixes([encode_ids(token_ids) for token_ids in rows])
+
+    def metrics(self) -> dict[str, float]:
+        """Return the ratio of computed to distinct tokens as a metric."""
+        return {"update/computed_per_distinct_token": self.computed / self.distinct}
+
+
+def prefix_bins(
+    encoded: Sequence[bytes], token_budget: int, should_pack: Callable[[Packing], bool]
+) -> tuple[list[RowBin], list[list[int]]]:
+    """Group rows with common prefixes, and pack the groups for which this is cheaper than separate rows.
+
+    Args:
+        encoded: the token ids of each row, as `encode_ids` returns them.
+        token_budget: maximum number of distinct prefixes in a group; a longer row is a separate group.
+        should_pack: returns whether to compute a packing instead of separate rows.
+
+    Returns:
+        The bins with packings, and the groups of rows that are not packed.
+    """
+    packed: list[RowBin] = []
+    separate: list[list[int]] = []
+    for rows in _prefix_groups(encoded, token_budget):
+        packing = pack_encoded([encoded[row] for row in rows])
+        if should_pack(packing):
+            packed.append(RowBin(tuple(rows), len(packing.token_ids), packing))
+        else:
+            separate.append(rows)
+    return packed, separate
+
+
+def padded_bins(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[RowBin]:
+    """Group rows of similar length, which minimises padding.
+
+    Args:
+        rows: row numbers.
+        lengths: number of tokens of each row, indexed by row number.
+        token_budget: maximum of rows × longest row in a group; a longer row is a separate group.
+    """
+    bins: list[RowBin] = []
+    current: list[int] = []
+
+    def close() -> None:
+        if current:
+            bins.append(RowBin(tuple(current), len(current) * lengths[current[0]]))
+            current.clear()
+
+    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+        if current and lengths[current[0]] * (len(current) + 1) > token_budget:
+            close()
+        current.append(row)
+    close()
+    return bins
+
+
+def padded_budget(token_budget: int, device: torch.device) -> int:
+    """Return the maximum number of tokens of a padded micro-batch, for a budget of `token_budget` tokens."""
+    return min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
+
+
+def _prefix_groups(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
+    """Split rows into groups of at most `token_budget` distinct prefixes; rows with a common prefix stay together."""
+    groups: list[list[int]] = []
+    total = 0
+    for row in sorted(range(len(encoded)), key=lambda row: (encoded[row], row)):
+        length = len(encoded[row]) // ID_BYTES
+        new = length - shared_prefix_length(encoded[groups[-1][-1]], encoded[row]) if groups else length
+        if groups and total + new <= token_budget:
+            groups[-1].append(row)
+            total += new
+        else:
+            groups.append([row])
+            total = length
+    return groups
+
+
+def packed_bins(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Group rows of at most `token_budget` tokens together, first-fit decreasing; a longer row is a separate group."""
+    groups: list[list[int]] = []
+    totals: list[int] = []
+    for row in sorted(rows, key=lambda row: (-lengths[row], row)):
+        group = next((g for g, total in enumerate(totals) if total + lengths[row] <= token_budget), len(groups))
+        if group == len(groups):
+            groups.append([])
+            totals.append(0)
+        groups[group].append(row)
+        totals[group] += lengths[row]
+    return groups

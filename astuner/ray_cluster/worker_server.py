@@ -1,0 +1,241 @@
+"""Forks Ray's workers from a process that has imported their modules.
+
+A worker of verl or Trinity imports PyTorch, transformers and the trainer, which takes 3 to 7 seconds of processor time.
+A run starts 6 to 9 of them. The server imports these modules once, while the main process prepares the run, and the
+workers share their memory. Ray starts the workers itself: `WorkerServer.executable` is the `py_executable` of its
+runtime environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from loguru import logger
+
+import astuner
+from astuner.ray_cluster import worker_client
+from astuner.ray_cluster.temp_dir import short_parent
+
+_POLL_SECONDS = 0.5
+# Workers end when Ray does. Those that remain so long after the main process has ended are killed.
+_END_SECONDS = 5.0
+# Ray's setting for workers without reserved CPUs. It has no effect in a process that has imported PyTorch.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+class WorkerServer:
+    """The main process's handle of the server.
+
+    Attributes:
+        executable: the command with which Ray starts its workers, `py_executable` of a runtime environment.
+    """
+
+    def __init__(self, folder: Path, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the process, which imports the modules while this one continues.
+
+        Args:
+            folder: an existing folder with a short path, for the socket and the errors.
+            modules: the modules to import. They must not start threads, nor import Ray, which reads variables at its
+                import that differ between workers.
+            environment: variables to set in addition to those of this process.
+        """
+        path, self._errors = folder / "workers", folder / "errors"
+        package = str(Path(astuner.__file__).parents[1])
+        python_path = filter(None, (environment.get("PYTHONPATH"), package, os.environ.get("PYTHONPATH")))
+        variables = {**_ONE_THREAD, **os.environ, **environment, "PYTHONPATH": os.pathsep.join(python_path)}
+        with socket.socket(socket.AF_UNIX) as listener, self._errors.open("wb") as errors:
+            listener.bind(str(path))
+            listener.listen(128)
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-m", __name__, str(listener.fileno()), *modules),
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,  # Ctrl-C in the terminal must not end it
+            )
+        self.executable = shlex.join((sys.executable, "-I", "-S", worker_client.__file__, str(path)))
+
+    def close(self) -> None:
+        """End the process and its workers. Log a warning if it has ended before, so that workers were not forked."""
+        if self._process.poll() is not None:
+            lines = self._errors.read_text(errors="replace").splitlines() or ["it was killed"]
+            logger.warning("Ray's workers could not share imported modules, so they started slowly: {}", lines[-1])
+        self._process.terminate()
+        self._process.wait()
+
+
+def can_fork_workers(device: str) -> bool:
+    """Return whether workers that compute on a device (`cpu` or `cuda`) may be forked on this platform.
+
+    A process that has used a GPU cannot be forked, and macOS does not support forks without an exec.
+    """
+    return device == "cpu" and sys.platform == "linux"
+
+
+@contextlib.contextmanager
+def worker_server(modules: Sequence[str], environment: Mapping[str, str]) -> Iterator[WorkerServer]:
+    """Run a server during the block; see `WorkerServer`."""
+    with tempfile.TemporaryDirectory(prefix="astuner-workers-", dir=short_parent()) as folder:
+        server = WorkerServer(Path(folder), modules, environment)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def use_configured_threads() -> None:
+    """Let PyTorch compute with the threads of OMP_NUM_THREADS. Ray sets it when an actor starts.
+
+    A process that imports PyTorch afterwards needs no call. A forked one has imported it before.
+    """
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdigit():
+        torch.set_num_threads(int(threads))
+
+
+def main() -> None:
+    """Import the modules and serve requests until the main process ends or terminates this one."""
+    launcher, listener = os.getppid(), socket.socket(fileno=int(sys.argv[1]))
+    folder = Path(listener.getsockname()).parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
+    if "ray" in sys.modules:
+        raise RuntimeError(f"one of the modules imports ray: {', '.join(sys.argv[2:])}")
+    _Server(listener, launcher).serve()
+    # The main process removes it unless it was killed.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Server:
+    def __init__(self, listener: socket.socket, launcher: int) -> None:
+        self._listener = listener
+        self._launcher = launcher
+        self._workers: dict[int, socket.socket] = {}
+        self._is_ending = False
+        self._wakeup, self._wakeup_end = os.pipe()
+        os.set_blocking(self._wakeup_end, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, self._end)
+        signal.set_wakeup_fd(self._wakeup_end)
+        # Collections would write to the shared pages.
+        gc.collect()
+        gc.freeze()
+
+    def _end(self, *_: Any) -> None:
+        self._is_ending = True
+
+    def serve(self) -> None:
+        """Fork workers on request."""
+        while os.getppid() == self._launcher and not self._is_ending:
+            readable, _, _ = select.select([self._listener.fileno(), self._wakeup], [], [], _POLL_SECONDS)
+            if self._wakeup in readable:
+                os.read(self._wakeup, 4096)
+                self._reap()
+            if self._listener.fileno() in readable:
+                connection, _ = self._listener.accept()
+                with contextlib.suppress(OSError, ValueError):  # the client was killed
+                    request, descriptors = _receive(connection)
+                    if _is_open(connection):  # Ray kills the client of a worker that takes too long to start
+                        self._fork(connection, request, descriptors)
+        self._listener.close()
+        until = time.monotonic() + (0.0 if self._is_ending else _END_SECONDS)
+        while self._workers:
+            if time.monotonic() > until:
+                for pid in self._workers:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
+            self._reap()
+
+    def _fork(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            for open_socket in (self._listener, connection, *self._workers.values()):
+                open_socket.close()
+            os.close(self._wakeup)
+            os.close(self._wakeup_end)
+            _become_worker(request["argv"], request["env"], request["cwd"], descriptors)
+        self._workers[pid] = connection
+        for descriptor in descriptors:
+            os.close(descriptor)
+        connection.sendall(b"f")
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                with self._workers.pop(ended[0]) as connection, contextlib.suppress(OSError):
+                    connection.sendall(bytes([os.waitstatus_to_exitcode(ended[1]) & 255]))
+
+
+def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Return a client's request, and its standard input, output and error."""
+    length, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
+    with connection.makefile("rb") as file:
+        request: dict[str, Any] = json.loads(file.read(int.from_bytes(length, "big")))
+    return request, descriptors
+
+
+def _is_open(connection: socket.socket) -> bool:
+    """Return whether the client is alive. It sends nothing after its request."""
+    return not select.select([connection], [], [], 0)[0]
+
+
+def _become_worker(argv: list[str], env: Mapping[str, str], cwd: str, descriptors: Sequence[int]) -> NoReturn:
+    """Run a Python script in this forked process, as `python ARGV` does in a new one.
+
+    Args:
+        argv: the script and its arguments.
+        env: all environment variables.
+        cwd: the working directory.
+        descriptors: file descriptors for standard input, output and error.
+    """
+    os.setsid()  # at a worker's end, Ray kills its process group
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for target, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    # A new interpreter starts with these folders.
+    paths = [str(Path(argv[0]).parent), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:] = [*paths, *(path for path in sys.path if path not in paths)]
+    sys.argv = argv
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # the other workers have its state as well; `random` sees to this at a fork
+    try:
+        os.chdir(cwd)
+        runpy.run_path(argv[0], run_name="__main__")
+    # Printed, as by an interpreter; the server's own handlers must not see it.
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main()
