@@ -212,6 +212,25 @@ async def test_a_cancelled_call_leaves_no_process() -> None:
     assert not await _left_since(before)
 
 
+def test_a_cancelled_call_closes_its_pipes() -> None:
+    code = """
+import asyncio, gc
+from astuner.tools import run_python
+
+async def main():
+    for seconds in (0, 0.01, 0.05, 0.3):
+        call = asyncio.create_task(run_python("while True: pass", 10))
+        await asyncio.sleep(seconds)
+        call.cancel()
+        await asyncio.wait([call])
+
+asyncio.run(main())
+gc.collect()
+"""
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stderr == ""
+
+
 async def _left_since(before: set[int]) -> list[str]:
     """Return the processes of this test's sandboxes that run some time later."""
     left: list[str] = []

@@ -35,7 +35,6 @@ _MISSING = {
     "network": "the code can use the network (needs Linux with seccomp)",
     "processes": "the code sees other processes and its disk space is not limited (needs user namespaces)",
 }
-_CHUNK_BYTES = 2**16
 _MEMORY_POLL_SECONDS = 0.1
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -157,31 +156,32 @@ async def run_program(
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         report = stack.enter_context(os.fdopen(report_read, "rb"))
         job |= {"folder": folder, "env": _environment(folder) | dict(env or {}), "report": report_write}
+        output = _Output(limits.output)
         with os.fdopen(report_write, "wb"):
-            process = await asyncio.create_subprocess_exec(
+            process, _ = await output.loop.subprocess_exec(
+                lambda: output,
                 *(sys.executable, "-I", "-S", str(_LAUNCHER)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
                 env=_environment(folder),
                 cwd=folder,
                 pass_fds=(report_write,),
                 start_new_session=True,
             )
-        stack.callback(_end, process)
-        assert process.stdin
-        assert process.stdout
-        assert process.stderr
-        output = [asyncio.ensure_future(_read(stream, limits.output)) for stream in (process.stdout, process.stderr)]
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            process.stdin.write(json.dumps(job).encode())
-            process.stdin.close()
-        ended_by = await _wait(process, timeout, limits.memory)
-        stdout, stderr = await asyncio.gather(*output)
+        stdin = process.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
+        try:
+            stdin.write(json.dumps(job).encode())
+            stdin.close()
+            ended_by = await _wait(process, output, timeout, limits.memory)
+            await output.closed
+        finally:
+            try:
+                await _end(process, output)
+            finally:
+                process.close()  # and its pipes, which are open if the call was cancelled
         reported: dict[str, Any] = {}
         for line in report:
             reported |= json.loads(line)
-    return _result(reported, stdout, stderr, ended_by, timeout, limits)
+    return _result(reported, output.text(1), output.text(2), ended_by, timeout, limits)
 
 
 def _result(
@@ -205,26 +205,62 @@ def _result(
     return SandboxResult(-1, stdout, f"{stderr}\n{error}" if stderr else error, missing, ended_by)
 
 
-async def _wait(process: asyncio.subprocess.Process, timeout: float, memory: int) -> str | None:
-    """Wait until the sandbox exits, or kill it at a limit. Return the exceeded limit, or None if it exited."""
-    ended = asyncio.ensure_future(process.wait())
+class _Output(asyncio.SubprocessProtocol):
+    """The output of a process: the beginnings of stdout and stderr.
+
+    Attributes:
+        loop: the event loop of the process.
+        exited: done when the process has exited.
+        closed: done when the process has exited and both streams have ended.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.exited = self.loop.create_future()
+        self.closed = self.loop.create_future()
+        self._limit = limit
+        self._kept = {1: bytearray(), 2: bytearray()}
+        self._sizes = {1: 0, 2: 0}
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self._sizes[fd] += len(data)
+        self._kept[fd] += data[: self._limit - len(self._kept[fd])]
+
+    def process_exited(self) -> None:
+        self.exited.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def text(self, fd: int) -> str:
+        text = self._kept[fd].decode("utf-8", errors="replace")
+        cut = self._sizes[fd] - self._limit
+        return f"{text}\n[{cut} more bytes were cut]" if cut > 0 else text
+
+
+async def _wait(process: asyncio.SubprocessTransport, output: _Output, timeout: float, memory: int) -> str | None:
+    """Wait until the sandbox exits, or end it at a limit. Return the exceeded limit, or None if it exited."""
     ends_at = time.monotonic() + timeout
-    try:
-        while not ended.done():
-            left = ends_at - time.monotonic()
-            if left <= 0:
-                limit = "time"
-            elif _memory_of_processes(process.pid, memory) > memory:
-                limit = "memory"
-            else:
-                await asyncio.wait([ended], timeout=min(left, _MEMORY_POLL_SECONDS))
-                continue
-            _end(process)
-            await ended
-            return limit
-    finally:
-        ended.cancel()
+    while not output.exited.done():
+        left = ends_at - time.monotonic()
+        if left <= 0:
+            limit = "time"
+        elif _memory_of_processes(process.get_pid(), memory) > memory:
+            limit = "memory"
+        else:
+            await asyncio.wait([output.exited], timeout=min(left, _MEMORY_POLL_SECONDS))
+            continue
+        await _end(process, output)
+        return limit
     return None
+
+
+async def _end(process: asyncio.SubprocessTransport, output: _Output) -> None:
+    """End the sandbox, which ends its processes first, and wait for its exit."""
+    if not output.exited.done():
+        process.terminate()
+        await asyncio.wait([output.exited])
 
 
 def _memory_of_processes(pid: int, enough: int) -> int:
@@ -263,22 +299,6 @@ def _environment(folder: str) -> dict[str, str]:
         "PYTHONIOENCODING": "utf-8",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-
-
-async def _read(stream: asyncio.StreamReader, limit: int) -> str:
-    """Read a stream to its end and keep the beginning."""
-    kept, size = bytearray(), 0
-    while chunk := await stream.read(_CHUNK_BYTES):
-        size += len(chunk)
-        kept += chunk[: limit - len(kept)]
-    text = kept.decode("utf-8", errors="replace")
-    return text if size <= limit else f"{text}\n[{size - limit} more bytes were cut]"
-
-
-def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
 
 
 @cache
