@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from astuner.context_tracker.prefixes import ID_BYTES, as_ids, encode_ids, shared_prefix_length
+from astuner.context_tracker.prefixes import ID_BYTES, as_ids, encode_ids, in_prefix_order
 
 # The minimum fraction of a padded batch that is filled, so that padding costs little.
 _MIN_FILLED = 0.75
@@ -167,21 +167,19 @@ def _trie(encoded: Sequence[bytes]) -> list[_Branch]:
     """Return the root branches of the trie."""
     root = _Branch(0, 0, -1, [])
     path = [root]
-    previous = b""
-    for index in sorted(range(len(encoded)), key=encoded.__getitem__):
-        shared = shared_prefix_length(previous, encoded[index])
+    for index, new_tokens in in_prefix_order(encoded):
+        length = len(encoded[index]) // ID_BYTES
+        shared = length - new_tokens
         while path[-1].begin >= shared and path[-1] is not root:
             _leave(path)
         if path[-1].end > shared:
             path[-1].cut(shared)
-        length = len(encoded[index]) // ID_BYTES
-        if length > shared:
+        if new_tokens:
             branch = _Branch(shared, length, index, [index], reach=length)
             path[-1].branches.append(branch)
             path.append(branch)
         else:
             path[-1].sequences.append(index)
-        previous = encoded[index]
     while path[-1] is not root:
         _leave(path)
     return root.branches

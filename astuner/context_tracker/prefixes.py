@@ -53,11 +53,22 @@ def shared_prefix_length(left: bytes, right: bytes) -> int:
     return int(differs.argmax())
 
 
+def in_prefix_order(encoded: Sequence[bytes]) -> list[tuple[int, int]]:
+    """Sort encoded sequences so that those with a common prefix are neighbours.
+
+    Returns:
+        The index of each sequence, in sorted order, and its number of new tokens: those after the prefix that it shares
+        with the sequence before it. Equal sequences keep their order.
+    """
+    ordered: list[tuple[int, int]] = []
+    previous = b""
+    for index in sorted(range(len(encoded)), key=encoded.__getitem__):
+        sequence = encoded[index]
+        ordered.append((index, len(sequence) // ID_BYTES - shared_prefix_length(previous, sequence)))
+        previous = sequence
+    return ordered
+
+
 def count_distinct_prefixes(encoded: Sequence[bytes]) -> int:
     """Return the number of distinct non-empty prefixes over all sequences: the nodes of their trie."""
-    previous = b""
-    total = 0
-    for sequence in sorted(encoded):
-        total += len(sequence) // ID_BYTES - shared_prefix_length(previous, sequence)
-        previous = sequence
-    return total
+    return sum(new_tokens for _, new_tokens in in_prefix_order(encoded))

@@ -40,6 +40,6 @@ def test_a_cpu_has_smaller_padded_batches() -> None:
 
 def test_distinct_tokens_are_counted_by_mini_batch() -> None:
     tokens = UpdateTokens(computed=15)
-    tokens.add_rows([[1, 2, 3], [1, 2, 4], [1, 2]])
-    tokens.add_rows([[1]])
+    tokens.add_rows([encode_ids(ids) for ids in ([1, 2, 3], [1, 2, 4], [1, 2])])
+    tokens.add_rows([encode_ids([1])])
     assert tokens.metrics() == {"update/computed_per_distinct_token": 3.0}

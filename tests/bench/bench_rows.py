@@ -32,7 +32,7 @@ from workloads import VOCABULARY, Agent, Workload, calls_of, group, retry, three
 from astuner.backbone.training.row_bins import UpdateTokens
 from astuner.backbone.verl.batch_layout import sample_fields
 from astuner.config.optimizer import PackMode
-from astuner.context_tracker import build_samples
+from astuner.context_tracker import build_samples, encode_ids
 
 # A package in the environments of the backbones is also called `tests`.
 sys.path.insert(0, str(Path(__file__).parents[1] / "backbone" / "verl"))
@@ -118,7 +118,7 @@ def measure(name: str, workload: Workload, repeats: int) -> dict[str, Any]:
         for update in updates.values():
             update.run()
     tokens = UpdateTokens()
-    tokens.add_rows([row["input_ids"].numpy() for row in updates["verl"].rows])
+    tokens.add_rows([encode_ids(row["input_ids"].numpy()) for row in updates["verl"].rows])
     reference = gradients["verl"]
     return {
         "workload": name,

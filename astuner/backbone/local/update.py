@@ -49,6 +49,7 @@ from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.training.row_bins import UpdateTokens
 from astuner.config.root import AstunerConfig
+from astuner.context_tracker import encode_ids
 from astuner.diagnostics import TokenPairs, sampled_logprobs
 from astuner.distillation import RowTeacher
 from astuner.schema import Episode, Packed
@@ -254,7 +255,7 @@ class PolicyUpdate:
             indexes = [index for index in indexes if rows[index].has_advantage]
             self.on_rows(len(rows) - len(indexes))
         rows, scales = [rows[index] for index in indexes], scales[indexes]
-        sums.tokens.add_rows([row.token_ids for row in rows])
+        sums.tokens.add_rows([encode_ids(row.token_ids) for row in rows])
         for batch in self._micro_batches(rows):
             sums.tokens.computed += batch.computed_tokens
             batch_scales = scales[list(batch.rows)].to(self.policy.device)

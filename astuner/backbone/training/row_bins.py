@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
-from astuner.context_tracker import (
-    ID_BYTES,
-    Packing,
-    count_distinct_prefixes,
-    encode_ids,
-    pack_encoded,
-    shared_prefix_length,
-)
+from astuner.context_tracker import ID_BYTES, Packing, count_distinct_prefixes, in_prefix_order, pack_encoded
 
 # Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
 _MOST_PADDED_ON_CPU = 4096
@@ -49,9 +40,9 @@ class UpdateTokens:
     computed: int = 0
     distinct: int = 0
 
-    def add_rows(self, rows: Iterable[Sequence[int] | NDArray[Any]]) -> None:
-        """Add the distinct prefixes of a mini-batch, which is given as the token ids of its rows."""
-        self.distinct += count_distinct_prefixes([encode_ids(token_ids) for token_ids in rows])
+    def add_rows(self, encoded: Sequence[bytes]) -> None:
+        """Add the distinct prefixes of a mini-batch, given the token ids of its rows as `encode_ids` returns them."""
+        self.distinct += count_distinct_prefixes(encoded)
 
     def metrics(self) -> dict[str, float]:
         """Return the ratio of computed to distinct tokens as a metric."""
@@ -115,15 +106,13 @@ def _prefix_groups(encoded: Sequence[bytes], token_budget: int) -> list[list[int
     """Split rows into groups of at most `token_budget` distinct prefixes; rows with a common prefix stay together."""
     groups: list[list[int]] = []
     total = 0
-    for row in sorted(range(len(encoded)), key=lambda row: (encoded[row], row)):
-        length = len(encoded[row]) // ID_BYTES
-        new = length - shared_prefix_length(encoded[groups[-1][-1]], encoded[row]) if groups else length
-        if groups and total + new <= token_budget:
+    for row, new_tokens in in_prefix_order(encoded):
+        if groups and total + new_tokens <= token_budget:
             groups[-1].append(row)
-            total += new
+            total += new_tokens
         else:
             groups.append([row])
-            total = length
+            total = len(encoded[row]) // ID_BYTES
     return groups
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow, prompt_length, token_advantages
-from astuner.context_tracker import ID_BYTES, shared_prefix_length
+from astuner.context_tracker import in_prefix_order
 from astuner.schema import Sample
 
 RowFields = Mapping[str, Tensor]
@@ -59,18 +59,14 @@ def _by_length(rows: Sequence[int], lengths: Sequence[int], workers: int, size: 
 
 def _by_prefix(rows: Sequence[int], encoded: Sequence[bytes], workers: int) -> list[list[int]]:
     """Divide rows in the order of their tokens, which keeps rows with a common prefix together."""
-    ordered = sorted(rows, key=lambda row: (encoded[row], row))
-    new = [
-        len(encoded[row]) // ID_BYTES - shared_prefix_length(encoded[before], encoded[row])
-        for before, row in zip([ordered[0], *ordered], ordered, strict=False)
-    ]
-    new[0] = len(encoded[ordered[0]]) // ID_BYTES
+    rows = sorted(rows)
+    ordered = in_prefix_order([encoded[row] for row in rows])
     parts: list[list[int]] = [[] for _ in range(workers)]
-    computed, total = 0, sum(new)
-    for row, tokens in zip(ordered, new, strict=True):
+    computed, total = 0, sum(new_tokens for _, new_tokens in ordered)
+    for index, new_tokens in ordered:
         # A row belongs to the worker in whose share the middle of its new tokens is.
-        parts[(2 * computed + tokens) * workers // (2 * total + 1)].append(row)
-        computed += tokens
+        parts[(2 * computed + new_tokens) * workers // (2 * total + 1)].append(rows[index])
+        computed += new_tokens
     return parts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -76,6 +77,11 @@ class _StoredRows:
     @property
     def lengths(self) -> list[int]:
         return [len(sample.token_ids) for sample in self.samples] + [PADDING_LENGTH] * self.padding
+
+    @cached_property
+    def encoded(self) -> list[bytes]:
+        """The token ids of each row, as `encode_ids` returns them."""
+        return [encode_ids(sample.token_ids) for sample in self.samples]
 
 
 @dataclass
@@ -211,7 +217,7 @@ class VerlUpdate:
         ]
         tokens = UpdateTokens()
         for part in with_gradient:
-            tokens.add_rows(stored.samples[number].token_ids for number in part)
+            tokens.add_rows([stored.encoded[number] for number in part])
         rate = learning_rate(self.config.trainer_common.optim, self.total_steps, step)
         metrics: dict[str, Any] = {}
         if self.config.trainer_common.algorithm.selects_by_entropy:
@@ -252,7 +258,7 @@ class VerlUpdate:
             first: index of the first mini-batch in the step.
             threshold: the entropy above which tokens are trained; None trains all tokens.
         """
-        encoded = [encode_ids(sample.token_ids) for sample in stored.samples] if self.trainer.shares_prefixes else []
+        encoded = stored.encoded if self.trainer.shares_prefixes else []
         assigned = assign_rows(parts, stored.lengths, self.trainer.workers, encoded)
         mini_batch_size = len(assigned[0][0]) * self.trainer.workers
         padding = sum(row is None for worker in assigned for part in worker for row in part)
