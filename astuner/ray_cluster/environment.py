@@ -70,7 +70,7 @@ def environment_replaced(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def export_ray_address() -> None:
-    """Export this Ray worker's cluster address to the processes it starts (Ray's `worker_process_setup_hook`).
+    """Export this Ray worker's cluster address to the processes it starts.
 
     vLLM's engine process receives weights through Ray; without the address it would start its own Ray instance.
     """

@@ -1,11 +1,12 @@
-"""The nodes of the Ray cluster that a run has joined: where they are, and errors that name those it has lost."""
+"""The nodes of the Ray cluster that a run has joined: their addresses, what runs on them, and errors of lost nodes."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import psutil
 
@@ -80,6 +81,32 @@ def node_loss_message(lost: list[str], left: int, failure: str) -> str:
         f"the Ray cluster has lost {noun} {', '.join(lost)} during the run; {left} {are} left, so add another if its "
         f"resources are needed. {failure[:1].upper()}{failure[1:]}"
     )
+
+
+def keep_actors_here(is_kept: Callable[[str, Any], bool]) -> Callable[[], None]:
+    """Start actors on the node of this process from now on, and return a function that undoes this.
+
+    Ray starts an actor that reserves no resources on a random node, and the run would end with that node. Libraries
+    offer no setting for it.
+
+    Args:
+        is_kept: returns whether an actor is started here, from the module of its class and its scheduling strategy,
+            which is None by default.
+    """
+    import ray
+    from ray.actor import ActorClass
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    original = ActorClass._remote
+
+    def start(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        if is_kept(self.__ray_metadata__.modified_class.__module__, options.get("scheduling_strategy")):
+            here = ray.get_runtime_context().get_node_id()
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
+        return original(self, args, kwargs, **options)
+
+    ActorClass._remote = start
+    return lambda: setattr(ActorClass, "_remote", original)
 
 
 def check_can_reach(server: str, addresses: Iterable[str], fix: str) -> None:

@@ -51,28 +51,6 @@ class Layout:
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """What happens to the cluster, and what has to become of the run.
-
-    Attributes:
-        layout: the cluster.
-        command: "kill" or "freeze" for the last node of the layout, or "add" for a further one.
-        phase: astuner's phase, in whose second block it happens.
-        ends: whether the run has to end and to be resumed; otherwise it has to go on.
-    """
-
-    layout: str
-    command: str
-    phase: str
-    ends: bool
-
-    @property
-    def title(self) -> str:
-        """The name of the scenario in the report."""
-        return f"{self.layout}, {self.command}, {self.phase}"
-
-
 LAYOUTS = {
     "verl": {
         "two nodes": Layout((1, 0), {"trainer_common__nnodes": 1}),
@@ -83,24 +61,44 @@ LAYOUTS = {
         "three nodes": Layout((0, 0, 0), {}),
     },
 }
-SCENARIOS = {
-    "verl": (
-        Scenario("two nodes", "kill", "rollout", ends=False),
-        Scenario("two nodes", "kill", "update", ends=False),
-        Scenario("three nodes", "kill", "rollout", ends=True),
-        Scenario("three nodes", "kill", "update", ends=True),
-        Scenario("two nodes", "add", "rollout", ends=False),
-        Scenario("three nodes", "freeze", "update", ends=True),
-    ),
-    "trinity": (
-        Scenario("two nodes", "kill", "rollout", ends=False),
-        Scenario("two nodes", "kill", "update", ends=False),
-        Scenario("three nodes", "kill", "rollout", ends=False),
-        Scenario("three nodes", "kill", "update", ends=False),
-        Scenario("two nodes", "add", "rollout", ends=False),
-        Scenario("three nodes", "freeze", "rollout", ends=False),
-    ),
-}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What happens to the cluster.
+
+    Attributes:
+        layout: the cluster.
+        command: "kill" or "freeze" for the last node of the layout, or "add" for a further one.
+        phase: astuner's phase, in whose second block it happens.
+    """
+
+    layout: str
+    command: str
+    phase: str
+
+    @property
+    def title(self) -> str:
+        """The name of the scenario in the report."""
+        return f"{self.layout}, {self.command}, {self.phase}"
+
+    def ends(self, backbone: str) -> bool:
+        """Return whether the run has to end and to be resumed; otherwise it has to go on.
+
+        Training workers and engines are on nodes with GPUs. The other processes of a run, except for episode workers,
+        are on the node of the command.
+        """
+        return self.command != "add" and LAYOUTS[backbone][self.layout].gpus[-1] > 0
+
+
+SCENARIOS = (
+    Scenario("two nodes", "kill", "rollout"),
+    Scenario("two nodes", "kill", "update"),
+    Scenario("three nodes", "kill", "rollout"),
+    Scenario("three nodes", "kill", "update"),
+    Scenario("two nodes", "add", "rollout"),
+    Scenario("three nodes", "freeze", "update"),
+)
 
 
 class NodeCluster:
@@ -162,7 +160,6 @@ class Campaign:
     def __init__(self, backbone: str, python: str, folder: Path) -> None:
         self.backbone, self.python, self.folder = backbone, python, folder
         self.model = create_model(folder)
-        self._whole: ObservedRun | None = None
 
     def run(self, layout: str, name: str, cluster: NodeCluster) -> ObservedRun:
         """Return a run that joins the cluster."""
@@ -181,20 +178,20 @@ class Campaign:
         yaml = write_job(files, self.model, "SlowTwoTurns", **settings)
         return ObservedRun(yaml, folder, self.python, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
 
-    def undisturbed(self, layout: str) -> ObservedRun:
-        """Return a finished run; the first call starts it, on the layout. Its rows do not depend on the layout.
+    def undisturbed(self, layout: str) -> Path:
+        """Return the record of a finished run. If there is none, start one, on the layout; its rows are those of all.
 
         Raises:
             RuntimeError: the run failed.
         """
-        if self._whole is None:
+        record = self.folder / "undisturbed" / "run"
+        if not (record / "model").exists():
             with started_cluster(self.python, LAYOUTS[self.backbone][layout]) as cluster:
                 run = self.run(layout, "undisturbed", cluster)
                 code, _ = run.execute()
             if code != 0:
                 raise RuntimeError(f"the undisturbed run ended with {code}; see {run.log}")
-            self._whole = run
-        return self._whole
+        return record
 
     def report(self, scenario: Scenario) -> dict[str, Any]:
         """Run a scenario and return the facts of the report."""
@@ -222,27 +219,27 @@ class Campaign:
                 facts["resumed_from"] = run.resumed_from()
         if facts.get("second_exit_code", facts["exit_code"]):
             return facts
-        comparison = compare(whole.record, run.record)
+        comparison = compare(whole, run.record)
         return facts | {name: len(getattr(comparison, name)) for name in DIFFERENCES}
 
 
-def is_faulty(scenario: Scenario, facts: dict[str, Any]) -> bool:
+def is_faulty(facts: dict[str, Any], *, ends: bool) -> bool:
     """Return whether the event missed its phase, the outcome was unexpected, late or unnamed, or rows are not equal."""
     names = ("leftover_processes", "second_exit_code", "lost", "extra", "doubled", "leftovers")
-    named = not scenario.ends or (facts["is_named"] and facts["seconds"] < _LONGEST_END)
-    is_expected = facts["in_phase"] and facts["exit_code"] == int(scenario.ends) and named
+    named = not ends or (facts["is_named"] and facts["seconds"] < _LONGEST_END)
+    is_expected = facts["in_phase"] and facts["exit_code"] == int(ends) and named
     return not is_expected or any(facts.get(name) for name in names)
 
 
 def main() -> None:
     """Run the campaign."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backbone", choices=tuple(SCENARIOS), required=True)
+    parser.add_argument("--backbone", choices=tuple(LAYOUTS), required=True)
     parser.add_argument("--python", default=sys.executable, help="the interpreter of the backbone's environment")
     parser.add_argument("--only", default="", help="run only the scenarios whose title contains this text")
-    parser.add_argument("--keep", type=Path, help="folder for the records, which are removed without it")
+    parser.add_argument("--keep", type=Path, help="folder for the records, which a later call compares with")
     options = parser.parse_args()
-    scenarios = [scenario for scenario in SCENARIOS[options.backbone] if options.only in scenario.title]
+    scenarios = [scenario for scenario in SCENARIOS if options.only in scenario.title]
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +248,7 @@ def main() -> None:
         for scenario in scenarios:
             facts = campaign.report(scenario)
             print(json.dumps({"backbone": options.backbone, "scenario": scenario.title, **facts}), flush=True)
-            faults += [scenario.title] if is_faulty(scenario, facts) else []
+            faults += [scenario.title] if is_faulty(facts, ends=scenario.ends(options.backbone)) else []
     print(json.dumps({"backbone": options.backbone, "scenarios": len(scenarios), "faults": faults}))
     sys.exit(1 if faults else 0)
 

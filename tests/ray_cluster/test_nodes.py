@@ -1,7 +1,10 @@
-"""Errors that name the nodes that a Ray cluster has lost."""
+"""The nodes of a Ray cluster: what runs on them, and errors that name those that it has lost."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from socket import AF_INET
 
 import psutil
@@ -11,6 +14,7 @@ from astuner.errors import BackboneError, ModelError, NoSignalError
 from astuner.ray_cluster.connection import ray_connected
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.ray_cluster.nodes import check_can_reach, lost_nodes_named, node_loss_message
+from tests.campaigns.ray_nodes import Layout, started_cluster
 
 
 def test_the_message_names_the_nodes_and_keeps_the_failure():
@@ -40,3 +44,34 @@ def test_an_error_without_a_lost_node_stays_as_it_is():
             with pytest.raises(type(error)) as raised, lost_nodes_named("Run the same command again"):
                 raise error
             assert raised.value is error
+
+
+PRINT_PLACES = """
+import sys, ray
+from astuner.ray_cluster.nodes import keep_actors_here
+
+class Kept:
+    def node(self):
+        return ray.util.get_node_ip_address()
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+undo = keep_actors_here(lambda module, strategy: module == "__main__" and strategy is None)
+for options in ({}, {"scheduling_strategy": "SPREAD"}):
+    actors = [ray.remote(Kept).options(**options).remote() for _ in range(6)]
+    print(*sorted(set(ray.get([actor.node.remote() for actor in actors]))))
+original = ray.actor.ActorClass._remote
+undo()
+print(ray.actor.ActorClass._remote is original)
+"""
+
+
+@pytest.mark.verl
+def test_actors_are_kept_on_the_node_that_starts_them():
+    with started_cluster(sys.executable, Layout((0, 0), {})) as cluster:
+        # In a new process: ray reads its environment when it is imported.
+        done = subprocess.run(
+            [sys.executable, "-c", PRINT_PLACES, cluster.address],
+            env=os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"},
+            capture_output=True, text=True, timeout=300, check=True,
+        )  # fmt: skip
+    assert done.stdout.splitlines() == ["127.0.0.1", "127.0.0.1 127.0.0.2", "False"]

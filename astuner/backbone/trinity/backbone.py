@@ -284,6 +284,7 @@ def _start_session(
         )
     )
     training_backend.wait_until_ready(config.deadlines.load_model or 3600.0)
+    stack.callback(training_backend.keep_actors_here())
     actors = stack.enter_context(
         trinity_actors(check_trinity_config(composed), training_backend.trainer_class(), training_backend.check_alive)
     )

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
+from astuner.backbone.trinity.placement import keep_all_here, keep_unplaced_here, set_up_gpu_worker
 from astuner.backbone.trinity.run_facts import Device
 from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, LocalTinkerServer, RemoteTinkerService
 from astuner.backbone.trinity.vllm_stub import STUB_FOLDER, import_vllm_stub
 
 POLICY_VARIABLE = "ASTUNER_TINKER_POLICY"
 """The environment variable with the `TinkerPolicy` of the run as JSON, for Trinity's trainer."""
+_SETUP_HOOK = "worker_process_setup_hook"
 _TINKER_PATH_FILE = "remote_checkpoint_path.txt"
 _ACTOR = "actor"
 # Trinity creates this file in folders that contain more than weights for the sampler.
@@ -51,6 +53,9 @@ class TrainingBackend(Protocol):
     @property
     def ray_runtime_env(self) -> Mapping[str, str]:
         """Entries of Ray's runtime environment, except for environment variables."""
+
+    def keep_actors_here(self) -> Callable[[], None]:
+        """Start those of Trinity's actors here that can run on any node; return a function that undoes this."""
 
     def prepare_imports(self) -> None:
         """Prepare this process for importing Trinity."""
@@ -116,7 +121,10 @@ class TinkerTrainingBackend:
 
     @property
     def ray_runtime_env(self) -> Mapping[str, str]:
-        return {}
+        return {_SETUP_HOOK: f"{keep_all_here.__module__}.{keep_all_here.__name__}"}
+
+    def keep_actors_here(self) -> Callable[[], None]:
+        return keep_all_here()
 
     def prepare_imports(self) -> None:
         import_vllm_stub()
@@ -171,7 +179,10 @@ class VerlTrainingBackend:
 
     @property
     def ray_runtime_env(self) -> Mapping[str, str]:
-        return {"worker_process_setup_hook": "astuner.ray_cluster.environment.export_ray_address"}
+        return {_SETUP_HOOK: f"{set_up_gpu_worker.__module__}.{set_up_gpu_worker.__name__}"}
+
+    def keep_actors_here(self) -> Callable[[], None]:
+        return keep_unplaced_here()
 
     def prepare_imports(self) -> None:
         pass

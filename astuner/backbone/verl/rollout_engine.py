@@ -157,7 +157,7 @@ def check_engines_alive(servers: Sequence[Any]) -> None:
 def check_router_alive(router: Any) -> None:
     """Check that the process that distributes the requests over the engines has not died.
 
-    Ray may place it on a node that runs episodes only. Without it, all later episodes would fail.
+    Without it, all later episodes would fail.
 
     Args:
         router: its Ray actor.

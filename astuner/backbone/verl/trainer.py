@@ -34,6 +34,7 @@ from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.llm_engine.weight_digests import WeightDigests
+from astuner.ray_cluster.nodes import keep_actors_here
 from astuner.schema import CallSpan, Completion, Sample
 
 _PARTITION = "train"
@@ -67,17 +68,22 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
     loss = row_loss(run, dtype, other_engine=config.actor_rollout_ref.rollout.name != EMBEDDED)
     _check_single_run()
     check_ray_resources(config)
-    tq.init(config.transfer_queue)
-    # Outside of the block below, which would close the other run's queue.
-    _check_single_run(own_queue=True)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(keep_actors_here(_is_kept_here))
+        tq.init(config.transfer_queue)
+        # Before the callback below, which would close the other run's queue.
+        _check_single_run(own_queue=True)
+        stack.callback(tq.close)
         trainer = VerlTrainer(config, loss, run.update.pack)
         # verl prints its progress.
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.init()
         yield trainer
-    finally:
-        tq.close()
+
+
+def _is_kept_here(module: str, strategy: object) -> bool:
+    """Return whether an actor stays on this node: the router of requests and the controller of TransferQueue."""
+    return strategy is None and module.partition(".")[0] in ("verl", "transfer_queue")
 
 
 def _check_single_run(*, own_queue: bool = False) -> None:

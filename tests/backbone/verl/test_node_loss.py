@@ -1,4 +1,4 @@
-"""The loss of a node in the midst of a rollout."""
+"""The loss of a node in the midst of a rollout and of an update."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.backbone.runs import PATIENCE
-from tests.campaigns.ray_nodes import Layout, started_cluster
+from tests.campaigns.ray_nodes import Campaign, Layout, Scenario, is_faulty, started_cluster
 
 SCRIPT = Path(__file__).parent / "episodes_on_a_cluster.py"
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -58,3 +58,11 @@ def test_episodes_of_a_lost_node_run_again_on_another(model_folder: Path, tmp_pa
     (warning,) = [warning for warning in outcome["warnings"] if "worker was lost" in warning]
     assert "an episode worker was lost in train step 1 (" in warning
     assert f"{len(lost)} of its episodes had not finished" in warning
+
+
+@pytest.mark.parametrize(
+    "scenario", [Scenario("two nodes", "kill", "rollout"), Scenario("three nodes", "kill", "update")]
+)
+def test_a_run_that_loses_a_node_goes_on_or_resumes(scenario: Scenario, tmp_path: Path):
+    facts = Campaign("verl", sys.executable, tmp_path).report(scenario)
+    assert not is_faulty(facts, ends=scenario.ends("verl")), facts

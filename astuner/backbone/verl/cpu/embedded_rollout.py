@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch import Tensor
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
@@ -100,11 +101,18 @@ class EmbeddedReplica(RolloutReplica):
     """verl's replica of one embedded engine, colocated with the training workers that send it weights."""
 
     async def launch_servers(self) -> None:
-        """Start the engine's actor."""
+        """Start the engine's actor on the node of the first worker."""
         config = self.config
+        node = await self.workers[0].__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
         server = (
             ray.remote(EmbeddedServer)
-            .options(name=_actor_name(self.replica_rank), num_cpus=0, max_concurrency=self.max_concurrency)
+            .options(
+                name=_actor_name(self.replica_rank),
+                num_cpus=0,
+                max_concurrency=self.max_concurrency,
+                # Ray would start it on a random node, whose loss would end the run.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
             .remote(self.model_config.path, config.dtype, config.max_model_len, config.max_num_seqs)
         )
         await server.ready.remote()

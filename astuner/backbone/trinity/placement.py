@@ -1,0 +1,33 @@
+"""Keeps Trinity's actors on the node of the command, so that the loss of another node does not end the run.
+
+Each process keeps the actors that it starts on its own node, beginning with the main process. The functions are also
+called in each of Ray's workers (`worker_process_setup_hook`), so this module imports little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from astuner.ray_cluster.environment import export_ray_address
+from astuner.ray_cluster.nodes import keep_actors_here
+
+_MODULES = ("trinity.", "astuner.backbone.trinity.")
+
+
+def keep_all_here() -> Callable[[], None]:
+    """Start all of Trinity's actors on the node of this process; return a function that undoes this.
+
+    For a run with a Tinker service, none of whose actors needs a GPU.
+    """
+    return keep_actors_here(lambda module, _: module.startswith(_MODULES))
+
+
+def keep_unplaced_here() -> Callable[[], None]:
+    """Start those of Trinity's actors here that Trinity does not place itself, unlike engines and runners."""
+    return keep_actors_here(lambda module, strategy: strategy is None and module.startswith(_MODULES))
+
+
+def set_up_gpu_worker() -> None:
+    """Prepare a process of a run on GPUs."""
+    export_ray_address()
+    keep_unplaced_here()
