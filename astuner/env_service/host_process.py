@@ -13,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import gc
 import inspect
 import json
 import os
-import select
 import signal
 import socket
 import struct
@@ -35,6 +33,7 @@ from astuner.env_service.environment import Environment, adapter, load_environme
 from astuner.env_service.process_tree import descendants, end_host, kill_all
 from astuner.env_service.protocol import ServiceRequestError
 from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
+from astuner.forking import ForkingServer
 from astuner.plugin import load_object, raised_at
 from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, checked_reward
 
@@ -63,7 +62,7 @@ class HostSettings:
 
 def main() -> None:
     """Fork hosts on request until the socket is closed; then kill them."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    launcher, control = os.getppid(), socket.socket(fileno=int(sys.argv[1]))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     os.dup2(2, 1)  # what environments print is not output of the command that started this process
@@ -72,40 +71,27 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     if data is not None:
         settings = HostSettings(tuple(data["env_types"]), tuple(data["search"]), data["max_result_bytes"])
-        _ForkServer(settings, control).serve()
+        _ForkServer(settings, control, launcher).serve()
 
 
-class _ForkServer:
-    def __init__(self, settings: HostSettings, control: socket.socket) -> None:
+class _ForkServer(ForkingServer):
+    def __init__(self, settings: HostSettings, control: socket.socket, launcher: int) -> None:
         self._settings = settings
-        self._control = control
-        self._hosts: set[int] = set()
         for env_type in settings.env_types:
             # A host reports what it cannot import.
             with contextlib.suppress(BaseException):
                 _import(env_type, settings.search)
-        self._wakeup, wakeup = os.pipe()
-        os.set_blocking(wakeup, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-        # Collections would write to the shared pages.
-        gc.collect()
-        gc.freeze()
+        super().__init__(control, launcher)
 
     def serve(self) -> None:
+        """Fork hosts until the service ends; then kill them."""
         self._send(ready=os.getpid())
-        while True:
-            readable, _, _ = select.select([self._control.fileno(), self._wakeup], [], [])
-            if self._wakeup in readable:
-                os.read(self._wakeup, 4096)
-                self._reap()
-            if self._control.fileno() in readable and not self._start():
-                break
+        super().serve()
         self._end_all()
 
     def _end_all(self) -> None:
         """Kill the hosts and everything that they have started."""
-        for pid in self._hosts:
+        for pid in self.workers:
             end_host(pid)
         limit = time.monotonic() + _END_SECONDS
         # Processes whose host has ended become children of this process.
@@ -116,47 +102,48 @@ class _ForkServer:
                     pass
             time.sleep(0.01)
 
-    def _start(self) -> bool:
-        """Fork a host; return False if the service has ended."""
-        try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, REQUEST_HEADER.size, 1)
-        except ConnectionResetError:  # it has ended without reading all messages
-            return False
+    def handle_request(self) -> None:
+        """Fork a host, unless the service has ended."""
+        data = b""
+        with contextlib.suppress(ConnectionResetError):  # it has ended without reading all messages
+            data, descriptors, _, _ = socket.recv_fds(self.requests, REQUEST_HEADER.size, 1)
         if not data:
-            return False
+            self.is_ending = True
+            return
         (number,) = REQUEST_HEADER.unpack(data)
         try:
-            pid = os.fork()
+            pid = self.fork()
         except OSError as error:  # too many processes, or too little memory
             os.close(descriptors[0])
             self._send(failed=number, error=str(error))
-            return True
+            return
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            for name in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+            for name in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(name, signal.SIG_DFL)
-            self._control.close()
             _run_host(socket.socket(fileno=descriptors[0]), self._settings)
         os.close(descriptors[0])
         with contextlib.suppress(OSError):  # the host does the same; whichever is first counts
             os.setpgid(pid, pid)
-        self._hosts.add(pid)
         self._send(started=number, pid=pid)
-        return True
 
-    def _reap(self) -> None:
+    def reap(self) -> None:
+        """Kill what the hosts that have ended leave, and handle their ends."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 # Processes that it has started have the same group, whose id is not reused before the host is reaped.
                 end_host(ended.si_pid)
                 _, status = os.waitpid(ended.si_pid, 0)
-                if ended.si_pid in self._hosts:  # else a process that a host has left
-                    self._hosts.discard(ended.si_pid)
-                    self._send(ended=ended.si_pid, code=os.waitstatus_to_exitcode(status))
+                if ended.si_pid in self.workers:  # else a process that a host has left
+                    self.workers.discard(ended.si_pid)
+                    self.worker_ended(ended.si_pid, os.waitstatus_to_exitcode(status))
+
+    def worker_ended(self, pid: int, code: int) -> None:
+        """Tell the service how the host has ended."""
+        self._send(ended=pid, code=code)
 
     def _send(self, **message: int | str) -> None:
         with contextlib.suppress(OSError):  # the service has ended
-            self._control.sendall(json.dumps(message).encode() + b"\n")
+            self.requests.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _import(env_type: str, search: Sequence[str]) -> None:

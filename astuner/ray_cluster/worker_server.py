@@ -9,7 +9,6 @@ runtime environment.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import json
 import os
@@ -22,7 +21,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,10 +29,10 @@ from typing import Any, NoReturn
 from loguru import logger
 
 import astuner
+from astuner.forking import ForkingServer
 from astuner.ray_cluster import worker_client
 from astuner.ray_cluster.temp_dir import short_parent
 
-_POLL_SECONDS = 0.5
 # Workers end when Ray does. Those that remain so long after the main process has ended are killed.
 _END_SECONDS = 5.0
 # Ray's setting for workers without reserved CPUs. It has no effect in a process that has imported PyTorch.
@@ -124,69 +122,46 @@ def main() -> None:
         importlib.import_module(name)
     if "ray" in sys.modules:
         raise RuntimeError(f"one of the modules imports ray: {', '.join(sys.argv[2:])}")
-    _Server(listener, launcher).serve()
+    server = _Server(listener, launcher)
+    server.serve()
+    listener.close()  # clients that come later become ordinary workers
+    server.end_workers(0.0 if server.is_ending else _END_SECONDS)
     # The main process removes it unless it was killed.
     shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Server:
+class _Server(ForkingServer):
     def __init__(self, listener: socket.socket, launcher: int) -> None:
-        self._listener = listener
-        self._launcher = launcher
-        self._workers: dict[int, socket.socket] = {}
-        self._is_ending = False
-        self._wakeup, self._wakeup_end = os.pipe()
-        os.set_blocking(self._wakeup_end, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        super().__init__(listener, launcher)
+        self._connections: dict[int, socket.socket] = {}
         signal.signal(signal.SIGTERM, self._end)
-        signal.set_wakeup_fd(self._wakeup_end)
-        # Collections would write to the shared pages.
-        gc.collect()
-        gc.freeze()
 
     def _end(self, *_: Any) -> None:
-        self._is_ending = True
+        self.is_ending = True
 
-    def serve(self) -> None:
-        """Fork workers on request."""
-        while os.getppid() == self._launcher and not self._is_ending:
-            readable, _, _ = select.select([self._listener.fileno(), self._wakeup], [], [], _POLL_SECONDS)
-            if self._wakeup in readable:
-                os.read(self._wakeup, 4096)
-                self._reap()
-            if self._listener.fileno() in readable:
-                connection, _ = self._listener.accept()
-                with contextlib.suppress(OSError, ValueError):  # the client was killed
-                    request, descriptors = _receive(connection)
-                    if _is_open(connection):  # Ray kills the client of a worker that takes too long to start
-                        self._fork(connection, request, descriptors)
-        self._listener.close()
-        until = time.monotonic() + (0.0 if self._is_ending else _END_SECONDS)
-        while self._workers:
-            if time.monotonic() > until:
-                for pid in self._workers:
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
-            self._reap()
+    def handle_request(self) -> None:
+        """Fork a worker for a client that connects."""
+        connection, _ = self.requests.accept()
+        with contextlib.suppress(OSError, ValueError):  # the client was killed
+            request, descriptors = _receive(connection)
+            if _is_open(connection):  # Ray kills the client of a worker that takes too long to start
+                self._start(connection, request, descriptors)
 
-    def _fork(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
-        pid = os.fork()
+    def _start(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+        pid = self.fork()
         if pid == 0:
-            for open_socket in (self._listener, connection, *self._workers.values()):
+            for open_socket in (connection, *self._connections.values()):
                 open_socket.close()
-            os.close(self._wakeup)
-            os.close(self._wakeup_end)
             _become_worker(request["argv"], request["env"], request["cwd"], descriptors)
-        self._workers[pid] = connection
+        self._connections[pid] = connection
         for descriptor in descriptors:
             os.close(descriptor)
         connection.sendall(b"f")
 
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                with self._workers.pop(ended[0]) as connection, contextlib.suppress(OSError):
-                    connection.sendall(bytes([os.waitstatus_to_exitcode(ended[1]) & 255]))
+    def worker_ended(self, pid: int, code: int) -> None:
+        """Send the exit code to the client, which ends with it."""
+        with self._connections.pop(pid) as connection, contextlib.suppress(OSError):
+            connection.sendall(bytes([code & 255]))
 
 
 def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -212,9 +187,7 @@ def _become_worker(argv: list[str], env: Mapping[str, str], cwd: str, descriptor
         descriptors: file descriptors for standard input, output and error.
     """
     os.setsid()  # at a worker's end, Ray kills its process group
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)

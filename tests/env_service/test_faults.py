@@ -256,9 +256,10 @@ def test_a_process_that_cannot_be_forked_is_an_error_of_its_request(monkeypatch:
     first, second = socket.socketpair()
     with own, control, first, second:
         server = object.__new__(host_process._ForkServer)
-        server._control = control
+        server.requests = control
         socket.send_fds(own, [host_process.REQUEST_HEADER.pack(5)], [second.fileno()])
-        assert server._start()
+        server.handle_request()
+        assert not server.is_ending
         answer = json.loads(own.recv(1000))
     assert answer == {"failed": 5, "error": "[Errno 11] Resource temporarily unavailable"}
 

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib
 import json
 import os
 import pickle
-import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +25,9 @@ from typing import Any
 import astuner
 from astuner.backbone.training.episode_worker import AgentJob
 from astuner.errors import BackboneError
+from astuner.forking import ForkingServer
 
 _REQUEST = struct.Struct("!i")
-_POLL_SECONDS = 0.5
 # Seconds in which workers must exit after the main process has ended. The remaining ones are then killed.
 _END_SECONDS = 3.0
 _EXIT_SECONDS = 10.0
@@ -62,10 +59,12 @@ def main() -> None:
     os.dup2(sys.stdin.fileno(), 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if data:  # otherwise the main process has ended
-        _Server(pickle.loads(data), requests, replies, launcher).serve()
+        server = _Server(pickle.loads(data), requests, replies, launcher)
+        server.serve()
+        server.end_workers(_END_SECONDS)
 
 
-class _Server:
+class _Server(ForkingServer):
     def __init__(self, job: ForkServerJob, requests: socket.socket, replies: int, launcher: int) -> None:
         from astuner.model_tuner import ChatCodec, load_tokenizer
 
@@ -74,67 +73,30 @@ class _Server:
             importlib.import_module(name)
         self._job = job
         self._codec = ChatCodec(load_tokenizer(job.agent.model_path), job.agent.config.model.renderer)
-        self._requests = requests
         self._replies = replies
-        self._launcher = launcher
-        self._workers: set[int] = set()
-        self._wakeup, wakeup = os.pipe()
-        os.set_blocking(wakeup, False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        signal.set_wakeup_fd(wakeup)
-        # Collections would write to the shared pages.
-        gc.collect()
-        gc.freeze()
+        super().__init__(requests, launcher)
 
-    def serve(self) -> None:
-        """Start workers on request, and tell how each has ended."""
-        while os.getppid() == self._launcher:
-            readable, _, _ = select.select([self._requests.fileno(), self._wakeup], [], [], _POLL_SECONDS)
-            if self._wakeup in readable:
-                os.read(self._wakeup, 4096)
-                self._reap()
-            if self._requests.fileno() in readable and not self._handle_request():
-                break
-        self._end_workers()
-
-    def _handle_request(self) -> bool:
-        """Handle one request; return False at the end of the requests."""
-        data, descriptors, _, _ = socket.recv_fds(self._requests, _REQUEST.size, 2)
+    def handle_request(self) -> None:
+        """Start a worker, unless the main process has closed the socket."""
+        data, descriptors, _, _ = socket.recv_fds(self.requests, _REQUEST.size, 2)
         if not data:
-            return False
+            self.is_ending = True
+            return
         (number,) = _REQUEST.unpack(data)
-        self._send(started=number, pid=self._start(*descriptors))
-        return True
-
-    def _start(self, connection: int, crash_file: int) -> int:
-        pid = os.fork()
+        connection, crash_file = descriptors
+        pid = self.fork()
         if pid == 0:
             from astuner.backbone.training.worker_process import serve
 
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            self._requests.close()
             os.close(self._replies)
             serve(self._job.agent, self._codec, self._job.max_model_len, connection, crash_file)
         os.close(connection)
         os.close(crash_file)
-        self._workers.add(pid)
-        return pid
+        self._send(started=number, pid=pid)
 
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self._workers.discard(ended[0])
-                self._send(ended=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
-
-    def _end_workers(self) -> None:
-        until = time.monotonic() + _END_SECONDS
-        while self._workers:
-            self._reap()
-            if time.monotonic() > until:
-                for pid in self._workers:
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
+    def worker_ended(self, pid: int, code: int) -> None:
+        """Tell the main process how the worker has ended."""
+        self._send(ended=pid, code=code)
 
     def _send(self, **message: int) -> None:
         with contextlib.suppress(OSError):  # the main process has ended

@@ -1,0 +1,96 @@
+"""The loop of a process that forks itself on request. Workers start fast and share the modules it has imported."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from abc import ABC, abstractmethod
+
+_POLL_SECONDS = 0.5
+
+
+class ForkingServer(ABC):
+    """Forks workers on request, and observes how they end.
+
+    Attributes:
+        requests: the socket on which requests arrive.
+        workers: process ids of the workers that have not been reaped.
+        is_ending: whether `serve` handles no further request.
+    """
+
+    is_ending = False
+
+    def __init__(self, requests: socket.socket, launcher: int) -> None:
+        """Prepare this process for forks, after the imports that workers share.
+
+        Args:
+            requests: the socket on which requests arrive.
+            launcher: process id of this process's parent, without which `serve` returns.
+        """
+        self.requests = requests
+        self.workers: set[int] = set()
+        self._launcher = launcher
+        self._wakeup, self._wakeup_end = os.pipe()
+        os.set_blocking(self._wakeup_end, False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
+        # Collections would write to the shared pages.
+        gc.collect()
+        gc.freeze()
+
+    @abstractmethod
+    def handle_request(self) -> None:
+        """Handle one request. At the end of the requests, set `is_ending`."""
+
+    @abstractmethod
+    def worker_ended(self, pid: int, code: int) -> None:
+        """Handle the end of a worker. `code` is its exit code, or -n after signal n."""
+
+    def serve(self) -> None:
+        """Handle requests until `is_ending` is set or the parent process ends."""
+        while os.getppid() == self._launcher and not self.is_ending:
+            readable, _, _ = select.select([self.requests.fileno(), self._wakeup], [], [], _POLL_SECONDS)
+            if self._wakeup in readable:
+                os.read(self._wakeup, 4096)
+                self.reap()
+            if self.requests.fileno() in readable:
+                self.handle_request()
+
+    def fork(self) -> int:
+        """Fork a worker; return its process id, or 0 in the worker, which has closed the files of the loop.
+
+        Raises:
+            OSError: the system has too many processes, or too little memory.
+        """
+        pid = os.fork()
+        if pid:
+            self.workers.add(pid)
+        else:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(self._wakeup)
+            os.close(self._wakeup_end)
+            self.requests.close()
+        return pid
+
+    def reap(self) -> None:
+        """Handle the ends of all workers that have ended."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self.workers.discard(ended[0])
+                self.worker_ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
+
+    def end_workers(self, grace: float) -> None:
+        """Wait until all workers have ended, and kill those that remain after `grace` seconds."""
+        until = time.monotonic() + grace
+        while self.workers:
+            self.reap()
+            if time.monotonic() >= until:
+                for pid in self.workers:
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
