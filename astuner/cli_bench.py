@@ -22,7 +22,8 @@ def bench() -> None:
 @click.argument("suite", type=click.Path(path_type=Path), metavar="SUITE.yaml")
 @click.option(
     "--seeds",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(min=1),
+    callback=lambda _context, _option, value: _checked_seeds(value),
     metavar="N",
     help="The seeds 1 to N. Other seeds are listed in the suite. [default: those of the suite]",
 )
@@ -63,6 +64,14 @@ def run(
     from astuner.benchmark.command import bench_suite
 
     return bench_suite(suite, output, jobs, seeds=seeds, backbones=backbones, entries=entries, overrides=overrides)
+
+
+def _checked_seeds(value: int | None) -> int | None:
+    from astuner.benchmark.suite import MAX_SEEDS
+
+    if value is not None and value > MAX_SEEDS:
+        raise click.BadParameter(f"{value} is not a number of seeds; expected 1 to {MAX_SEEDS}")
+    return value
 
 
 def _names(value: str | None) -> tuple[str, ...]:

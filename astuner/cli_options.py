@@ -6,7 +6,6 @@ import io
 import re
 import signal
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import yaml
 from click.shell_completion import CompletionItem
 
 from astuner.debugging.breakpoints import enable_tags
-from astuner.errors import AstunerError, short_repr
+from astuner.errors import AstunerError, did_you_mean, short_repr
 from astuner.redaction import redact
 
 _BACKBONES = ("auto", "debug", "local", "verl", "trinity")
@@ -223,10 +222,8 @@ class TrainByDefaultGroup(click.Group):
             if not name.startswith("-") and "=" not in name:
                 if name.endswith((".yaml", ".yml")):
                     hint = f"to train with this configuration, run: astuner --conf {name}"
-                elif similar := get_close_matches(name, self.commands, 1):
-                    hint = f"did you mean {similar[0]!r}?"
                 else:
-                    hint = f"the commands are: {', '.join(sorted(self.commands))}"
+                    hint = did_you_mean(name, self.commands) or f"the commands are: {', '.join(sorted(self.commands))}"
                 raise click.UsageError(f"there is no command {name!r}; {hint}", ctx)
             args = ["train", *args]
         return super().parse_args(ctx, args)

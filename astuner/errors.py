@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Any
 
 _MAX_MESSAGE = 2000
@@ -236,6 +237,29 @@ def shorten(text: str, limit: int = 200) -> str:
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}… ({len(text):,} characters) …{text[-limit // 4 :]}"
+
+
+def did_you_mean(
+    name: object,
+    choices: Iterable[str],
+    text: str = "did you mean {}?",
+    *,
+    show: Callable[[str], str] = repr,
+    most: int = 1,
+    cutoff: float = 0.6,
+) -> str:
+    """Return a hint for a message about an unknown name: the most similar choices, or "" if none is similar.
+
+    Args:
+        name: the unknown name.
+        choices: the known names.
+        text: the hint, with `{}` in the place of the choices.
+        show: returns a choice as it is written in the hint.
+        most: maximum number of choices in the hint.
+        cutoff: minimum similarity, from 0 to 1 (`difflib.get_close_matches`).
+    """
+    similar = get_close_matches(str(name), list(choices), most, cutoff)
+    return text.format(" or ".join(map(show, similar))) if similar else ""
 
 
 def first_line(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from astuner.debugging.tracebacks import traceback_of
-from astuner.errors import PluginError, short_repr
+from astuner.errors import PluginError, did_you_mean, short_repr
 
 __all__ = ["describe", "load_class", "load_function", "load_object", "raised_at", "reject_missing", "subclass_at"]
 
@@ -82,7 +82,9 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
     except AttributeError:
         names = [public for public in dir(module) if not public.startswith("_")]
         defined = [n for n in names if getattr(getattr(module, n, None), "__module__", None) == module.__name__]
-        hint = _did_you_mean(name, names) or (f" It defines {', '.join(defined[:10])}." if defined else "")
+        hint = did_you_mean(name, names, " Did you mean {}?", show=str, most=3)
+        if defined and not hint:
+            hint = f" It defines {', '.join(defined[:10])}."
         raise PluginError(f"`{path}`: {module.__file__ or module.__name__} has no {name}.{hint}") from None
     except Exception as error:  # A module's `__getattr__` may import on demand.
         raise _import_failed(path, module_name, error) from error
@@ -187,7 +189,7 @@ def _load_file(path: str, file_name: str, name: str, folders: list[Path]) -> Mod
     file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
         names = [entry.name for c in candidates if c.parent.is_dir() for entry in c.parent.glob("*.py")]
-        hint = _did_you_mean(relative.name, names)
+        hint = did_you_mean(relative.name, names, " Did you mean {}?", show=str, most=3)
         if not (hint or relative.is_absolute()) and (
             defining := _modules_that_define(name, relative.parent.parts, folders)
         ):
@@ -289,11 +291,6 @@ def _nearest_module(dotted: str, folders: list[Path]) -> str | None:
         if nearest and nearest != dotted.split(".") and _module_file(folder, ".".join(nearest)):
             return ".".join(nearest)
     return None
-
-
-def _did_you_mean(name: str, names: Sequence[str]) -> str:
-    matches = get_close_matches(name, names, 3)
-    return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def describe(value: object) -> str:

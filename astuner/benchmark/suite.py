@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from inspect import isclass
 from pathlib import Path
 from typing import Annotated, Any, Self, get_args
@@ -11,7 +10,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from astuner.errors import ConfigError, short_repr
+from astuner.errors import ConfigError, did_you_mean, short_repr
 
 BACKBONES = ("local", "verl", "trinity")
 MAX_SEEDS = 1000
@@ -156,9 +155,7 @@ def _describe(problem: ErrorDetails, model: type[BaseModel]) -> str:
     place, given = problem["loc"], problem["input"]
     if problem["type"] == "extra_forbidden":
         keys = _keys_next_to(place, model)
-        near = difflib.get_close_matches(str(place[-1]), keys, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(keys)}"
-        return f"unknown key; {hint}"
+        return "unknown key; " + (did_you_mean(place[-1], keys) or f"the keys are {', '.join(keys)}")
     if expected := _EXPECTED.get(problem["type"]):
         return expected
     if problem["type"] == "string_pattern_mismatch":

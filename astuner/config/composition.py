@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from astuner.config.nested_dict import drop_at
 from astuner.config.overrides import COMMAND_LINE, CommandLine, check_keys, parse_overrides
 from astuner.config.problems import Problem, outermost_unknown, raise_problems, unknown_key, wrong_containers
 from astuner.config.yaml_file import SHIPPED_FOLDER, SUFFIXES, key_path, place, reason_of, shown
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, did_you_mean
 
 _SHIPPED_ENTRIES = ("verl/verl_default", "trinity/trinity_default", "astuner_default")
 _RUN = "astuner_run"
@@ -177,8 +176,7 @@ def isolated_hydra() -> Iterator[None]:
 def _missing_default(error: MissingConfigException, session: HydraSession) -> str:
     name = error.missing_cfg_file or ""
     names = sorted(path.stem for folder in session.folders for path in folder.iterdir() if path.suffix in SUFFIXES)
-    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {similar[0]!r}?" if similar else ""
+    hint = did_you_mean(name, names, "; did you mean {}?", cutoff=0.5)
     folders = ", ".join(shown(folder) for folder in session.folders)
     where = ""
     for file in session.files.values():

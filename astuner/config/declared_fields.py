@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from astuner.config.keys import KeyPath, dotted
+from astuner.errors import did_you_mean
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -77,9 +77,8 @@ def field_errors(
         return
     fields, full = all_fields(classes, cls), (*name, path[0])
     if path[0] not in fields:
-        near = difflib.get_close_matches(path[0], fields, n=1)
-        hint = f"did you mean {dotted((*name, near[0]))!r}?" if near else f"the installed {cls} has no such field"
-        yield f"unknown key {dotted(full)!r}; {hint}"
+        hint = did_you_mean(path[0], fields, show=lambda field: repr(dotted((*name, field))))
+        yield f"unknown key {dotted(full)!r}; {hint or f'the installed {cls} has no such field'}"
         return
     options = list(_options(fields[path[0]]))
     nested = [option for option in options if option in classes]
@@ -103,8 +102,8 @@ def _type_errors(name: KeyPath, options: list[str], value: object) -> Iterator[s
         if kind in _TYPES and isinstance(value, _TYPES[kind]) and (kind == "bool" or not isinstance(value, bool)):
             return
     expected = " or ".join([*(repr(literal) for literal in literals), *kinds])
-    near = difflib.get_close_matches(str(value), [str(literal) for literal in literals], n=1)
-    yield f"{dotted(name)} is {value!r}; expected {expected}" + (f"; did you mean {near[0]!r}?" if near else "")
+    hint = did_you_mean(value, map(str, literals), "; did you mean {}?")
+    yield f"{dotted(name)} is {value!r}; expected {expected}{hint}"
 
 
 def all_fields(classes: Mapping[str, DeclaredClass], cls: str) -> dict[str, ast.expr]:

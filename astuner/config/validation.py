@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args, get_origin
 
@@ -14,7 +13,7 @@ from astuner.config.keys import KeyPath, dotted, schema
 from astuner.config.nested_dict import MISSING, get_at, without
 from astuner.config.problems import Problem, accepted_items
 from astuner.config.root import RunConfig
-from astuner.errors import short_repr
+from astuner.errors import did_you_mean, short_repr
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -96,9 +95,8 @@ def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[st
     # Only in a mapping of sections: elsewhere, unknown keys are found earlier, and every key has a default.
     if first["type"] == "extra_forbidden":
         names = _names_at(path, key, tree)
-        similar = difflib.get_close_matches(path[-1], names, n=1)
-        hint = f"did you mean {dotted((*path[:-1], similar[0]))!r}?" if similar else f"there are {', '.join(names)}"
-        return f"unknown key {dotted(path)!r}; {hint}"
+        hint = did_you_mean(path[-1], names, show=lambda name: repr(dotted((*path[:-1], name))))
+        return f"unknown key {dotted(path)!r}; " + (hint or f"there are {', '.join(names)}")
     if first["type"] == "missing":
         if isinstance(first["loc"][-1], int):  # a list that is too short
             count = len(get_args(schema().keys[key].annotation))
@@ -153,5 +151,4 @@ def _expected(details: ErrorDetails) -> str:
 
 def _choice(choices: str, value: object) -> str:
     names = choices.replace("'", "").replace(" or ", ", ").split(", ")
-    similar = difflib.get_close_matches(str(value), names, n=1)
-    return f"{choices}; did you mean {similar[0]!r}?" if similar else choices
+    return choices + did_you_mean(value, names, "; did you mean {}?")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import os
 import re
@@ -16,7 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
 from astuner.config.keys import KeyPath
-from astuner.errors import ConfigError
+from astuner.errors import ConfigError, did_you_mean
 from astuner.redaction import learn_secret_settings
 
 SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
@@ -120,8 +119,7 @@ def _missing_file(path: Path) -> str:
     if not folder.is_dir():
         return f"no file {shown(path)}: there is no folder {shown(folder)}"
     names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-    similar = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {shown(folder / similar[0])}?" if similar else ""
+    hint = did_you_mean(path.name, names, "; did you mean {}?", show=lambda name: shown(folder / name), cutoff=0.5)
     return f"no file {shown(path)}{hint}"
 
 

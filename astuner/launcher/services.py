@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import shlex
 import socket
@@ -20,7 +19,7 @@ from loguru import logger
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.env_service.client import EnvServiceAddress
-from astuner.errors import ConfigError, ServiceError
+from astuner.errors import ConfigError, ServiceError, did_you_mean
 from astuner.launcher.built_in_services import BuiltInService, built_in_service
 from astuner.launcher.env_service import SERVICE_NAME as ENV_SERVICE
 from astuner.launcher.env_service import automatic_env_service
@@ -347,8 +346,7 @@ def _start(service: Service) -> None:
 def _find_built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInService:
     declared = list(config.services)
     if name not in BUILT_IN_SERVICES:
-        similar = difflib.get_close_matches(name, (*declared, *BUILT_IN_SERVICES), n=1)
-        hint = f"did you mean --with-{similar[0]}? " if similar else ""
+        hint = did_you_mean(name, (*declared, *BUILT_IN_SERVICES), "did you mean --with-{}? ", show=str)
         raise ConfigError(
             f"--with-{name}: there is no service {name!r}; {hint}The configuration declares "
             f"{', '.join(declared) or 'none'} (astuner.services); built in are {', '.join(BUILT_IN_SERVICES)}"

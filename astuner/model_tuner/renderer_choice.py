@@ -6,14 +6,13 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from astuner.errors import ConfigError, ModelError
+from astuner.errors import ConfigError, ModelError, did_you_mean
 from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS
 from astuner.model_tuner.tool_parsers import HARMONY, TOOL_PARSER_NAMES, register_parsers, tool_format_of
 
@@ -97,8 +96,7 @@ def _renderer_config(options: Mapping[str, Any], choice: str | Mapping[str, Any]
         template = renderers.config_from_name(options["name"])
     except (ValueError, TypeError, KeyError) as error:
         names = sorted({"auto", "default", *MODEL_RENDERER_MAP.values()})
-        near = get_close_matches(str(options["name"]), names, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(options["name"], names, "did you mean {}? ")
         raise ConfigError(
             f"model.renderer {options['name']!r} is unknown; {hint}The renderers are: {', '.join(names)}"
         ) from error
@@ -114,8 +112,7 @@ def _renderer_config(options: Mapping[str, Any], choice: str | Mapping[str, Any]
 def _check_default_options(options: Mapping[str, Any], retention: object) -> None:
     parser = options["tool_parser"]
     if parser is not None and parser not in TOOL_PARSER_NAMES:
-        near = get_close_matches(str(parser), TOOL_PARSER_NAMES, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(parser, TOOL_PARSER_NAMES, "did you mean {}? ")
         raise ConfigError(
             f"the tool_parser {parser!r} of model.renderer is unknown; {hint}"
             f"The parsers are: {', '.join(TOOL_PARSER_NAMES)}"

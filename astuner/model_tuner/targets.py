@@ -6,10 +6,9 @@ import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple
 
-from astuner.errors import WorkflowError
+from astuner.errors import WorkflowError, did_you_mean
 from astuner.model_tuner.agent_names import AUTO_AGENT, agent_by_hash, agent_by_text
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.messages import normalise
@@ -100,8 +99,7 @@ class Targets:
         """
         model = debug_model or self.frozen.get(tag)
         if model is None:
-            near = get_close_matches(tag, [*(self.trainable or ()), *self.frozen], 1)
-            suggestion = f" (did you mean {near[0]!r}?)" if near else ""
+            suggestion = did_you_mean(tag, [*(self.trainable or ()), *self.frozen], " (did you mean {}?)")
             raise WorkflowError(
                 f"target {tag!r}{_DEFAULT_TAG_HINT if tag == DEFAULT_TARGET else ''} is not among "
                 f"rollout.trainable_targets ({', '.join(self.trainable or ())}), and has no frozen model"

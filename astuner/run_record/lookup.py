@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from astuner.errors import RecordError, short_repr, shorten
+from astuner.errors import RecordError, did_you_mean, short_repr, shorten
 from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.folder import is_record
 
@@ -34,9 +34,8 @@ def find_run(name: str, exp_dir: Path) -> Path:
     if runs:
         # The latest runs first: users rarely look for old ones.
         names = [folder.name for folder in sorted(runs, key=lambda folder: -folder.stat().st_mtime)]
-        near = get_close_matches(name, names, 1)
         more = f" and {len(names) - _MAX_RUNS_LISTED} more" if len(names) > _MAX_RUNS_LISTED else ""
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, names, "did you mean {}? ")
         hint += f"existing runs: {', '.join(names[:_MAX_RUNS_LISTED])}{more}"
     raise RecordError(
         f"{short_repr(name)} is not a run; give a run's folder, or its name under {exp_dir} (--exp-dir); {hint}"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.errors import PluginError
+from astuner.errors import PluginError, did_you_mean
 from astuner.plugin import load_class, raised_at
 from astuner.task_judge.judge_base import BaseJudge
 
@@ -74,8 +73,7 @@ def _check_params(path: str, judge_class: type[BaseJudge], params: Mapping[str, 
     accepted = f"it has {', '.join(named)}" if named else "it has none"
     for name in params:
         if name not in named:
-            near = get_close_matches(str(name), named, 1)
-            hint = f" Did you mean {near[0]}?" if near else ""
+            hint = did_you_mean(name, named, " Did you mean {}?", show=str)
             raise PluginError(f"{setting}.params: `{path}` has no parameter {str(name)!r}; {accepted}.{hint}")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in params]
     if missing:

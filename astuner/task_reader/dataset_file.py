@@ -14,12 +14,11 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 
 from astuner.config.data import DatasetFileConfig
-from astuner.errors import ConfigError, TaskDataError, describe_error, message_of, short_repr, shorten
+from astuner.errors import ConfigError, TaskDataError, describe_error, did_you_mean, message_of, short_repr, shorten
 from astuner.plugin import load_function, raised_at
 from astuner.task_reader.tasks import DatasetRow, DatasetSplit
 
@@ -108,8 +107,8 @@ def _missing_file_message(path: Path, base_dir: Path) -> str:
     if any(candidate.is_dir() for candidate in candidates):
         return f"{path} is a folder; use task_reader.type huggingface_dat_repo for a folder in hub layout."
     folders = [candidate.parent for candidate in candidates if candidate.parent.is_dir()]
-    near = get_close_matches(path.name, [entry.name for folder in folders for entry in folder.iterdir()], 3)
-    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    names = [entry.name for folder in folders for entry in folder.iterdir()]
+    hint = did_you_mean(path.name, names, " Did you mean {}?", show=str, most=3)
     return f"no file {' or '.join(map(str, candidates))}.{hint}"
 
 

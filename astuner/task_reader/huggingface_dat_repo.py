@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from astuner.config.data import HuggingFaceConfig
-from astuner.errors import ConfigError, TaskDataError, message_of, short_repr
+from astuner.errors import ConfigError, TaskDataError, did_you_mean, message_of, short_repr
 from astuner.task_reader.dataset_file import LOAD_ERRORS, find_path, quiet_datasets
 from astuner.task_reader.tasks import DatasetRow, DatasetSplit
 
@@ -94,8 +93,7 @@ def _locations(config: HuggingFaceConfig, base_dir: Path) -> list[_Location]:
             locations.append(_Location("/".join(parts[:-1]), parts[-1]))
     if not locations:
         names = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
-        near = get_close_matches(folder.name, names, 3)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        hint = did_you_mean(folder.name, names, " Did you mean {}?", show=str, most=3)
         raise TaskDataError(f"{_SECTION}.dataset_path: no folder {folder}.{hint}")
     return locations
 

@@ -228,10 +228,20 @@ def test_a_folder_in_which_another_process_runs_a_suite_is_refused(suite: Path):
     assert not Path("out").exists()
 
 
-def test_usage_errors(suite: Path):
-    result = CliRunner().invoke(command, ["bench", "suite.yaml", "--backbones", "local,debug"])
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            ("--backbones", "local,debug"),
+            "'debug' is not a backbone that trains; expected some of local, verl, trinity",
+        ),
+        (("--seeds", "1001"), "1001 is not a number of seeds; expected 1 to 1000"),
+    ],
+)
+def test_usage_errors(suite: Path, option: tuple[str, str], message: str):
+    result = CliRunner().invoke(command, ["bench", "suite.yaml", *option])
     assert result.exit_code == 2
-    assert "'debug' is not a backbone that trains; expected some of local, verl, trinity" in result.output
+    assert message in result.output
 
 
 def test_an_interrupt_ends_the_runs_and_they_continue_later(suite: Path, tmp_path: Path):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
+
+from astuner.errors import did_you_mean
 
 _PACKAGES = {
     "flash_attention_2": ("flash_attn", "flash-attn"),
@@ -36,8 +37,7 @@ def attention_error(name: str, value: object, *, flash_attention: bool) -> str:
     known = sorted({"eager", *ALL_ATTENTION_FUNCTIONS.valid_keys()})
     # A name with a slash is a kernel on the Hugging Face Hub.
     if not isinstance(value, str) or (value not in known and "/" not in value):
-        near = difflib.get_close_matches(str(value), known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
+        hint = did_you_mean(value, known) or f"expected one of {', '.join(known)}"
         return f"{name} is {value!r}, which transformers does not have; {hint}"
     if value not in _PACKAGES:
         return ""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from loguru import logger
 
-from astuner.errors import AstunerError, ModelError
+from astuner.errors import AstunerError, ModelError, did_you_mean
 from astuner.plugin import load_function, raised_at
 
 _RECORDS = "launcher_record"
@@ -75,8 +74,7 @@ def _folder_hint(path: Path, search: Sequence[Path]) -> str:
     names = [entry.name for parent in parents for entry in parent.iterdir() if entry.is_dir()]
     if near := _near_model(path, search):
         return f"a folder in transformers' format is expected{near}"
-    matches = get_close_matches(path.name, names, 1)
-    hint = f"; did you mean {str(path.with_name(matches[0]))!r}?" if matches else ""
+    hint = did_you_mean(path.name, names, "; did you mean {}?", show=lambda name: repr(str(path.with_name(name))))
     return f"a folder in transformers' format is expected{hint}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-import difflib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -34,7 +33,7 @@ from astuner.config.trainer_overrides import (
     override_problems,
     trainer_overrides,
 )
-from astuner.errors import BackboneError, first_line
+from astuner.errors import BackboneError, did_you_mean, first_line
 
 if TYPE_CHECKING:
     from trinity.common.config import Config
@@ -233,8 +232,7 @@ def _passed_through_errors(override: TrainerOverride) -> Iterator[str]:
         else:
             yield f"{dotted(name)} is {override.value!r}; expected a section with some of {', '.join(_SECTIONS)}"
     elif path[2] not in _SECTIONS:
-        near = difflib.get_close_matches(path[2], _SECTIONS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(_SECTIONS)}"
+        hint = did_you_mean(path[2], _SECTIONS) or f"expected one of {', '.join(_SECTIONS)}"
         yield f"unknown section {dotted(name[:4])!r}; {hint}"
     elif ".".join(path[2:]) in _ignored_keys():
         yield f"{dotted(name)} has no effect: Trinity sets it from its other keys; remove it"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import gymnasium
@@ -12,7 +11,7 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import generate_random_map
 
 from astuner.env_service.adapters.gymnasium_base import GymnasiumEnvironment, usable
-from astuner.errors import EnvError, short_repr
+from astuner.errors import EnvError, did_you_mean, short_repr
 
 
 def names() -> Sequence[str]:
@@ -48,8 +47,7 @@ def create(name: str, params: Mapping[str, Any]) -> GymnasiumEnvironment:
         latest = [each for each in gymnasium.registry.values() if is_latest(each)]
         spec = next((each for each in latest if each.name == name and each.namespace is None), None)
     if spec is None:
-        similar = get_close_matches(name, [each.id for each in latest], 1)
-        hint = f"did you mean {similar[0]}?" if similar else "`astuner env list` shows the names"
+        hint = did_you_mean(name, [each.id for each in latest], show=str) or "`astuner env list` shows the names"
         raise EnvError(f"Gymnasium has no environment {short_repr(name)}; {hint}")
     kind = str(spec.entry_point).rpartition(":")[2]
     return _CLASSES.get(kind, GymnasiumEnvironment)(spec.id, **params)

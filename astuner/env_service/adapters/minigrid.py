@@ -6,7 +6,6 @@ import contextlib
 import io
 from collections import deque
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import gymnasium
@@ -14,7 +13,7 @@ import minigrid
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from astuner.env_service.adapters.gymnasium_base import GymnasiumEnvironment, usable
-from astuner.errors import EnvError, short_repr
+from astuner.errors import EnvError, did_you_mean, short_repr
 
 VIEWS = ("description", "grid")
 _MAX_STATES = 6000
@@ -40,8 +39,7 @@ def create(name: str, params: Mapping[str, Any]) -> MiniGridEnvironment:
         EnvError: there is no such id.
     """
     if name not in (ids := _ids()):
-        similar = get_close_matches(name, ids, 1)
-        hint = f"did you mean {similar[0]}?" if similar else "`astuner env list` shows the names"
+        hint = did_you_mean(name, ids, show=str) or "`astuner env list` shows the names"
         raise EnvError(f"MiniGrid has no environment {short_repr(name)}; {hint}")
     return MiniGridEnvironment(name, **params)
 
