@@ -145,10 +145,7 @@ async def run_program(
         "files": dict(files or {}),
         "root": None if root is None else asdict(root),
         "readable": [*_READABLE, *sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, *_package_folders()})],
-        "limits": {
-            **asdict(limits),
-            "cpu_seconds": min(limits.cpu_seconds, math.ceil(max(timeout, 0)) + 1),
-        },
+        "limits": asdict(limits) | {"cpu_seconds": min(limits.cpu_seconds, math.ceil(max(timeout, 0)) + 1)},
     }
     folder = tempfile.mkdtemp(prefix="astuner-sandbox-")
     report_read, report_write = os.pipe()
