@@ -83,30 +83,38 @@ def node_loss_message(lost: list[str], left: int, failure: str) -> str:
     )
 
 
-def keep_actors_here(is_kept: Callable[[str, Any], bool]) -> Callable[[], None]:
-    """Start actors on the node of this process from now on, and return a function that undoes this.
+def override_actor_options(overrides: Callable[[str, Any], dict[str, Any]]) -> Callable[[], None]:
+    """Start actors with other options from now on, and return a function that undoes this.
 
-    Ray starts an actor that reserves no resources on a random node, and the run would end with that node. Libraries
-    offer no setting for it.
+    Libraries offer no setting for where their actors run and what they reserve.
 
     Args:
-        is_kept: returns whether an actor is started here, from the module of its class and its scheduling strategy,
-            which is None by default.
+        overrides: returns options of Ray that replace those of an actor, from the module of its class and its
+            scheduling strategy, which is None by default.
     """
-    import ray
     from ray.actor import ActorClass
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     original = ActorClass._remote
 
     def start(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        if is_kept(self.__ray_metadata__.modified_class.__module__, options.get("scheduling_strategy")):
-            here = ray.get_runtime_context().get_node_id()
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
-        return original(self, args, kwargs, **options)
+        module = self.__ray_metadata__.modified_class.__module__
+        return original(self, args, kwargs, **options | overrides(module, options.get("scheduling_strategy")))
 
     ActorClass._remote = start
     return lambda: setattr(ActorClass, "_remote", original)
+
+
+def on_this_node() -> dict[str, Any]:
+    """Return the options of an actor that runs on the node of this process and reserves none of its CPUs.
+
+    By default, Ray starts an actor that reserves nothing on a random node, with whose loss the run would end. A node
+    that has no CPU left could not start an actor that reserves one.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = ray.get_runtime_context().get_node_id()
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False), "num_cpus": 0}
 
 
 def check_can_reach(server: str, addresses: Iterable[str], fix: str) -> None:

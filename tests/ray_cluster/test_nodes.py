@@ -48,14 +48,14 @@ def test_an_error_without_a_lost_node_stays_as_it_is():
 
 PRINT_PLACES = """
 import sys, ray
-from astuner.ray_cluster.nodes import keep_actors_here
+from astuner.ray_cluster.nodes import on_this_node, override_actor_options
 
 class Kept:
     def node(self):
         return ray.util.get_node_ip_address()
 
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
-undo = keep_actors_here(lambda module, strategy: module == "__main__" and strategy is None)
+undo = override_actor_options(lambda module, strategy: on_this_node() if strategy is None else {})
 for options in ({}, {"scheduling_strategy": "SPREAD"}):
     actors = [ray.remote(Kept).options(**options).remote() for _ in range(6)]
     print(*sorted(set(ray.get([actor.node.remote() for actor in actors]))))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from astuner.ray_cluster.environment import export_ray_address
-from astuner.ray_cluster.nodes import keep_actors_here
+from astuner.ray_cluster.nodes import on_this_node, override_actor_options
 
 _MODULES = ("trinity.", "astuner.backbone.trinity.")
 
@@ -19,12 +19,14 @@ def keep_all_here() -> Callable[[], None]:
 
     For a run with a Tinker service, none of whose actors needs a GPU.
     """
-    return keep_actors_here(lambda module, _: module.startswith(_MODULES))
+    return override_actor_options(lambda module, _: on_this_node() if module.startswith(_MODULES) else {})
 
 
 def keep_unplaced_here() -> Callable[[], None]:
     """Start those of Trinity's actors here that Trinity does not place itself, unlike engines and runners."""
-    return keep_actors_here(lambda module, strategy: strategy is None and module.startswith(_MODULES))
+    return override_actor_options(
+        lambda module, strategy: on_this_node() if strategy is None and module.startswith(_MODULES) else {}
+    )
 
 
 def set_up_gpu_worker() -> None:

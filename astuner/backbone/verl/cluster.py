@@ -22,8 +22,6 @@ from astuner.ray_cluster.environment import (
 from astuner.ray_cluster.worker_server import WorkerServer, worker_server
 
 _CPUS_PER_WORKER = 3
-# TransferQueue's controller and the request router.
-_OTHER_CPUS = 2
 _POLL_SECONDS = 1.0
 _RESOURCE_ADVICE = (
     "Stop other programs on this Ray instance, add nodes (CPU nodes need a declared GPU: `ray start "
@@ -135,17 +133,15 @@ def check_ray_resources(config: DictConfig, timeout: float = 300.0) -> None:
     import ray
 
     per_node, nodes = config.trainer.n_gpus_per_node, config.trainer.nnodes
-    others = _OTHER_CPUS + config.transfer_queue.backend.SimpleStorage.num_data_storage_units
-    # The placement groups that verl requests: the workers of a node on one machine, all other processes anywhere.
+    # The placement groups that verl requests, one per machine. Its other processes reserve no CPU.
     workers = [{"CPU": _CPUS_PER_WORKER, "GPU": 1}] * per_node
     groups = [ray.util.placement_group(workers, strategy="STRICT_PACK") for _ in range(nodes)]
-    groups.append(ray.util.placement_group([{"CPU": 1}] * others))
     start = time.monotonic()
     warned = False
     try:
         while not all(group.wait(_POLL_SECONDS) for group in groups):  # Ctrl-C is handled between two waits
             missing = (
-                f"verl's processes need {others + _CPUS_PER_WORKER * per_node * nodes} CPUs and {per_node * nodes} "
+                f"verl's processes need {_CPUS_PER_WORKER * per_node * nodes} CPUs and {per_node * nodes} "
                 f"GPUs, {per_node} on each of {nodes} machines; Ray has {_cpus_and_gpus(ray.available_resources())} "
                 f"free of {_cpus_and_gpus(ray.cluster_resources())}"
             )

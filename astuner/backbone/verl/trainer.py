@@ -34,7 +34,7 @@ from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.llm_engine.weight_digests import WeightDigests
-from astuner.ray_cluster.nodes import keep_actors_here
+from astuner.ray_cluster.nodes import on_this_node, override_actor_options
 from astuner.schema import CallSpan, Completion, Sample
 
 _PARTITION = "train"
@@ -69,7 +69,7 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
     _check_single_run()
     check_ray_resources(config)
     with contextlib.ExitStack() as stack:
-        stack.callback(keep_actors_here(_is_kept_here))
+        stack.callback(override_actor_options(_actor_options))
         tq.init(config.transfer_queue)
         # Before the callback below, which would close the other run's queue.
         _check_single_run(own_queue=True)
@@ -81,9 +81,16 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
         yield trainer
 
 
-def _is_kept_here(module: str, strategy: object) -> bool:
-    """Return whether an actor stays on this node: the router of requests and the controller of TransferQueue."""
-    return strategy is None and module.partition(".")[0] in ("verl", "transfer_queue")
+def _actor_options(module: str, strategy: object) -> dict[str, Any]:
+    """Return the options that replace those of an actor of verl or TransferQueue.
+
+    The router of requests and the controller of TransferQueue stay on this node. The storage of TransferQueue reserves
+    no CPU either, because the training workers of its node may need all of them.
+    """
+    package = module.partition(".")[0]
+    if strategy is None and package in ("verl", "transfer_queue"):
+        return on_this_node()
+    return {"num_cpus": 0} if package == "transfer_queue" else {}
 
 
 def _check_single_run(*, own_queue: bool = False) -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.verl
 
 CONFIG = {
     "ray_kwargs": {"ray_init": {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80_000_000}},
-    "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
+    "transfer_queue": {},
     "trainer": {"n_gpus_per_node": 1, "nnodes": 1},
 }
 
@@ -78,7 +78,7 @@ def test_an_existing_connection_is_left_alone(own_ray: None):
 def test_missing_resources_are_reported(own_ray: None):
     from astuner.backbone.verl.cluster import check_ray_resources
 
-    expected = r"need 6 CPUs and 1 GPUs, 1 on each of 1 machines; Ray has 2 CPUs and 0 GPUs free of 2 CPUs and 0 GPUs"
+    expected = r"need 3 CPUs and 1 GPUs, 1 on each of 1 machines; Ray has 2 CPUs and 0 GPUs free of 2 CPUs and 0 GPUs"
     with pytest.raises(BackboneError, match=expected):
         check_ray_resources(OmegaConf.create(CONFIG), timeout=0.5)
 

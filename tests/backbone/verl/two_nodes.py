@@ -12,7 +12,8 @@ from pathlib import Path
 import ray
 from ray.cluster_utils import Cluster
 
-NODE = {"num_cpus": 4, "object_store_memory": 200_000_000, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
+# No more CPUs than the training worker reserves.
+NODE = {"num_cpus": 3, "object_store_memory": 200_000_000, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
 
 
 def main(folder: str, version: str = ray.__version__) -> None:
