@@ -328,7 +328,9 @@ def export(
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 for any free one.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "fastest"]), default="auto", show_default=True
+)
 @CHECKPOINT_DIR
 @tinker_limits
 def serve_tinker(

@@ -61,7 +61,7 @@ class ModelConfig(Section):
     """A local folder, a Hugging Face name, or `package.module->function` that creates it and returns its path."""
     renderer: str | dict[str, Any] = key("auto", trainers="astuner turns messages into token ids", resume="same")
     """Turns messages into token ids: auto, a name (qwen3, llama-3, default, …), or a mapping with name and options."""
-    dtype: Literal["auto", "float32", "bfloat16"] = key(
+    dtype: Literal["auto", "float32", "bfloat16", "fastest"] = key(
         "auto",
         no_effect=(SAMPLED_ELSEWHERE,),
         verl=sets(
@@ -73,7 +73,7 @@ class ModelConfig(Section):
         trinity=sets("explorer.rollout_model.dtype", rule="sampler_dtype"),
         resume="same",
     )
-    """Data type of the weights; auto is bfloat16 on CUDA and float32 on a CPU."""
+    """Data type; auto is bfloat16 on CUDA and float32 on a CPU, fastest also bfloat16 on CPUs made for it."""
     gradient_checkpointing: bool = key(
         False,
         used_by=TRAINING,

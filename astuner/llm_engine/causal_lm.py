@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
+from loguru import logger
 
 from astuner.errors import BackboneError, ModelError, first_line
+from astuner.llm_engine.cpu_linear import multiplies_bfloat16
 
 
 def choose_device(device: str) -> torch.device:
@@ -23,10 +26,25 @@ def choose_device(device: str) -> torch.device:
 
 
 def compute_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of a `model.dtype`; `auto` is bfloat16 on CUDA and float32 on a CPU."""
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if dtype == "bfloat16" else torch.float32
+    """Return the dtype of a `model.dtype`, and log a warning if it is a slow one.
+
+    On CUDA, `auto` and `fastest` are bfloat16. On a CPU, `auto` is float32, and `fastest` is bfloat16 if the processor
+    has instructions for it.
+    """
+    if device.type == "cuda":
+        return torch.float32 if dtype == "float32" else torch.bfloat16
+    is_fast = multiplies_bfloat16()
+    if dtype == "bfloat16" and not is_fast:
+        _warn_of_slow_bfloat16()
+    return torch.bfloat16 if dtype == "bfloat16" or (dtype == "fastest" and is_fast) else torch.float32
+
+
+@cache
+def _warn_of_slow_bfloat16() -> None:
+    logger.warning(
+        "model.dtype is bfloat16, and this processor has no instructions for it, so a run takes several times as long "
+        "as in float32; set model.dtype to float32, or to fastest, which is bfloat16 only where that is faster"
+    )
 
 
 def load_causal_lm(path: str, dtype: torch.dtype) -> Any:

@@ -8,6 +8,7 @@ bfloat16, PyTorch uses oneDNN itself, but reorders the weights in each call.
 from __future__ import annotations
 
 import ctypes
+import platform
 from functools import cache
 from typing import Any
 
@@ -31,6 +32,17 @@ def _is_available(dtype: torch.dtype) -> bool:
     if not (torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor has instructions for products of bfloat16 (AVX512-BF16, AMX, or those of Arm).
+
+    Without them, a product in bfloat16 takes 6 to 80 times as long as in float32.
+    """
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return _is_available(torch.bfloat16)
 
 
 def is_packed(elements: int, dtype: torch.dtype) -> bool:

@@ -47,7 +47,7 @@ class ServerOptions:
         model: the model, as `model.path` of the configuration.
         port: the port; 0 selects a free one.
         device: auto, cpu or cuda.
-        dtype: auto, float32 or bfloat16.
+        dtype: as `model.dtype`.
         folder: the checkpoint folder.
         limits: limits on models, engines and checkpoints.
     """

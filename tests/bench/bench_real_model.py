@@ -112,7 +112,7 @@ class EngineProcess:
         raise RuntimeError(last)
 
 
-def limits() -> dict[str, Any]:
+def limits(dtypes: list[str]) -> dict[str, Any]:
     """Return the rates of matrix products in GFLOPS, and the bandwidth of reading memory in GB/s."""
     import torch
 
@@ -129,7 +129,7 @@ def limits() -> dict[str, Any]:
 
     size, gflops = 2048, {}
     with torch.inference_mode():
-        for dtype in DTYPES:
+        for dtype in dtypes:
             a, b = torch.randn(2, size, size).to(getattr(torch, dtype)).unbind()
             packed = pack(b)
             products = (lambda: a @ b, lambda: linear(a, packed))  # noqa: B023
@@ -320,7 +320,7 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("trl", "vllm", "llama-cpp"):
         parser.add_argument(f"--{name}", metavar="PYTHON", help="interpreter of its environment; else it is skipped")
     parser.add_argument("--model", type=Path, help="folder of another Llama-like model")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="by default, those that the processor multiplies")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=24)
@@ -330,7 +330,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 64], help="numbers of requests, at most 64")
     parser.add_argument("--rounds", type=int, default=3, help="of sampling")
     parser.add_argument("--seconds", type=float, default=20, help="limit of sampling, per engine and requests")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.dtypes is None:
+        from astuner.llm_engine.cpu_linear import multiplies_bfloat16
+
+        args.dtypes = list(DTYPES if multiplies_bfloat16() else DTYPES[:1])
+    return args
 
 
 def main() -> None:
@@ -339,7 +344,7 @@ def main() -> None:
     pythons = {name: path for name in ("trl", "vllm", "llama_cpp") if (path := getattr(args, name))}
     for name in {"trl", "vllm", "llama_cpp"} - pythons.keys():
         print(f"{name} is skipped: no interpreter was passed", file=sys.stderr)
-    machine = limits()
+    machine = limits(args.dtypes)
     print(json.dumps({"limits": machine}), flush=True)
     sizes = Sizes(
         args.prompts,

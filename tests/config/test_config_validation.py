@@ -56,8 +56,8 @@ def one_problem(key: str, value: object) -> str:
          "text (in quotes if YAML reads it as another type) or a mapping"),
         ("astuner.experiment_name", "a/b", "a valid folder name, without / and \\"),
         ("astuner.experiment_name", "..", "a valid folder name, without / and \\"),
-        ("astuner.model.dtype", "float31", "'auto', 'float32' or 'bfloat16'; did you mean 'float32'?"),
-        ("astuner.model.dtype", 3, "'auto', 'float32' or 'bfloat16'"),
+        ("astuner.model.dtype", "float31", "'auto', 'float32', 'bfloat16' or 'fastest'; did you mean 'float32'?"),
+        ("astuner.model.dtype", 3, "'auto', 'float32', 'bfloat16' or 'fastest'"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_names_itself_and_what_was_expected(key: str, value: object, expected: str) -> None:

@@ -16,7 +16,7 @@ from tutorial.starting_model import Recipe, starting_model
 RECIPE = Recipe(
     "smollm2_warm",
     renderer="auto",
-    dtype="bfloat16",
+    dtype="fastest",
     batch=8,
     lr=3e-4,
     prompt_loss_weight=0.0,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.root import AstunerConfig
+from astuner.llm_engine.causal_lm import compute_dtype
 
 _LOSS_KEYS = {
     "adv_estimator",
@@ -174,8 +177,8 @@ def sampling_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, ob
 
 
 def sampler_dtype(config: AstunerConfig, facts: TrinityRunFacts) -> str:
-    """The sampler's data type: float32 or bfloat16 (auto: bfloat16 on CUDA)."""
-    is_float32 = config.model.dtype == "float32" or (config.model.dtype == "auto" and facts.device == "cpu")
+    """The sampler's data type: float32 or bfloat16."""
+    is_float32 = compute_dtype(config.model.dtype, torch.device(facts.device)) == torch.float32
     return "float32" if is_float32 else "bfloat16"
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from astuner.algorithms import (
     ReinforcementRule,
     resolve,
@@ -19,6 +21,7 @@ from astuner.config.algorithms import ALGORITHMS, ReinforcementSpec
 from astuner.config.conditions import is_cut
 from astuner.config.corrections import CORRECTIONS, CorrectionSpec
 from astuner.config.root import AstunerConfig
+from astuner.llm_engine.causal_lm import compute_dtype
 
 # GPUs of each machine in a Ray cluster that the run joins; this machine may have another number.
 _USUAL_GPUS = 8
@@ -55,18 +58,18 @@ def total_steps(config: AstunerConfig, facts: VerlRunFacts) -> int:
 
 
 def mixed_precision(config: AstunerConfig, facts: VerlRunFacts) -> dict[str, str]:
-    """float32 or bfloat16 to compute (auto: bfloat16 on CUDA); weights and gradient sums stay in float32."""
+    """float32 or bfloat16 to compute; weights and gradient sums stay in float32."""
     compute = "fp32" if _is_float32(config, facts) else "bf16"
     return {"param_dtype": compute, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
 
 
 def rollout_dtype(config: AstunerConfig, facts: VerlRunFacts) -> str:
-    """The sampler's data type: float32 or bfloat16 (auto: bfloat16 on CUDA)."""
+    """The sampler's data type: float32 or bfloat16."""
     return "float32" if _is_float32(config, facts) else "bfloat16"
 
 
 def _is_float32(config: AstunerConfig, facts: VerlRunFacts) -> bool:
-    return config.model.dtype == "float32" or (config.model.dtype == "auto" and facts.device == "cpu")
+    return compute_dtype(config.model.dtype, torch.device(facts.device)) == torch.float32
 
 
 def mini_batch_tasks(config: AstunerConfig, facts: VerlRunFacts) -> int:

@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from loguru import logger
 
 from astuner.config.rollout import RolloutConfig
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError, ModelError
+from astuner.llm_engine.causal_lm import compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.installation import Device, InstalledVllm
 from astuner.llm_engine.vllm_server.on_cpu import cache_bytes, check_head_size, cpu_environment
@@ -129,9 +131,7 @@ def settings_for(config: AstunerConfig, model_path: str, installed: InstalledVll
     if device == "cpu":
         check_head_size(model_path, model_config)
     length = min(config.rollout.max_model_len, context_length(model_config) or config.rollout.max_model_len)
-    dtype = config.model.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" else "float32"
+    dtype = str(compute_dtype(config.model.dtype, torch.device(device))).removeprefix("torch.")
     itemsize = 4 if dtype == "float32" else 2
     sequences = config.rollout.max_num_seqs
     gpu_share = 0.85 if config.rollout.gpu_memory_utilization is None else config.rollout.gpu_memory_utilization
