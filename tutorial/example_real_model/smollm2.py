@@ -33,19 +33,25 @@ def smollm2() -> Path:
     Raises:
         ModelError: the package `gguf` is missing, or the model cannot be fetched.
     """
-    # The template is part of the name, because it is saved with the model.
-    recipe = hashlib.blake2b(json.dumps([SHA256, CHAT_TEMPLATE, TOKENS]).encode(), digest_size=6).hexdigest()
-    folder = cache_folder() / f"smollm2_135m_instruct_{recipe}"
+    model = model_folder()
+    folder = model.parent
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
-        if not (folder / "model").exists():
+        if not model.exists():
             _require_gguf()
             with tempfile.TemporaryDirectory(dir=folder) as unfinished:
                 gguf = find_gguf(Path(unfinished))
                 logger.info("converting SmolLM2-135M-Instruct in {}; this happens only once", folder)
                 _convert(gguf, Path(unfinished) / "model")
-                os.rename(Path(unfinished) / "model", folder / "model")
-    return folder / "model"
+                os.rename(Path(unfinished) / "model", model)
+    return model
+
+
+def model_folder() -> Path:
+    """Return the folder in which `smollm2` writes the model. It may not exist."""
+    # The template is part of the name, because it is saved with the model.
+    recipe = hashlib.blake2b(json.dumps([SHA256, CHAT_TEMPLATE, TOKENS]).encode(), digest_size=6).hexdigest()
+    return cache_folder() / f"smollm2_135m_instruct_{recipe}" / "model"
 
 
 def find_gguf(folder: Path) -> Path:
