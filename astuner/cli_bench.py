@@ -48,6 +48,11 @@ def bench() -> None:
     metavar="KEY=VALUE",
     help="Set a configuration key in all runs, after the overrides of the suite. Can be repeated.",
 )
+@click.option(
+    "--rerun-outdated",
+    is_flag=True,
+    help="Start runs again that were recorded with another revision or other versions of astuner, Python or packages.",
+)
 def run(
     suite: Path,
     seeds: int | None,
@@ -56,14 +61,19 @@ def run(
     jobs: int,
     output: Path | None,
     overrides: tuple[str, ...],
+    rerun_outdated: bool,
 ) -> int:
     """Run a suite, and write its results (the default command).
 
-    Finished runs are kept, and interrupted ones continue. The exit code is 1 if a run failed.
+    Finished runs are kept, and interrupted ones continue. A warning names those of other versions. The exit code is 1
+    if a run failed.
     """
     from astuner.benchmark.command import bench_suite
 
-    return bench_suite(suite, output, jobs, seeds=seeds, backbones=backbones, entries=entries, overrides=overrides)
+    return bench_suite(
+        suite, output, jobs,
+        seeds=seeds, backbones=backbones, entries=entries, overrides=overrides, rerun_outdated=rerun_outdated,
+    )  # fmt: skip
 
 
 def _checked_seeds(value: int | None) -> int | None:

@@ -27,6 +27,7 @@ def bench_suite(
     backbones: Sequence[str],
     entries: Sequence[str],
     overrides: Sequence[str],
+    rerun_outdated: bool = False,
 ) -> int:
     """Run a suite; write the results, a page and its pictures into `output`, and print the table on stdout.
 
@@ -38,6 +39,7 @@ def bench_suite(
         output: the folder; None for `launcher_record/bench_NAME`.
         jobs: number of runs at a time.
         seeds, backbones, entries, overrides: as in `plan_runs`.
+        rerun_outdated: as in `BenchRun.start`.
 
     Returns:
         The exit code: 1 if a run failed, otherwise 0.
@@ -57,7 +59,7 @@ def bench_suite(
 
     lock = FolderLock(folder, "choose another folder with --output")
     try:
-        outcomes = run_suite(runs, jobs, report)
+        outcomes = run_suite(runs, jobs, report, rerun_outdated=rerun_outdated)
         results = _write_results(folder, outcomes, report)
     finally:
         lock.release()

@@ -13,6 +13,7 @@ from rich.table import Table
 from astuner.benchmark.report import print_table
 from astuner.benchmark.results import BenchResult
 from astuner.benchmark.statistics import Difference, Measurements, compare_measurements, holm
+from astuner.benchmark.versions import changed_versions
 from astuner.errors import RecordError
 
 Verdict = Literal["worse", "better", "equal"]
@@ -140,12 +141,7 @@ def _differences(a: BenchResult, b: BenchResult) -> list[str]:
         lines.append(f"the commands differ:\n  A: {a.command}\n  B: {b.command}")
     if a.model != b.model:
         lines.append(f"the starting model of A is {a.model}, that of B {b.model}")
-    changed = []
-    for key in sorted(a.versions.keys() | b.versions.keys()):
-        values = [side.versions.get(key, "absent") for side in (a, b)]
-        if values[0] != values[1]:
-            words = [value if isinstance(value, str) else " and ".join(value) for value in values]
-            changed.append(f"{key} {words[0]} → {words[1]}")
+    changed = changed_versions(a.versions, b.versions)
     return [*lines, f"versions, A → B: {', '.join(changed)}"] if changed else lines
 
 

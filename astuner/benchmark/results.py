@@ -22,9 +22,10 @@ from pydantic import (
 
 from astuner.benchmark.statistics import bootstrap_interval, curve_mean
 from astuner.benchmark.suite import SuiteEntry, describe_problems
+from astuner.benchmark.versions import recorded_versions
 from astuner.errors import RecordError
 from astuner.redaction import redact
-from astuner.run_record import TokensSummary, ValidationSummary, environments_of, read_facts, read_metrics
+from astuner.run_record import TokensSummary, ValidationSummary, read_facts, read_metrics
 from astuner.run_record.files import write_atomically
 
 _ROUNDING = 0.001
@@ -232,7 +233,7 @@ def result_of(
         return None
     seeds = [read_seed(folder, seed) for seed, folder in records.items()]
     model = read_facts(next(iter(records.values()))).model or ""
-    return bench_result(entry, backbone, model, _versions([*records.values()]), seeds, failed_seeds)
+    return bench_result(entry, backbone, model, recorded_versions([*records.values()]), seeds, failed_seeds)
 
 
 def read_seed(folder: Path, seed: int) -> SeedResult:
@@ -278,30 +279,6 @@ def _measured(folder: Path, word: str, end: ValidationSummary | None) -> tuple[f
             "astuner.trainer_common.val_before_train=True"
         )
     return end.success_rate, end.episodes
-
-
-def _versions(records: Sequence[Path]) -> dict[str, str | list[str]]:
-    """Return the versions under which runs were recorded."""
-    collected: dict[str, dict[str, None]] = {}
-    for folder in records:
-        for environment in environments_of(folder):
-            for name, value in _versions_of(environment).items():
-                collected.setdefault(name, {})[value] = None
-    return {name: next(iter(values)) if len(values) == 1 else [*values] for name, values in collected.items()}
-
-
-def _versions_of(environment: dict[str, Any]) -> dict[str, str]:
-    git = environment.get("git") or {}
-    revision = f"{git['revision'][:12]}{' with changes' if git.get('dirty') else ''}" if git.get("revision") else None
-    named = {
-        "astuner": environment.get("astuner"),
-        "revision": revision,
-        "python": environment.get("python"),
-        **environment.get("packages", {}),
-        "machine": environment.get("machine"),
-        "cpus": environment.get("cpus"),
-    }
-    return {name: str(value) for name, value in named.items() if value is not None}
 
 
 def write_result(folder: Path, result: BenchResult) -> Path:

@@ -15,6 +15,7 @@ from loguru import logger
 
 from astuner.benchmark.results import SeedResult, read_seed
 from astuner.benchmark.suite import Suite, SuiteEntry
+from astuner.benchmark.versions import outdated_versions
 from astuner.config.data import MixturePart, TaskReaderConfig
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.to_yaml import to_yaml
@@ -26,8 +27,9 @@ from astuner.run_record import is_record
 _POLL_SECONDS = 0.2
 # A run that is ended writes what it has first.
 _GRACE_SECONDS = 30.0
-# These differ between any two runs.
-_NAMES = ("astuner.experiment_name", "astuner.experiment_dir")
+_AFRESH = "astuner.trainer_common.resume"
+# The names differ between any two runs. The samples and updates of a run do not depend on whether it may resume.
+_IGNORED = ("astuner.experiment_name", "astuner.experiment_dir", _AFRESH)
 _OPTIONS = {
     "astuner.experiment_name": "`name` of the entry",
     "astuner.experiment_dir": "--output",
@@ -35,8 +37,9 @@ _OPTIONS = {
 }
 """The options that set the keys whose values differ between the runs."""
 
-Start = Literal["new", "kept", "resumed", "restarted"]
-"""How a run starts: new, finished earlier and kept, from its checkpoint, or again from the beginning."""
+Start = Literal["new", "kept", "resumed", "restarted", "outdated"]
+"""How a run starts: new, finished earlier and kept, from its checkpoint, or again from the beginning, because its
+record cannot be continued or has other versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,11 @@ class BenchRun:
         options = ["--conf", self.entry.conf, "--backbone", self.backbone, "--exp-dir", str(self.records)]
         return [*options, *self.overrides]
 
-    def start(self) -> Start:
+    def start(self, *, rerun_outdated: bool = False) -> Start:
         """Return how the run starts, from the contents of its folder. The log reports the reason and the changed keys.
+
+        Args:
+            rerun_outdated: whether a run whose record has other versions than a run that starts now begins again.
 
         Raises:
             ConfigError: its configuration is invalid, or has no validation before training.
@@ -107,9 +113,11 @@ class BenchRun:
             )
         if not is_record(self.folder):
             return "new"
+        if rerun_outdated and outdated_versions(self.folder, self.backbone):
+            return "outdated"
         config_yaml, config_dir = to_yaml(config, redacted=True), loaded.path.absolute().parent
         changes = recorded_changes(self.folder, config_yaml, config_dir)
-        is_same = changes is not None and all(change.key in _NAMES for change in changes)
+        is_same = changes is not None and all(change.key in _IGNORED for change in changes)
         if is_same and _has_result(self):
             return "kept"
         return "resumed" if can_resume(self.folder, config_yaml, config_dir) else "restarted"
@@ -210,21 +218,26 @@ def _check_overrides(entry: SuiteEntry) -> None:
             )
 
 
-def run_suite(runs: Sequence[BenchRun], jobs: int, report: Callable[[str], None]) -> list[RunOutcome]:
+def run_suite(
+    runs: Sequence[BenchRun], jobs: int, report: Callable[[str], None], *, rerun_outdated: bool = False
+) -> list[RunOutcome]:
     """Run the unfinished runs, `jobs` at a time, and return the outcomes in the order of `runs`.
 
     A run that fails does not end the others. If this process is interrupted, the active runs are terminated;
-    the next call resumes them from their checkpoints.
+    the next call resumes them from their checkpoints. The log reports kept and resumed runs whose record has other
+    versions than a run that starts now.
 
     Args:
         runs: the runs.
         jobs: number of runs at a time.
         report: called with one line for each start and end of a run.
+        rerun_outdated: as in `BenchRun.start`.
 
     Raises:
         ConfigError: a configuration is invalid; no run has started then.
     """
-    starts = {run.name: run.start() for run in runs}
+    starts = {run.name: run.start(rerun_outdated=rerun_outdated) for run in runs}
+    _warn_of_versions([run for run in runs if starts[run.name] in ("kept", "resumed")])
     outcomes: dict[str, RunOutcome] = {}
     waiting = []
     for run in runs:
@@ -240,7 +253,7 @@ def run_suite(runs: Sequence[BenchRun], jobs: int, report: Callable[[str], None]
             while waiting and len(active) < jobs:
                 run = waiting.pop(0)
                 report(f"{run.name}: {_BEGINNINGS[starts[run.name]]}; its output is in {run.log}")
-                active[run.name] = (run, _launch(run), time.monotonic())
+                active[run.name] = (run, _launch(run, starts[run.name]), time.monotonic())
             for run, process, started in _ended(active):
                 outcome = _outcome(run, starts[run.name], process.exit_code or 0)
                 outcomes[run.name] = outcome
@@ -260,14 +273,28 @@ _BEGINNINGS: dict[Start, str] = {
     "kept": "is finished",
     "resumed": "continues from its last checkpoint",
     "restarted": "starts again, because its record cannot be continued; the earlier record is kept under another name",
+    "outdated": "starts again, because its record has other versions; the earlier record is kept under another name",
 }
 
 
-def _launch(run: BenchRun) -> GuardedProcess:
+def _warn_of_versions(runs: Sequence[BenchRun]) -> None:
+    names: dict[str, list[str]] = {}
+    for run in runs:
+        if differing := outdated_versions(run.folder, run.backbone):
+            names.setdefault(", ".join(differing), []).append(run.name)
+    for changes, outdated in names.items():
+        logger.warning(
+            "{}: recorded with other versions than a run that starts now: {}; --rerun-outdated starts such runs again",
+            ", ".join(outdated), changes,
+        )  # fmt: skip
+
+
+def _launch(run: BenchRun, start: Start) -> GuardedProcess:
     run.records.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "astuner", *run.arguments]
+    arguments = [*run.arguments, f"{_AFRESH}=False"] if start == "outdated" else run.arguments
+    command = [sys.executable, "-m", "astuner", *arguments]
     with run.log.open("ab") as log:
-        log.write(f"$ {shlex.join(['astuner', *run.arguments])}\n".encode())
+        log.write(f"$ {shlex.join(['astuner', *arguments])}\n".encode())
         log.flush()
         return GuardedProcess(command, Path.cwd(), os.environ, output=log, grace=_GRACE_SECONDS)
 

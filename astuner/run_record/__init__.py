@@ -11,7 +11,7 @@ from astuner.run_record.findings import (
     read_findings,
     summarise_findings,
 )
-from astuner.run_record.folder import FolderLock, is_being_written, is_record
+from astuner.run_record.folder import FolderLock, current_environment, is_being_written, is_record
 from astuner.run_record.intervals import difference_interval, mean_interval, success_interval
 from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.lookup import find_episode, find_run
@@ -95,6 +95,7 @@ __all__ = [
     "config_difference",
     "config_of",
     "count_trained_tokens",
+    "current_environment",
     "describe_result",
     "describe_run",
     "difference_interval",

@@ -9,7 +9,7 @@ import platform
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -176,19 +176,30 @@ def write_environment(folder: Path, backbone: str, config_dir: Path | None) -> N
     Raises:
         RecordError: If the file cannot be written.
     """
-    packages = {}
-    for package in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            packages[package] = metadata.version(package)
-    revision = _git("rev-parse", "HEAD")
-    # Untracked files, such as the run record itself, do not make the tree dirty.
-    changes = None if revision is None else _git("status", "--porcelain", "--untracked-files=no")
     environment: Mapping[str, Any] = {
         "record_format": _FORMAT,
         "backbone": backbone,
         "argv": redact_argv(sys.argv),
         "working_directory": str(Path.cwd()),
         "config_dir": None if config_dir is None else str(config_dir.absolute()),
+        **current_environment(),
+    }
+    text = json.dumps(to_jsonable(environment, current_redactor()), indent=2)
+    _write_keeping_earlier(folder / _ENVIRONMENT, text.encode() + b"\n")
+
+
+def current_environment(search_path: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the part of `environment.json` that does not depend on the run: revision, versions and machine.
+
+    Args:
+        search_path: Folders that contain the packages; None for those of this interpreter.
+    """
+    path = sys.path if search_path is None else search_path
+    found = {name: next(iter(metadata.distributions(name=name, path=[*path])), None) for name in _PACKAGES}
+    revision = _git("rev-parse", "HEAD")
+    # Untracked files, such as the run record itself, do not make the tree dirty.
+    changes = None if revision is None else _git("status", "--porcelain", "--untracked-files=no")
+    return {
         "git": None
         if revision is None
         else {"revision": revision, "dirty": None if changes is None else bool(changes)},
@@ -197,10 +208,8 @@ def write_environment(folder: Path, backbone: str, config_dir: Path | None) -> N
         "platform": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
-        "packages": packages,
+        "packages": {name: package.version for name, package in found.items() if package is not None},
     }
-    text = json.dumps(to_jsonable(environment, current_redactor()), indent=2)
-    _write_keeping_earlier(folder / _ENVIRONMENT, text.encode() + b"\n")
 
 
 def write_config(folder: Path, config_yaml: str) -> None:

@@ -17,7 +17,9 @@ from click.testing import CliRunner
 
 from astuner import AstunerJob
 from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results, result_of, write_result
+from astuner.benchmark.versions import outdated_versions
 from astuner.cli import astuner as command
+from astuner.environments.env_dir import EnvDir, InstallManifest
 from astuner.errors import ConfigError, RecordError
 from astuner.run_record import FolderLock, is_being_written, read_summary
 from tests.preloaded import AstunerProcess
@@ -132,6 +134,60 @@ def test_unfinished_and_changed_runs_are_recognised(suite: Path):
     for checkpoint in (run.folder / "checkpoints").iterdir():
         checkpoint.rename(run.folder / checkpoint.name)
     assert run.start() == "restarted"
+
+
+def test_runs_of_other_versions_are_named_and_start_again_on_request(suite: Path, log: list[str]):
+    (run,) = plan_runs(load_suite(suite), Path("out"), seeds=1, entries=["letters"])
+    command.main(run.arguments, standalone_mode=False)
+    words = ("suite.yaml", "--output", "out", "--entry", "letters", "--seeds", "1")
+    bench(*words)
+    assert run.start(rerun_outdated=True) == "kept"
+    assert not [line for line in log if "other versions" in line]
+    file = run.folder / "environment.json"
+    environment = json.loads(file.read_text())
+    environment["git"], environment["cpus"] = {"revision": "f" * 40, "dirty": False}, 1000
+    environment["packages"] |= {"torch": "1.0", "verl": "3"}
+    file.write_text(json.dumps(environment))
+    log.clear()
+    code, text = bench(*words)
+    assert (code, "finished earlier, kept" in text) == (0, True)
+    torch = metadata.version("torch")
+    assert log == [
+        "letters-local-seed1: recorded with other versions than a run that starts now: revision ffffffffffff → "
+        f"absent, torch 1.0 → {torch}, verl 3 → absent; --rerun-outdated starts such runs again"
+    ]
+    (run.folder / "summary.json").unlink()
+    assert (run.start(), run.start(rerun_outdated=True)) == ("resumed", "outdated")
+    code, text = bench(*words, "--rerun-outdated")
+    assert "starts again, because its record has other versions" in text
+    assert code == 0
+    assert json.loads(file.read_text())["packages"]["torch"] == torch
+    assert json.loads((run.folder.with_name(f"{run.name}.1") / "environment.json").read_text()) == environment
+    assert (run.start(), run.start(rerun_outdated=True)) == ("kept", "kept")
+
+
+def test_versions_of_a_backbone_in_its_own_environment_are_those_of_this_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("ASTUNER_ENVIRONMENTS", str(tmp_path / "environments"))
+    monkeypatch.setattr("astuner.benchmark.versions.missing_packages", lambda backbone: ["verl"])
+    record = tmp_path / "record"
+    record.mkdir()
+    packages = {"torch": "2.0", "verl": "0.9"}
+    (record / "environment.json").write_text(json.dumps({"python": "3.12.1", "packages": packages}))
+    assert outdated_versions(record, "verl") == []  # the environment is not installed
+    env_dir = EnvDir.of("verl")
+    env_dir.mark_incomplete()
+    manifest = InstallManifest(
+        spec="verl", digest="", source="", editable=False, version="", python="3.12.1", extra=(), extra_digest="",
+        seconds=0, size=0,
+    )  # fmt: skip
+    env_dir.write_manifest(manifest)
+    for name, version in (packages | {"torch": "2.1"}).items():
+        folder = env_dir.folder / f"lib/python3.12/site-packages/{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    assert outdated_versions(record, "verl") == ["torch 2.0 → 2.1"]
 
 
 def names(runs: list[BenchRun]) -> list[str]:
