@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -117,20 +118,23 @@ def _names(value: str | None) -> tuple[str, ...]:
     metavar="STEP",
     help="Compare the first steps only: success at the validation after STEP, and the curves up to it.",
 )
-def compare(a: Path, b: Path, level: float, tolerance: float, until: int | None) -> int:
+@click.option("--common-seeds", is_flag=True, help="Compare only the seeds that both have, so that the test is paired.")
+def compare(a: Path, b: Path, level: float, tolerance: float, until: int | None, common_seeds: bool) -> int:
     """Say where the results B differ from the results A beyond noise.
 
-    A and B are result files, or folders of them. The exit code is 0 if no result of B is worse, 1 if one is,
-    and 2 if they cannot be compared.
+    A and B are result files, or folders of them. The exit code is 0 if no result of B is worse, 1 if one is
+    or if B lacks a result or a seed of A, and 2 if they cannot be compared.
     """
-    from astuner.benchmark import compare_results, print_comparisons, read_results
+    from astuner.benchmark import compare_results, print_comparison, read_results
     from astuner.launcher.console import make_console
 
     try:
-        comparisons, notes = compare_results(read_results(a), read_results(b), level, tolerance, until)
+        comparison = compare_results(
+            read_results(a), read_results(b), level, tolerance, until, common_seeds=common_seeds
+        )
     except RecordError as error:
         raise click.UsageError(str(error)) from error
     if a.samefile(b):
-        notes = [f"A and B are both {a}, so that they are equal", *notes]
-    print_comparisons(make_console(stderr=False), comparisons, notes)
-    return int(any(row.verdict == "worse" for row in comparisons))
+        comparison = replace(comparison, notes=(f"A and B are both {a}, so that they are equal", *comparison.notes))
+    print_comparison(make_console(stderr=False), comparison)
+    return int(comparison.is_regression)

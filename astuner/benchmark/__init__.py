@@ -1,6 +1,6 @@
 """`astuner bench`: runs a suite over backbones and seeds, reports the gains with intervals, and compares results."""
 
-from astuner.benchmark.comparison import ResultComparison, compare_results, print_comparisons
+from astuner.benchmark.comparison import Comparison, ResultComparison, compare_results, print_comparison
 from astuner.benchmark.report import draw_results, print_results
 from astuner.benchmark.results import BenchResult, SeedResult, read_results, result_of, write_result
 from astuner.benchmark.running import BenchRun, RunOutcome, plan_runs, run_suite
@@ -9,6 +9,7 @@ from astuner.benchmark.suite import Suite, SuiteEntry, load_suite
 __all__ = [
     "BenchResult",
     "BenchRun",
+    "Comparison",
     "ResultComparison",
     "RunOutcome",
     "SeedResult",
@@ -18,7 +19,7 @@ __all__ = [
     "draw_results",
     "load_suite",
     "plan_runs",
-    "print_comparisons",
+    "print_comparison",
     "print_results",
     "read_results",
     "result_of",

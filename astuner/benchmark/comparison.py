@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from rich.console import Console
@@ -46,13 +46,45 @@ class ResultComparison:
     verdict: Verdict
 
 
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The comparison of results B with results A.
+
+    Attributes:
+        rows: the compared measures.
+        missing: a line for each entry and each seed that A has and B lacks, because B has no result or its run failed.
+        notes: a line for each measure or entry that could not be compared, and for each difference between the two
+            sides in commands, starting models and versions.
+    """
+
+    rows: tuple[ResultComparison, ...]
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether a measure of B is worse, or B lacks what A has."""
+        return bool(self.missing) or any(row.verdict == "worse" for row in self.rows)
+
+
+@dataclass(slots=True)
+class _Pairs:
+    """The pairs of results that can be compared, by name, and the lines of `Comparison`."""
+
+    pairs: list[tuple[str, BenchResult, BenchResult]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
 def compare_results(
     a: Sequence[BenchResult],
     b: Sequence[BenchResult],
     level: float = 0.01,
     tolerance: float = 0.01,
     until: int | None = None,
-) -> tuple[list[ResultComparison], list[str]]:
+    *,
+    common_seeds: bool = False,
+) -> Comparison:
     """Compare results B with results A, entry by entry.
 
     Results of the same entry and backbone are compared. If A and B each contain one backbone, and the
@@ -63,39 +95,36 @@ def compare_results(
         level: if all results are equal, the probability of at least one false `worse` is at most this.
         tolerance: a smaller difference of the means is never `worse` or `better`.
         until: compare the first steps only, as in `BenchResult.until`; None for all steps.
-
-    Returns:
-        The comparisons, and a line for each measure or entry that could not be compared, and for each difference
-        between the two sides in commands, starting models and versions.
+        common_seeds: compare only the seeds that both sides have, so that the test is paired.
 
     Raises:
-        RecordError: If nothing can be compared, or a compared result has no validation after `until` steps.
+        RecordError: If nothing can be compared.
     """
-    pairs, notes = _pairs(a, b)
+    found = _pairs(a, b)
     tests: list[tuple[str, Measure, float, float, Difference]] = []
-    for name, *results in pairs:
-        first, second = results if until is None else [result.until(until) for result in results]
+    for name, *sides in found.pairs:
+        try:
+            first, second = _chosen_parts(sides, until, common_seeds=common_seeds)
+        except RecordError as error:
+            found.notes.append(f"{name} is not compared: {error}")
+            continue
         for measure in ("success after", "mean of the curve"):
-            values = [_measurements(result, measure) for result in (first, second)]
-            if measure == "mean of the curve" and [*_steps(first)] != [*_steps(second)]:
-                reason = "their validations are at different steps"
-                if not _steps(first) or not _steps(second):
-                    reason = f"{'B' if _steps(first) else 'A'} has none"
-                notes.append(f"{name}: the curves are not compared, because {reason}")
-                continue
-            if values[0] is None or values[1] is None:
-                continue
-            difference = compare_measurements(values[0], values[1])
-            if difference is None:
-                notes.append(f"{name}: {measure} is not compared, because a side has one seed; two or more are needed")
-                continue
-            means = [sum(part.values.values()) / len(part.values) for part in values if part is not None]
-            tests.append((name, measure, means[0], means[1], difference))
+            values = _comparable(measure, first, second)
+            if isinstance(values, str):
+                found.notes.append(f"{name}: the {measure} is not compared, because {values}")
+            elif values is not None:
+                means = [sum(part.values.values()) / len(part.values) for part in values[:2]]
+                tests.append((name, measure, means[0], means[1], values[2]))
     if not tests:
-        raise RecordError("\n  ".join(["there is nothing to compare:", *notes]))
+        raise RecordError("\n  ".join(["there is nothing to compare:", *found.missing, *found.notes]))
+    return Comparison(tuple(_verdicts(tests, level, tolerance)), tuple(found.missing), tuple(found.notes))
+
+
+def _verdicts(
+    tests: Sequence[tuple[str, Measure, float, float, Difference]], level: float, tolerance: float
+) -> Iterator[ResultComparison]:
     worse = holm([difference.p_worse for *_, difference in tests])
     better = holm([difference.p_better for *_, difference in tests])
-    comparisons = []
     for (name, measure, mean_a, mean_b, difference), p_worse, p_better in zip(tests, worse, better, strict=True):
         beyond = abs(difference.difference) >= tolerance
         verdict: Verdict = "equal"
@@ -103,13 +132,10 @@ def compare_results(
             verdict = "worse"
         elif beyond and p_better <= level:
             verdict = "better"
-        comparisons.append(ResultComparison(name, measure, mean_a, mean_b, difference, p_worse, p_better, verdict))
-    return comparisons, notes
+        yield ResultComparison(name, measure, mean_a, mean_b, difference, p_worse, p_better, verdict)
 
 
-def _pairs(
-    a: Sequence[BenchResult], b: Sequence[BenchResult]
-) -> tuple[list[tuple[str, BenchResult, BenchResult]], list[str]]:
+def _pairs(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> _Pairs:
     backbones = [{result.backbone for result in side} for side in (a, b)]
     across = len(backbones[0]) == len(backbones[1]) == 1 and backbones[0] != backbones[1]
 
@@ -117,21 +143,61 @@ def _pairs(
         return result.suite if across else result.name
 
     sides = [{key(result): result for result in side} for side in (a, b)]
-    notes = [
-        f"{name}: only in {'A' if name in sides[0] else 'B'}"
-        for name in sorted(sides[0].keys() ^ sides[1].keys())
-    ]  # fmt: skip
-    pairs = []
-    for name in sorted(sides[0].keys() & sides[1].keys()):
-        first, second = sides[0][name], sides[1][name]
-        pairs.append((f"{name}, {first.backbone} and {second.backbone}" if across else name, first, second))
-        notes += [
-            f"{name}: seeds {', '.join(map(str, side.failed_seeds))} of {word} failed and are not compared"
-            for word, side in (("A", first), ("B", second))
-            if side.failed_seeds
-        ]
-        notes += [f"{name}: {line}" for line in _differences(first, second)]
-    return pairs, notes
+    found = _Pairs()
+    for name in sorted(sides[0].keys() | sides[1].keys()):
+        if name not in sides[0]:
+            found.notes.append(f"{name}: only in B")
+        elif name not in sides[1]:
+            found.missing.append(f"B has no result of {name}")
+        else:
+            first, second = sides[0][name], sides[1][name]
+            found.pairs.append((f"{name}, {first.backbone} and {second.backbone}" if across else name, first, second))
+            if failed := sorted({*second.failed_seeds} - {*first.failed_seeds}):
+                found.missing.append(f"{_seeds(failed)} of B failed in {name}")
+            if first.failed_seeds:
+                found.notes.append(f"{name}: {_seeds(first.failed_seeds)} of A failed")
+            found.notes += [f"{name}: {line}" for line in _differences(first, second)]
+    return found
+
+
+def _seeds(numbers: Sequence[int]) -> str:
+    return f"{'seed' if len(numbers) == 1 else 'seeds'} {', '.join(map(str, numbers))}"
+
+
+def _chosen_parts(
+    sides: Sequence[BenchResult], until: int | None, *, common_seeds: bool
+) -> tuple[BenchResult, BenchResult]:
+    """Return the compared steps and seeds of two results.
+
+    Raises:
+        RecordError: If there are none.
+    """
+    first, second = sides
+    if common_seeds:
+        numbers = {seed.seed for seed in first.seeds} & {seed.seed for seed in second.seeds}
+        if not numbers:
+            raise RecordError("A and B have no common seed")
+        first, second = first.of_seeds(numbers), second.of_seeds(numbers)
+    return (first, second) if until is None else (first.until(until), second.until(until))
+
+
+def _comparable(
+    measure: Measure, a: BenchResult, b: BenchResult
+) -> tuple[Measurements, Measurements, Difference] | str | None:
+    """Return a measure of two results and its difference, or why it cannot be compared; None if neither has it."""
+    if measure == "mean of the curve":
+        has_curve = [any(seed.curve_mean is not None for seed in side.seeds) for side in (a, b)]
+        if not any(has_curve):
+            return None
+        if not all(has_curve):
+            return f"{'B' if has_curve[0] else 'A'} has no validation during training"
+        if len({tuple(step for step, _ in seed.curve) for side in (a, b) for seed in side.seeds}) > 1:
+            return "the validations are at different steps"
+    values = [_measurements(side, measure) for side in (a, b)]
+    difference = compare_measurements(values[0], values[1])
+    if difference is None:
+        return "a side has one seed; two or more are needed"
+    return values[0], values[1], difference
 
 
 def _differences(a: BenchResult, b: BenchResult) -> list[str]:
@@ -145,25 +211,18 @@ def _differences(a: BenchResult, b: BenchResult) -> list[str]:
     return [*lines, f"versions, A → B: {', '.join(changed)}"] if changed else lines
 
 
-def _steps(result: BenchResult) -> list[int]:
-    return [step for step, _ in result.seeds[0].curve]
-
-
-def _measurements(result: BenchResult, measure: Measure) -> Measurements | None:
-    """Return a measure by seed with the variance that its validation episodes give it; None if it has none."""
+def _measurements(result: BenchResult, measure: Measure) -> Measurements:
+    """Return a measure by seed with the variance that its validation episodes give it."""
     if measure == "success after":
         values = {seed.seed: seed.after for seed in result.seeds}
         variances = [_variance(seed.after, seed.episodes) for seed in result.seeds]
-        return Measurements(values, sum(variances) / len(variances))
-    if any(_steps(result) != [step for step, _ in seed.curve] for seed in result.seeds):
-        return None
-    means = {seed.seed: mean for seed in result.seeds if (mean := seed.curve_mean) is not None}
-    if len(means) < len(result.seeds):
-        return None
-    variances = [
-        sum(_variance(rate, seed.episodes) for _, rate in seed.curve) / len(seed.curve) ** 2 for seed in result.seeds
-    ]
-    return Measurements(means, sum(variances) / len(variances))
+    else:
+        values = {seed.seed: mean for seed in result.seeds if (mean := seed.curve_mean) is not None}
+        variances = [
+            sum(_variance(rate, seed.episodes) for _, rate in seed.curve) / len(seed.curve) ** 2
+            for seed in result.seeds
+        ]
+    return Measurements(values, sum(variances) / len(variances))
 
 
 def _variance(rate: float, episodes: int | None) -> float:
@@ -178,15 +237,15 @@ def _variance(rate: float, episodes: int | None) -> float:
     return smoothed * (1 - smoothed) / episodes
 
 
-def print_comparisons(console: Console, comparisons: Sequence[ResultComparison], notes: Sequence[str]) -> None:
-    """Print the comparisons as a table, the notes, and the verdict."""
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print a comparison as a table, the notes, and the verdict."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("entry", overflow="fold")
     table.add_column("measure", no_wrap=True)
     for name in ("A", "B", "difference", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", overflow="fold")
-    for row in comparisons:
+    for row in comparison.rows:
         paired = "paired" if row.difference.paired else "unpaired"
         table.add_row(
             escape(row.name),
@@ -200,10 +259,11 @@ def print_comparisons(console: Console, comparisons: Sequence[ResultComparison],
             else f"{_WORDS[row.verdict]} ({paired})",
         )
     print_table(console, table)
-    for note in notes:
+    for note in comparison.notes:
         console.print(escape(note), style="yellow", soft_wrap=True)
-    worse = [f"{row.name} ({row.measure})" for row in comparisons if row.verdict == "worse"]
+    worse = [f"{row.name} ({row.measure})" for row in comparison.rows if row.verdict == "worse"]
+    regressions = [*([f"B is worse than A in {', '.join(worse)}"] if worse else []), *comparison.missing]
     console.print(
-        escape(f"regression: B is worse than A in {', '.join(worse)}" if worse else "no regression of B beyond noise"),
+        escape(f"regression: {'; '.join(regressions)}" if regressions else "no regression of B beyond noise"),
         soft_wrap=True,
     )

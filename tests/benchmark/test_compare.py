@@ -22,8 +22,7 @@ BASE = learning_curve(0.1)
 
 
 def verdicts(a: Sequence[BenchResult], b: Sequence[BenchResult], level: float = 0.01) -> dict[tuple[str, str], str]:
-    comparisons, _ = compare_results(a, b, level)
-    return {(row.name, row.measure): row.verdict for row in comparisons}
+    return {(row.name, row.measure): row.verdict for row in compare_results(a, b, level).rows}
 
 
 @pytest.mark.parametrize(("seeds_a", "seeds_b"), [((1, 2, 3), (1, 2, 3)), ((1, 2, 3, 4, 5), (6, 7, 8, 9, 10))])
@@ -85,14 +84,59 @@ def test_backbones_curves_and_entries_that_differ():
     other = fixed_result(lambda seed: [0.3, 0.8, 0.9], (1, 2, 3), name="other")
     short = fixed_result(lambda seed: [0.3, 0.8, 0.9], (1, 2, 3))
     assert {name for name, _ in verdicts([local], [verl])} == {"task, local and verl"}
-    comparisons, notes = compare_results([local, other], [short])
-    assert [row.measure for row in comparisons] == ["success after"]
-    assert notes == [
-        "other-local: only in A",
-        "task-local: the curves are not compared, because their validations are at different steps",
-    ]
-    with pytest.raises(RecordError, match="nothing to compare:\n  other-local: only in B\n  task-local: only in A"):
+    comparison = compare_results([local], [short, other])
+    assert [row.measure for row in comparison.rows] == ["success after"]
+    assert (comparison.missing, comparison.is_regression) == ((), False)
+    assert comparison.notes == (
+        "other-local: only in B",
+        "task-local: the mean of the curve is not compared, because the validations are at different steps",
+    )
+    with pytest.raises(RecordError, match="nothing to compare:\n  B has no result of task-local\n  other-local: only"):
         compare_results([local], [other])
+
+
+def test_curves_that_cannot_be_compared_are_named():
+    curves = fixed_result(lambda seed: [0.3, 0.5, 0.7, 0.8, 0.9], (1, 2, 3))
+    ends = fixed_result(lambda seed: [0.3, 0.9], (1, 2, 3))
+    mixed = fixed_result(lambda seed: [0.3, 0.5, 0.7, 0.8, 0.9] if seed < 3 else [0.3, 0.8, 0.9], (1, 2, 3))
+    start = "task-local: the mean of the curve is not compared, because"
+    for a, b, notes in (
+        (ends, ends, ()),
+        (curves, ends, (f"{start} B has no validation during training",)),
+        (ends, curves, (f"{start} A has no validation during training",)),
+        (mixed, mixed, (f"{start} the validations are at different steps",)),
+    ):
+        comparison = compare_results([a], [b])
+        assert ([row.measure for row in comparison.rows], comparison.notes) == (["success after"], notes)
+
+
+def test_what_b_lacks_is_a_regression():
+    a, b = (fixed_result(lambda seed: [0.3, 0.9], (1, 2, 3), name=name) for name in ("one", "two"))
+    comparison = compare_results([a, b], [b])
+    assert (comparison.missing, comparison.is_regression) == (("B has no result of one-local",), True)
+    assert not compare_results([b], [a, b]).is_regression
+    failed = b.model_copy(update={"failed_seeds": (4, 5)})
+    comparison = compare_results([b], [failed])
+    assert (comparison.missing, comparison.is_regression) == (("seeds 4, 5 of B failed in two-local",), True)
+    # The same seeds fail in A.
+    comparison = compare_results([failed], [failed.model_copy(update={"failed_seeds": (4,)})])
+    assert (comparison.missing, comparison.notes) == ((), ("two-local: seeds 4, 5 of A failed",))
+    across = compare_results(
+        [a, b], [result.model_copy(update={"backbone": "verl", "failed_seeds": (4,)}) for result in (b,)]
+    )
+    assert across.missing == ("B has no result of one", "seed 4 of B failed in two")
+
+
+def test_common_seeds_are_compared_in_pairs():
+    # Seeds differ by more than the versions do.
+    a = fixed_result(lambda seed: [0.1, 0.2 + 0.1 * seed], (1, 2, 3, 4, 5))
+    b = fixed_result(lambda seed: [0.1, 0.06 + 0.1 * seed], (2, 3, 4))
+    (row,) = compare_results([a], [b], level=0.05).rows
+    assert (row.difference.paired, row.verdict) == (False, "equal")
+    (row,) = compare_results([a], [b], level=0.05, common_seeds=True).rows
+    assert (row.difference.paired, row.a, row.verdict) == (True, pytest.approx(0.5), "worse")
+    with pytest.raises(RecordError, match="task-local is not compared: A and B have no common seed"):
+        compare_results([a.of_seeds([1, 5])], [b], common_seeds=True)
 
 
 def test_the_first_steps_of_a_whole_result_are_compared_with_a_shorter_one():
@@ -102,12 +146,12 @@ def test_the_first_steps_of_a_whole_result_are_compared_with_a_shorter_one():
     first = whole.until(20)
     assert (first.mean_gain, first.ci95) == (pytest.approx(0.4), pytest.approx((0.4, 0.4)))
     assert first.seeds[0].curve == ((0, 0.3), (10, 0.5), (20, 0.7))
-    comparisons, notes = compare_results([whole], [same], until=20)
-    assert [(row.measure, row.a, row.b, row.verdict) for row in comparisons] == [
+    comparison = compare_results([whole], [same], until=20)
+    assert [(row.measure, row.a, row.b, row.verdict) for row in comparison.rows] == [
         ("success after", pytest.approx(0.7), pytest.approx(0.7), "equal"),
         ("mean of the curve", pytest.approx(0.5), pytest.approx(0.5), "equal"),
     ]
-    assert notes == []
+    assert comparison.notes == ()
     some = simulated_result(np.random.default_rng(2), BASE).of_seeds([2, 5])
     assert [seed.seed for seed in some.seeds] == [2, 5]
     assert some.mean_gain == pytest.approx(sum(seed.gain for seed in some.seeds) / 2)
@@ -115,6 +159,12 @@ def test_the_first_steps_of_a_whole_result_are_compared_with_a_shorter_one():
         some.of_seeds([2, 6, 7])
     with pytest.raises(RecordError, match="no validation after step 15 for seed 1; it has some at 0, 10, 20, 30, 40"):
         compare_results([whole], [same], until=15)
+    other = fixed_result(lambda seed: [0.3, 0.8, 0.9], (1, 2, 3), name="other")
+    comparison = compare_results([whole, other], [same, other], until=20)
+    assert {row.name for row in comparison.rows} == {"task-local"}
+    (note,) = comparison.notes
+    assert note.startswith("other-local is not compared: other-local has no validation after step 20 for seed 1")
+    assert not comparison.is_regression
 
 
 def _at(seed: SeedResult, steps: Sequence[int]) -> SeedResult:
@@ -125,12 +175,11 @@ def _at(seed: SeedResult, steps: Sequence[int]) -> SeedResult:
 def test_differences_between_the_sides_are_reported():
     a = fixed_result(lambda seed: [0.3, 0.5], (1, 2, 3)).model_copy(update={"versions": {"torch": "1", "verl": "3"}})
     b = a.model_copy(update={"versions": {"torch": ["1", "2"]}, "command": "astuner", "model": "another/model"})
-    _, notes = compare_results([a], [b])
-    assert notes == [
+    assert compare_results([a], [b]).notes == (
         f"task-local: the commands differ:\n  A: {a.command}\n  B: astuner",
         "task-local: the starting model of A is a/model, that of B another/model",
         "task-local: versions, A → B: torch 1 → 1 and 2, verl 3 → absent",
-    ]
+    )
 
 
 def test_command_has_an_exit_code_for_each_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -139,7 +188,11 @@ def test_command_has_an_exit_code_for_each_case(tmp_path: Path, monkeypatch: pyt
     generator = np.random.default_rng(1)
     write_result(Path("good"), simulated_result(generator, BASE))
     file = write_result(Path("bad"), simulated_result(generator, [0.3, 0.1, 0.0, 0.0, 0.0]))
+    for name in ("task", "other"):
+        write_result(Path("two"), simulated_result(generator, BASE, name=name))
     for words, code, text in (
+        (("two", "good"), 1, "regression: B has no result of other-local"),
+        (("good", "good", "--common-seeds"), 0, "no regression of B beyond noise"),
         (("good", "good"), 0, "no regression of B beyond noise"),
         (("good", "bad"), 1, "regression: B is worse than A in task-local (success after), task-local (mean of the"),
         (("good", str(file)), 1, "worse (paired)"),

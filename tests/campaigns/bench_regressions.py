@@ -133,7 +133,7 @@ def result(folder: Path, variant: str, seeds: range) -> BenchResult:
 
 def comparisons(a: BenchResult, b: BenchResult) -> Iterator[ResultComparison]:
     """Yield the comparisons of two results."""
-    yield from compare_results([a], [b])[0]
+    yield from compare_results([a], [b]).rows
 
 
 def main() -> None:
