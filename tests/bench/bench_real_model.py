@@ -20,8 +20,8 @@ Each library runs in a process with all cores, in the environment whose interpre
 interpreter is skipped, with a notice on stderr. llama.cpp reads the GGUF file of the model (weights of 4 bits).
 
 Prints one line of JSON per measurement. The last line is the result: `step_ratio_to_trl` (of the faster dtypes of
-both), `sampling_tokens_per_second` at 64 requests, and `gemm_share`: the rate of floating-point operations of the
-embedded engine at 64 requests, prompts included, over the rate of matrix products in the same dtype.
+both), `sampling_tokens_per_second` at the largest number of requests, and `gemm_share`: the rate of floating-point
+operations of the embedded engine at this number, prompts included, over the rate of matrix products in the same dtype.
 
     pip install -e ".[smollm]"
     python tests/bench/bench_real_model.py --trl PYTHON --vllm PYTHON --llama-cpp PYTHON
@@ -193,8 +193,10 @@ class Operations:
         """Count two operations per weight of a matrix."""
         from safetensors import safe_open
 
-        with safe_open(next(model.glob("*.safetensors")), "pt") as weights:
-            shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+        shapes: dict[str, list[int]] = {}
+        for file in model.glob("*.safetensors"):
+            with safe_open(file, "pt") as weights:
+                shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
         sizes = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
         head = sizes["model.embed_tokens.weight"]
         return Operations(2 * sum(size for name, size in sizes.items() if ".layers." in name), 2 * head)
@@ -315,6 +317,18 @@ def sampling(running: dict[str, EngineProcess], requests: int, rounds: int, limi
     }
 
 
+def gemm_shares(sampled: dict[str, float], per_token: float, gflops: dict[str, float]) -> dict[str, float]:
+    """Return the share of the rate of matrix products that the embedded engine reaches, in each dtype that it ran in.
+
+    Args:
+        sampled: tokens per second of each engine.
+        per_token: floating-point operations per sampled token.
+        gflops: rates of matrix products by dtype.
+    """
+    rates = {dtype: sampled[f"astuner {dtype}"] for dtype in gflops if f"astuner {dtype}" in sampled}
+    return {dtype: float(f"{rate * per_token / gflops[dtype] / 1e9:.3g}") for dtype, rate in rates.items()}
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("trl", "vllm", "llama-cpp"):
@@ -357,11 +371,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench_real_model_") as name:
         folder, model = Path(name), args.model or real_model()
         prompts = prepare(folder, model, sizes, args.dtypes, with_gguf="llama_cpp" in pythons)
-        rates: dict[str, dict[str, Any]] = {}
+        rates: dict[int, dict[str, dict[str, Any]]] = {}
         with engines(folder, args.tokens, args.dtypes, pythons, args.seconds) as running:
             for requests in args.requests:
-                rates = sampling(running, requests, args.rounds, args.seconds)
-                print(json.dumps({"requests": requests, "engines": rates}), flush=True)
+                rates[requests] = sampling(running, requests, args.rounds, args.seconds)
+                print(json.dumps({"requests": requests, "engines": rates[requests]}), flush=True)
         trainers = {"astuner": sys.executable} | ({"trl": pythons["trl"]} if "trl" in pythons else {})
         by_dtype = {}
         for dtype in args.dtypes:
@@ -369,14 +383,11 @@ def main() -> None:
             print(json.dumps({"step": dtype, "frameworks": by_dtype[dtype]}), flush=True)
     fastest = {name: min(measured[name]["seconds"] for measured in by_dtype.values()) for name in trainers}
     per_token = Operations.of(model).of_sampling(prompts, args.tokens)
-    sampled = {engine: values["tokens_per_second"] for engine, values in rates.items()}
+    sampled = {engine: values["tokens_per_second"] for engine, values in rates[max(rates)].items()}
     result = {
         "step_ratio_to_trl": round(fastest["astuner"] / fastest["trl"], 4) if "trl" in fastest else None,
         "sampling_tokens_per_second": sampled,
-        "gemm_share": {
-            dtype: float(f"{sampled[f'astuner {dtype}'] * per_token / machine['gemm_gflops'][dtype] / 1e9:.3g}")
-            for dtype in args.dtypes
-        },
+        "gemm_share": gemm_shares(sampled, per_token, machine["gemm_gflops"]),
     }
     print(json.dumps(result))
 
