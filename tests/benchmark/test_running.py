@@ -21,7 +21,7 @@ from astuner.benchmark.versions import outdated_versions
 from astuner.cli import astuner as command
 from astuner.environments.env_dir import EnvDir, InstallManifest
 from astuner.errors import ConfigError, RecordError
-from astuner.run_record import FolderLock, is_being_written, read_summary
+from astuner.run_record import FolderLock, current_environment, is_being_written, read_summary
 from tests.preloaded import AstunerProcess
 
 AGENTS = Path(__file__).parents[1] / "backbone/local/agents.py"
@@ -86,6 +86,7 @@ def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kep
         assert (seed.before, seed.after, seed.episodes) == (before.success_rate, after.success_rate, 4)
         assert (seed.tokens, seed.steps, [step for step, _ in seed.curve]) == (summary.tokens, 2, [0, 1, 2])
     assert result.versions["astuner"] == "0.1.0"
+    assert result.versions.get("processor") == current_environment()["processor"]
     assert result.command == "astuner --conf letters.yaml --backbone local astuner.trainer_common.seed=SEED"
     assert {path.name for path in Path("out/plots").iterdir()} == {"letters-local.png", "gains.png"}
     page = Path("out/results.md").read_text()

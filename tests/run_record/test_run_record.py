@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from astuner.errors import ConfigError, RecordError
 from astuner.run_record import (
     RunRecord,
     RunSummary,
+    current_environment,
     plot_run,
     read_episode,
     read_index,
@@ -100,6 +103,28 @@ def test_environment_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert clean["python"] == ".".join(map(str, sys.version_info[:3]))
     assert clean["packages"]["pydantic"]
     assert "no-such-package" not in clean["packages"]
+
+
+@pytest.mark.parametrize("package", ["datasketch", "gguf", "gymnasium", "minigrid", "reasoning-gym", "textarena"])
+def test_packages_that_generate_or_choose_tasks_are_recorded(package: str) -> None:
+    try:
+        installed = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed here")
+    assert current_environment()["packages"][package] == installed
+
+
+def test_the_processor_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    information = tmp_path / "cpuinfo"
+    monkeypatch.setattr("astuner.run_record.folder._CPUINFO", information)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    assert current_environment()["processor"] is None
+    for text, name in (
+        ("processor\t: 0\nmodel name\t: Intel(R) Xeon(R): 8 cores\nmodel name\t: other\n", "Intel(R) Xeon(R): 8 cores"),
+        ("processor\t: 0\nBogoMIPS\t: 50.00\n", None),  # ARM has no name
+    ):
+        information.write_text(text)
+        assert current_environment()["processor"] == name
 
 
 def test_outside_a_repository_git_is_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
