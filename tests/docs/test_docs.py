@@ -74,9 +74,8 @@ class Block:
     @property
     def commands(self) -> list[list[str]]:
         """The arguments of each `astuner` command in the block."""
-        lines = re.split(r"\n|&&", self.text.replace("\\\n", " "))
-        words = [shlex.split(line, comments=True) for line in lines]
-        return [line[1:] for line in words if line[:1] == ["astuner"]]
+        lines = [line.strip().removeprefix("$ ") for line in re.split(r"\n|&&", self.text.replace("\\\n", " "))]
+        return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("astuner ")]
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -240,22 +239,6 @@ def _merged(base: Any, overrides: Any) -> Any:
     if not (isinstance(base, dict) and isinstance(overrides, dict)):
         return overrides
     return base | {key: _merged(base.get(key), value) for key, value in overrides.items()}
-
-
-@pytest.mark.parametrize("block", all_blocks("bash"))
-def test_commands_parse(block: Block):
-    for arguments in block.commands:
-        if arguments[0] in ("--help", "--version"):
-            continue
-        name, *rest = arguments if arguments[0] in command.commands else ["train", *arguments]
-        params = command.commands[name].make_context(name, rest).params
-        if "conf" not in params:
-            continue
-        conf = params["conf"]
-        page_files = {other.file for other in blocks(block.page)}
-        if any(["init"] in other.commands for other in blocks(block.page, "bash")):
-            page_files.add("agent.yaml")
-        assert (ROOT / conf).is_file() or str(conf) in page_files
 
 
 @every_page()
