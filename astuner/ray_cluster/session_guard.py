@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import psutil
 
 import astuner
 from astuner.process_tree import child_pids, end_processes, environment_variable, find_process, is_running
+from astuner.ray_cluster.temp_dir import remove_ray_temp_dir
 
 SESSION = "ASTUNER_RAY_SESSION"
 """Environment variable of the processes of a Ray instance: the instance's temporary folder."""
@@ -70,7 +70,7 @@ def main() -> None:
     while left() and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
     end_processes(left, _GRACE_SECONDS)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_ray_temp_dir(Path(folder))
 
 
 def _node_processes(run: int, folder: str) -> set[psutil.Process]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -16,12 +18,17 @@ from astuner.errors import BackboneError
 
 TEMP_DIR_FIX = "export RAY_TMPDIR=/tmp"
 
-_PREFIX = "ast-"
-_LOCK = "owner"
+# The folders of all runs of a user. Only this name marks a folder as astuner's: a process of a dead run may create it
+# again, at any time.
+_HOME = f"ast-ray-{os.getuid()}"
+_NAME = "[0-9a-f]" * 8
+_LOCK_SUFFIX = ".lock"
+_CREATIONS = 20
 _REMOVALS, _REMOVAL_SECONDS = 20, 0.1
 _SHORT = Path("/tmp")
-# The longest path below the parent folder: with Ray as a service of the run.
-_SOCKET = "/astuner-01234567/ray/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
+# The longest path below the parent folder: of the run's own Ray, or with Ray as a service of the run.
+_SOCKET = max(f"/{_HOME}/01234567", "/astuner-01234567/ray", key=len)
+_SOCKET += "/session_2026-01-01_00-00-00_000000_0000000/sockets/plasma_store"
 # The OS limit on a socket's path, without the terminating NUL.
 _MAX_SOCKET_PATH = 103 if sys.platform == "darwin" else 107
 
@@ -44,46 +51,82 @@ def short_parent() -> Path:
 
 @contextlib.contextmanager
 def ray_temp_dir() -> Iterator[str]:
-    """Create a folder for the block; also remove the folders of killed runs.
+    """Create a folder for the block; also remove the folders of this user's killed runs.
 
     Raises:
         BackboneError: the folder cannot be created.
     """
     parent = short_parent()
-    for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
-        # The OS releases the lock of a killed run. Errors: the folder's run is alive, it belongs to another user, or
-        # another run has just removed it.
-        with contextlib.suppress(OSError), lock.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(lock.parent)
-    for folder in parent.glob(f"{_PREFIX}*"):
-        # A process of a dead run has written into its folder after the lock was removed.
-        if not (folder / _LOCK).exists():
-            shutil.rmtree(folder, ignore_errors=True)
+    home = parent / _HOME
     with contextlib.ExitStack() as stack:
         try:
-            folder = _create_locked(parent, stack)
+            _create_home(home)
+            _remove_dead(home)
+            folder = _create_locked(home, stack)
         except OSError as error:
             raise BackboneError(
                 f"Ray's temporary folder cannot be created in {parent} ({error}); {TEMP_DIR_FIX}, or set it to another "
                 "writable folder with a short path"
             ) from error
-        stack.callback(_remove, folder)
         yield str(folder)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder. Ray's processes end shortly after their run, and may write into it meanwhile."""
+def _create_home(home: Path) -> None:
+    """Create the folder of this user's runs, unless it exists.
+
+    Raises:
+        OSError: it cannot be created, or another user has created it.
+    """
+    home.mkdir(mode=0o700, exist_ok=True)
+    status = home.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(f"{home} belongs to another user")
+
+
+def _remove_dead(home: Path) -> None:
+    """Remove the folders of runs that have ended."""
+    for path in home.glob(_NAME + _LOCK_SUFFIX):
+        # The OS releases the lock of a killed run. Errors: the run is alive, or another one has just removed it.
+        with contextlib.suppress(OSError), path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_ray_temp_dir(path.with_suffix(""))
+    for folder in home.glob(_NAME):
+        # A process of a dead run has written into its folder after the lock was removed.
+        if not folder.with_suffix(_LOCK_SUFFIX).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _create_locked(home: Path, stack: contextlib.ExitStack) -> Path:
+    """Create a folder that is locked until the stack closes, which removes it.
+
+    The lock is a file next to the folder. It exists before the folder and after it, so a folder without it is dead.
+    """
+    for _ in range(_CREATIONS):
+        _create_home(home)  # another run may have removed it at its end
+        folder = home / secrets.token_hex(4)
+        path = folder.with_suffix(_LOCK_SUFFIX)
+        with contextlib.ExitStack() as attempt, contextlib.suppress(FileNotFoundError, BlockingIOError):
+            file = attempt.enter_context(path.open("x"))
+            attempt.callback(remove_ray_temp_dir, folder)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Until here, another run could take the file for the lock of a dead run, and remove it.
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                folder.mkdir()
+                stack.push(attempt.pop_all())
+                return folder
+    raise FileExistsError(f"other runs remove the files in {home}")
+
+
+def remove_ray_temp_dir(folder: Path) -> None:
+    """Remove the folder of a run, its lock, and the folder of all runs if this was the last one.
+
+    Ray's processes end shortly after their run, and may write into its folder meanwhile.
+    """
     for _ in range(_REMOVALS):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
-            return
+            break
         time.sleep(_REMOVAL_SECONDS)
-
-
-def _create_locked(parent: Path, stack: contextlib.ExitStack) -> Path:
-    """Create a folder that is locked until the stack closes; it gets its final name only once it is locked."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
-    lock = stack.enter_context((folder / _LOCK).open("w"))
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder.rename(parent / folder.name.removeprefix("."))
+    folder.with_suffix(_LOCK_SUFFIX).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()

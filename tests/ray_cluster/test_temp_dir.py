@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_ray_tmpdir_is_used_and_the_folder_removed(short: Path):
     with ray_temp_dir() as folder:
-        assert Path(folder).parent == short
+        assert Path(folder).parent.parent == short
     assert list(short.iterdir()) == []
 
 
@@ -46,9 +47,67 @@ def test_a_folder_is_removed_although_a_process_writes_into_it(short: Path, monk
 
 
 def test_a_folder_that_was_written_after_its_removal_is_removed_by_the_next_run(short: Path):
-    (short / "ast-dead" / "ray").mkdir(parents=True)
     with ray_temp_dir() as folder:
-        assert list(short.iterdir()) == [Path(folder)]
+        pass
+    assert list(short.iterdir()) == []
+    (Path(folder) / "ray").mkdir(parents=True)
+    with ray_temp_dir() as second:
+        assert not Path(folder).exists()
+        assert Path(second).is_dir()
+    assert list(short.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["ast-my-results", "ast-0123abcd", "ast-ray-0123abcd", "0123abcd"])
+@pytest.mark.parametrize("file", ["table.csv", "owner", "0123abcd/table.csv", "0123abcd.lock"])
+def test_folders_of_other_programs_are_not_removed(short: Path, name: str, file: str):
+    data = short / name / file
+    data.parent.mkdir(parents=True)
+    data.write_text("rows")
+    with ray_temp_dir():
+        pass
+    assert data.read_text() == "rows"
+
+
+def test_other_files_among_the_folders_of_runs_are_not_removed(short: Path):
+    with ray_temp_dir() as folder:
+        data = Path(folder).parent / "my-results" / "table.csv"
+        data.parent.mkdir()
+        data.write_text("rows")
+    with ray_temp_dir():
+        pass
+    assert data.read_text() == "rows"
+
+
+def test_a_run_killed_while_it_created_its_folder_leaves_nothing(short: Path):
+    home = short / f"ast-ray-{os.getuid()}"
+    home.mkdir()
+    (home / "0123abcd.lock").touch()  # killed between the creation of the lock and that of the folder
+    with ray_temp_dir():
+        pass
+    assert list(short.iterdir()) == []
+
+
+def test_a_folder_is_created_while_other_runs_remove_theirs(short: Path, monkeypatch: pytest.MonkeyPatch):
+    token, ends = secrets.token_hex, iter(range(3))
+
+    def other_run_ends(size: int) -> str:
+        if next(ends, None) is not None:
+            (short / f"ast-ray-{os.getuid()}").rmdir()
+        return token(size)
+
+    monkeypatch.setattr(secrets, "token_hex", other_run_ends)
+    with ray_temp_dir() as folder:
+        assert Path(folder).is_dir()
+    assert next(ends, None) is None
+    assert list(short.iterdir()) == []
+
+
+def test_a_folder_of_another_user_is_refused(short: Path):
+    elsewhere = short / "elsewhere"
+    elsewhere.mkdir()
+    (short / f"ast-ray-{os.getuid()}").symlink_to(elsewhere)
+    with pytest.raises(BackboneError, match=r"belongs to another user.*RAY_TMPDIR"), ray_temp_dir():
+        pass
 
 
 def test_default_parent_is_the_temp_folder(monkeypatch: pytest.MonkeyPatch):
@@ -63,7 +122,7 @@ def test_long_parent_falls_back_to_tmp(tmp_path: Path, monkeypatch: pytest.Monke
     assert is_too_long(long)
     assert not is_too_long(Path("/tmp"))
     with ray_temp_dir() as folder:
-        assert Path(folder).parent == Path("/tmp")
+        assert Path(folder).parent.parent == Path("/tmp")
     assert list(long.iterdir()) == []
 
 
