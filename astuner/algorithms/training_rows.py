@@ -44,7 +44,7 @@ class TrainingRow:
     call_ids: Sequence[str] = ()
     advantages: Sequence[float] = ()
     temperatures: Sequence[float] = ()
-    sampler_logprobs: Sequence[float] = ()
+    sampler_logprobs: Sequence[float] | NDArray[np.float32] = ()
     teacher_advantages: NDArray[np.float32] | None = None
     episode: int = 0
     sample: int = 0
@@ -77,9 +77,10 @@ class TrainingRow:
         """Return the row with the sampler's logprobs of its calls, from a mapping of call ids to calls."""
         if not any(calls[call_id].sampler_logprobs for call_id in self.call_ids):
             return self
-        logprobs = list(self.logprobs)
+        logprobs = np.array(self.logprobs, np.float32)
         for (start, end), call_id in zip(self.calls, self.call_ids, strict=True):
-            logprobs[start:end] = calls[call_id].sampler_logprobs or logprobs[start:end]
+            if calls[call_id].sampler_logprobs:
+                logprobs[start:end] = calls[call_id].sampler_logprobs
         return replace(self, sampler_logprobs=logprobs)
 
     def with_advantages(self, episode_advantage: float, call_advantages: Mapping[str, float]) -> TrainingRow:

@@ -1,10 +1,13 @@
 """Measure what a step of many episodes costs the process that runs it: bytes, seconds and the record.
 
-Two workloads, each one step of `--episodes` episodes:
+Three workloads, each one step of `--episodes` episodes:
 
 - `synthetic`: episodes of `--calls` calls each, whose last context has `--context` tokens. Each call extends the one
   before. The calls are recorded as those of agents are; samples, advantages, metrics, updates and the run record are
   those of a run. No model samples or trains: the completions and the trainer's values are random numbers.
+- `verl`: the same, and the rows of the update are prepared and sent as in the main process of a verl run. No worker
+  takes them. It needs the environment of verl. The line before the last one has the bytes that the update needs in
+  addition, per episode.
 - `local`: a whole step of the local backbone with one short call an episode and a random model of 0.1 M parameters.
 
 The last line is JSON: the numbers of episodes and calls, the bytes that the episodes of the step hold in memory, per
@@ -12,7 +15,7 @@ episode; episodes per second of the whole step; seconds in which the step waited
 GiB. Lines before it have further numbers, among them the seconds of processor time of all threads, which depend less on
 other processes.
 
-    python tests/bench/bench_scale.py [--workload synthetic] [--episodes 1000] [--calls 30] [--context 30000]
+    python tests/bench/bench_scale.py [--workload synthetic|verl] [--episodes 1000] [--calls 30] [--context 30000]
     python tests/bench/bench_scale.py --workload local [--episodes 10000]
     python tests/bench/bench_scale.py --table
 
@@ -26,6 +29,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -56,6 +60,7 @@ class Step:
     record_seconds: float
     record_bytes: float
     times: dict[str, float]
+    update_bytes: float
 
     def report(self) -> dict[str, float]:
         return {
@@ -144,13 +149,15 @@ class Meter:
 
 def configuration(folder: Path, workload: str, episodes: int, calls: int, context: int) -> Path:
     """Write the tasks, the model and the YAML file of a workload; return the path of the YAML file."""
-    sys.path.insert(0, str(ROOT))  # the tokenizer of the tutorials and the model of the tests
+    # A package in the environment of verl is also called `tests`.
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/backbone/verl")]
     from scale_agent import save_model
 
     groups = max(1, episodes // GROUP)
     rows = [json.dumps({"question": f"What is {10 + n % 90} + {10 + n // 90}?", "answer": ""}) for n in range(groups)]
     (folder / "tasks.jsonl").write_text("\n".join(rows) + "\n")
     save_model(folder / "model")
+    agent = shutil.copy(FOLDER / "scale_agent.py", folder / "one_answer.py")
     config = {
         "experiment_name": "scale",
         "backbone": "local",
@@ -163,7 +170,7 @@ def configuration(folder: Path, workload: str, episodes: int, calls: int, contex
             "max_response_length": max(context, 256),
         },
         "rollout": {
-            "agentscope_workflow": f"{FOLDER / 'scale_agent.py'}->OneAnswer",
+            "agentscope_workflow": f"{agent}->OneAnswer",
             "num_repeat": min(GROUP, episodes),
             "temperature": 1.0,
             "max_env_worker": 128,
@@ -192,10 +199,10 @@ def run_step(workload: str, episodes: int, calls: int, context: int, folder: Pat
     from astuner.launcher import launch
     from astuner.run_record import read_metrics
 
-    if workload == "synthetic":
+    if workload != "local":
         from scale_session import synthetic_session
 
-        backbone._local_session = lambda run: synthetic_session(run, calls, context)  # type: ignore[assignment]
+        backbone._local_session = lambda run: synthetic_session(run, workload, calls, context)  # type: ignore[assignment]
     loaded = load_config(configuration(folder, workload, episodes, calls, context))
     meter = Meter()
     with meter.installed():
@@ -219,6 +226,7 @@ def run_step(workload: str, episodes: int, calls: int, context: int, folder: Pat
         record_seconds=meter.waited,
         record_bytes=size,
         times=times,
+        update_bytes=metrics.get("update/driver_bytes") or 0.0,
     )
 
 
@@ -227,6 +235,7 @@ def row(step: Step) -> dict[str, float]:
     return {
         "cpu_ms_per_episode": round(1000 * step.cpu_seconds / step.episodes, 2),
         "record_bytes_per_episode": round(step.record_bytes / step.episodes),
+        "update_bytes_per_episode": round(step.update_bytes / step.episodes),
         **{name: round(value, 2) for name, value in step.times.items()},
     }
 
@@ -260,7 +269,7 @@ def environment() -> dict[str, str]:
 def main() -> None:
     """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--workload", choices=("synthetic", "local"), default="synthetic")
+    parser.add_argument("--workload", choices=("synthetic", "verl", "local"), default="synthetic")
     parser.add_argument("--episodes", type=int, default=1_000, help="episodes of the step, a multiple of 8")
     parser.add_argument("--calls", type=int, default=30, help="calls per synthetic episode")
     parser.add_argument("--context", type=int, default=30_000, help="tokens of the last call, with its completion")

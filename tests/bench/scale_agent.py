@@ -18,7 +18,8 @@ class OneAnswer(Workflow):
 
 def save_model(folder: Path) -> None:
     """Write a random model of 0.1 M parameters, with a tokenizer of single characters."""
-    from tests.conftest import saved_model
+    from conftest import saved_model
+
     from tutorial.tiny_tokenizer import build_tokenizer
 
     rows = [{"messages": [{"role": "user", "content": "What is 0123456789 + 1?"}], "tools": None}]

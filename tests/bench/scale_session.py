@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from astuner.task_runner.samples import with_samples
 SAMPLED = 0.25
 # Letters per token: code, tables and JSON, which tools return, have 2 to 4.
 LETTERS = 3
+UPDATE_BYTES = "update/driver_bytes"
 
 
 def random_floats(count: int) -> Packed[float]:
@@ -120,7 +123,36 @@ class SyntheticSession(TrainingSession):
         folder.mkdir(parents=True, exist_ok=True)
 
 
+class VerlDriverSession(SyntheticSession):
+    """Prepares and sends the rows of an update as the main process of verl does. No worker takes them."""
+
+    def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
+        import torch
+        from driver import DriverTrainer, queue_replaced
+
+        from astuner.backbone.verl.update import VerlUpdate
+
+        algorithm = resolve(self._config.trainer_common.algorithm)
+        trainer = DriverTrainer(count_trained_tokens(episodes[0].samples[0]))
+        update = VerlUpdate(self._config, algorithm, trainer, torch.float32, 1, pad_token=0)
+        update._check_logprob_gap = lambda *_: None  # type: ignore[method-assign]
+        before = resident_bytes("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of resident memory is counted from now on
+        with queue_replaced():
+            result = update.step(episodes, step)
+        return replace(result, metrics={**result.metrics, UPDATE_BYTES: resident_bytes("VmHWM") - before})
+
+
+def resident_bytes(name: str) -> int:
+    """Return the current (`VmRSS`) or the largest (`VmHWM`) resident memory of this process."""
+    (kilobytes,) = re.findall(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return 1024 * int(kilobytes)
+
+
+_SESSIONS = {"synthetic": SyntheticSession, "verl": VerlDriverSession}
+
+
 @contextlib.contextmanager
-def synthetic_session(context: RunContext, calls: int, tokens: int) -> Iterator[SyntheticSession]:
-    """Yield the session, in place of that of the local backbone."""
-    yield SyntheticSession(context, calls, tokens)
+def synthetic_session(context: RunContext, workload: str, calls: int, tokens: int) -> Iterator[SyntheticSession]:
+    """Yield the session of a workload, in place of that of the local backbone."""
+    yield _SESSIONS[workload](context, calls, tokens)

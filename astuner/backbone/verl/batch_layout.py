@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow, prompt_length, token_advantages
 from astuner.context_tracker import in_prefix_order
-from astuner.schema import Sample
+from astuner.schema import CallSpan, Packed, Sample, pack_ints
 
 RowFields = Mapping[str, Tensor]
 """Tensors of one row, by the name of their TransferQueue field."""
 
 PADDING_LENGTH = 2
 """Tokens of a padding row."""
+
+# A request to TransferQueue, and what is copied for it, must not grow with the number of rows.
+_CHUNK_BYTES = 2**24
+
+
+def row_chunks(rows: Iterable[RowFields], limit: int = _CHUNK_BYTES) -> Iterator[list[RowFields]]:
+    """Divide rows into consecutive lists of at most `limit` bytes, or one row. Later rows are not read yet."""
+    chunk: list[RowFields] = []
+    size = 0
+    for row in rows:
+        row_size = sum(value.nbytes for value in row.values())
+        if chunk and size + row_size > limit:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += row_size
+    if chunk:
+        yield chunk
+
+
+def length_chunks(lengths: Sequence[int], limit: int = _CHUNK_BYTES // 8) -> Iterator[range]:
+    """Divide row numbers into consecutive ranges of rows with at most `limit` tokens, or of one row."""
+    start = size = 0
+    for number, length in enumerate(lengths):
+        if number > start and size + length > limit:
+            yield range(start, number)
+            start, size = number, 0
+        size += length
+    if start < len(lengths):
+        yield range(start, len(lengths))
 
 
 def assign_rows(
@@ -77,32 +109,55 @@ def sample_fields(sample: Sample) -> RowFields:
         sample: a sample of P + R tokens, of which the first P are the prompt.
 
     Returns:
-        `prompts` [P], `responses` [R], `input_ids` and `position_ids` [P + R], all int64; `response_mask` and
-        `loss_mask` [R] int64, the number of times that each token is trained; `rollout_log_probs` [R] float32.
+        `prompts` [P], `responses` [R] and `position_ids` [P + R] int32; `input_ids` [P + R] int64, with which verl
+        indexes the logits; `response_mask` and `loss_mask` [R] int32, the number of times that each token is trained;
+        `rollout_log_probs` [R] float32.
     """
     start = prompt_length(sample)
-    ids = torch.tensor(sample.token_ids)
-    mask = torch.tensor(sample.train_counts[start:])
+    ids, mask = column(sample.token_ids, np.int32), response_counts(sample)
     return {
         "prompts": ids[:start],
         "responses": ids[start:],
-        "input_ids": ids,
-        "position_ids": torch.tensor(sample.position_ids),
+        "input_ids": ids.long(),
+        "position_ids": column(sample.position_ids, np.int32),
         "response_mask": mask,
-        "loss_mask": mask.clone(),
-        "rollout_log_probs": torch.tensor(sample.logprobs[start:], dtype=torch.float32),
+        "loss_mask": mask,
+        "rollout_log_probs": response_logprobs(sample),
     }
+
+
+def response_counts(sample: Sample) -> Tensor:
+    """Return the number of times that each token of the response is trained, [R] int32."""
+    return column(sample.train_counts, np.int32)[prompt_length(sample) :]
+
+
+def response_logprobs(sample: Sample) -> Tensor:
+    """Return the sampler's logprobs of the response, [R] float32."""
+    return column(sample.logprobs, np.float32)[prompt_length(sample) :]
+
+
+def column(values: ArrayLike, dtype: DTypeLike) -> Tensor:
+    """Return numbers as a new tensor."""
+    return torch.from_numpy(np.array(values, dtype))
+
+
+def scored_sample(token_ids: Sequence[int] | NDArray[np.int32], start: int) -> Sample:
+    """Return a sample whose tokens from index `start` on are to be scored."""
+    size = len(token_ids)
+    counts, positions = Packed[int]([(0, 0, start), (1, 0, size - start)]), Packed[int]([(range(size), 0, size)])
+    logprobs, span = Packed[float]([(0.0, 0, size)]), CallSpan("scored", start, size)
+    return Sample(pack_ints(np.asarray(token_ids).tolist()), counts, logprobs, positions, 1.0, (span,))
 
 
 def padding_sample_fields(token_id: int) -> RowFields:
     """Return the fields of `sample_fields` for a padding row: the shortest possible row, with no trained token."""
     return {
-        "prompts": torch.tensor([token_id]),
-        "responses": torch.tensor([token_id]),
+        "prompts": torch.tensor([token_id], dtype=torch.int32),
+        "responses": torch.tensor([token_id], dtype=torch.int32),
         "input_ids": torch.tensor([token_id] * PADDING_LENGTH),
-        "position_ids": torch.arange(PADDING_LENGTH),
-        "response_mask": torch.zeros(1, dtype=torch.int64),
-        "loss_mask": torch.zeros(1, dtype=torch.int64),
+        "position_ids": torch.arange(PADDING_LENGTH, dtype=torch.int32),
+        "response_mask": torch.zeros(1, dtype=torch.int32),
+        "loss_mask": torch.zeros(1, dtype=torch.int32),
         "rollout_log_probs": torch.zeros(1),
     }
 
@@ -126,10 +181,11 @@ def loss_fields(
         index).
     """
     calls = torch.tensor(row.calls, dtype=torch.int64).reshape(-1, 2) - prompt
+    sampled = row.sampler_logprobs if len(row.sampler_logprobs) else row.logprobs
     return {
         "advantages": token_advantages([row], len(row.token_ids))[0, prompt:],
         "old_log_probs": old_logprobs,
-        "sampler_log_probs": torch.tensor((row.sampler_logprobs or row.logprobs)[prompt:], dtype=torch.float32),
+        "sampler_log_probs": column(sampled, np.float32)[prompt:],
         "call_starts": calls[:, 0].contiguous(),
         "call_ends": calls[:, 1].contiguous(),
         "row_scale": torch.tensor(scale, dtype=torch.float32),

@@ -120,6 +120,29 @@ def ray_running(
         yield
 
 
+def check_single_run(*, own_queue: bool = False) -> None:
+    """Check that no other run has a TransferQueue on this Ray instance.
+
+    Args:
+        own_queue: whether this run has created its queue. TransferQueue silently joins an existing one, so that the
+            check must be repeated afterwards.
+
+    Raises:
+        BackboneError: another run has one.
+    """
+    import ray
+
+    with contextlib.suppress(ValueError):
+        queue = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        # An actor's id contains the job id of the driver that started it.
+        if own_queue and queue._actor_id.job_id.hex() == ray.get_runtime_context().get_job_id():
+            return
+        raise BackboneError(
+            "another run is using this Ray instance, and verl's TransferQueue serves one run at a time; wait until "
+            "that run has ended, or remove trainer_common.ray_address to start a separate one for this run"
+        )
+
+
 def check_ray_resources(config: DictConfig, timeout: float = 300.0) -> None:
     """Wait until Ray has the resources that verl's processes need. verl itself would wait silently and forever.
 

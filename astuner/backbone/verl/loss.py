@@ -6,11 +6,13 @@ the whole mini-batch: an episode has the same weight however many rows it is spl
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
@@ -21,6 +23,7 @@ from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.algorithms.update_records import TokenValues
 from astuner.config.algorithm_settings import AlgorithmConfig, KlType
 from astuner.config.root import AstunerConfig
+from astuner.schema import Packed
 
 
 @dataclass(frozen=True)
@@ -153,19 +156,32 @@ def token_metrics(logprobs: Tensor, entropies: Tensor, mask: Tensor, row_numbers
 
 def pop_token_values(metrics: dict[str, Any]) -> dict[int, TokenValues]:
     """Remove the entries of `token_metrics` from a step's metrics, and return the values by row index."""
-    names = ("rows", "counts", "logprobs", "entropies")
-    rows, counts, logprobs, entropies = (flatten(metrics.pop(f"tokens/{name}")) for name in names)
+    rows, counts = (flatten(metrics.pop(f"tokens/{name}")).astype(int).tolist() for name in ("rows", "counts"))
+    logprobs, entropies = (_packed(flatten(metrics.pop(f"tokens/{name}"))) for name in ("logprobs", "entropies"))
     ends = np.cumsum(counts, dtype=int).tolist()
-    starts = [0, *ends][: len(ends)]
     return {
-        int(row): TokenValues(tuple(logprobs[a:b]), tuple(entropies[a:b]))
-        for row, a, b in zip(rows, starts, ends, strict=True)
+        row: TokenValues(logprobs.view(end - count, end), entropies.view(end - count, end))
+        for row, count, end in zip(rows, counts, ends, strict=True)
         if row >= 0
     }
 
 
-def flatten(values: Any) -> list[float]:
+def _packed(values: NDArray[np.float32]) -> Packed[float]:
+    numbers = array("f", values.astype(np.float32, copy=False).tobytes())
+    return Packed[float]([(numbers, 0, len(numbers))])
+
+
+def flatten(values: Any) -> NDArray[Any]:
     """Return all numbers of a metric of verl's: arrays, and lists nested by mini-batch, worker and micro-batch."""
+    leaves = _leaves(values)
+    return np.concatenate(leaves) if leaves else np.zeros(0)
+
+
+def _leaves(values: Any) -> list[NDArray[Any]]:
     if isinstance(values, np.ndarray):
-        return [float(value) for value in values]
-    return [number for value in values for number in flatten(value)] if isinstance(values, list) else [float(values)]
+        return [values]
+    return (
+        [leaf for value in values for leaf in _leaves(value)]
+        if isinstance(values, list)
+        else [np.array([float(values)])]
+    )

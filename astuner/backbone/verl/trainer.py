@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,23 @@ from verl.workers.utils.padding import response_from_nested
 
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params
 from astuner.backbone.verl.actor_worker import ActorWorker
-from astuner.backbone.verl.batch_layout import RowFields, sample_fields
-from astuner.backbone.verl.cluster import check_ray_resources
+from astuner.backbone.verl.batch_layout import (
+    RowFields,
+    length_chunks,
+    row_chunks,
+    sample_fields,
+    scored_sample,
+)
+from astuner.backbone.verl.cluster import check_ray_resources, check_single_run
 from astuner.backbone.verl.loss import RowLoss, row_loss
 from astuner.backbone.verl.rollout_engine import generate_on
 from astuner.backbone.verl.rules import EMBEDDED
 from astuner.backbone.verl.training_engine import PACK
 from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
-from astuner.errors import BackboneError
 from astuner.llm_engine.weight_digests import WeightDigests
 from astuner.ray_cluster.nodes import on_this_node, override_actor_options
-from astuner.schema import CallSpan, Completion, Sample
+from astuner.schema import Completion
 
 _PARTITION = "train"
 _SAMPLE_FIELDS = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
@@ -66,13 +71,13 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
     """
     OmegaConf.resolve(config)
     loss = row_loss(run, dtype, other_engine=config.actor_rollout_ref.rollout.name != EMBEDDED)
-    _check_single_run()
+    check_single_run()
     check_ray_resources(config)
     with contextlib.ExitStack() as stack:
         stack.callback(override_actor_options(_actor_options))
         tq.init(config.transfer_queue)
         # Before the callback below, which would close the other run's queue.
-        _check_single_run(own_queue=True)
+        check_single_run(own_queue=True)
         stack.callback(tq.close)
         trainer = VerlTrainer(config, loss, run.update.pack)
         # verl prints its progress.
@@ -91,27 +96,6 @@ def _actor_options(module: str, strategy: object) -> dict[str, Any]:
     if strategy is None and package in ("verl", "transfer_queue"):
         return on_this_node()
     return {"num_cpus": 0} if package == "transfer_queue" else {}
-
-
-def _check_single_run(*, own_queue: bool = False) -> None:
-    """Check that no other run has a TransferQueue on this Ray instance.
-
-    Args:
-        own_queue: whether this run has created its queue. TransferQueue silently joins an existing one, so that the
-            check must be repeated afterwards.
-
-    Raises:
-        BackboneError: another run has one.
-    """
-    with contextlib.suppress(ValueError):
-        queue = ray.get_actor("TransferQueueController", namespace="transfer_queue")
-        # An actor's id contains the job id of the driver that started it.
-        if own_queue and queue._actor_id.job_id.hex() == ray.get_runtime_context().get_job_id():
-            return
-        raise BackboneError(
-            "another run is using this Ray instance, and verl's TransferQueue serves one run at a time; wait until "
-            "that run has ended, or remove trainer_common.ray_address to start a separate one for this run"
-        )
 
 
 class VerlTrainer(PPOTrainerSync):
@@ -210,18 +194,19 @@ class VerlTrainer(PPOTrainerSync):
             self.checkpoint_manager.sleep_replicas()
             self.engines_awake = False
 
-    def put(self, keys: list[str], rows: list[RowFields]) -> None:
-        """Store fields of rows, either of new rows or in addition to the fields of existing ones."""
-        fields = {}
-        for name, first in rows[0].items():
-            values = [row[name] for row in rows]
-            # Rows differ in length, so tensors are nested; scalars are stacked.
-            fields[name] = (
-                torch.stack(values) if first.dim() == 0 else torch.nested.as_nested_tensor(values, layout=torch.jagged)
-            )
-        tags = [{"status": "success", "seq_len": len(row["input_ids"])} for row in rows if "input_ids" in row]
-        batch = TensorDict(fields, batch_size=[len(rows)])
-        tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=batch, tags=tags or None)
+    def put(self, keys: list[str], rows: Iterable[RowFields]) -> None:
+        """Store fields of rows, either of new rows or in addition to the fields of existing ones.
+
+        Args:
+            keys: the key of each row.
+            rows: the fields, which are read and sent little by little.
+        """
+        start = 0
+        for part in row_chunks(rows):
+            tags = [{"status": "success", "seq_len": len(row["input_ids"])} for row in part if "input_ids" in row]
+            of_part = keys[start : start + len(part)]
+            tq.kv_batch_put(keys=of_part, partition_id=_PARTITION, fields=_stack(part), tags=tags or None)
+            start += len(part)
 
     def get(self, keys: list[str], fields: list[str]) -> TensorDict:
         """Return fields of rows."""
@@ -276,8 +261,11 @@ class VerlTrainer(PPOTrainerSync):
     def _policy_outputs(self, name: str, keys: list[str], lengths: list[int]) -> list[Tensor]:
         batch = self._batch(keys, lengths, _SAMPLE_FIELDS, calculate_entropy=name == "entropy", compute_loss=False)
         self.actor_rollout_wg.compute_log_prob(batch)
-        stored = self.get(keys, [name, "response_mask"])
-        return list(response_from_nested(stored[name], stored["response_mask"]).float().unbind())
+        outputs: list[Tensor] = []
+        for part in length_chunks(lengths):
+            stored = self.get(keys[part.start : part.stop], [name, "response_mask"])
+            outputs += response_from_nested(stored[name], stored["response_mask"]).float().unbind()
+        return outputs
 
     def score(self, name: str, sequences: Sequence[tuple[Sequence[int] | NDArray[np.int32], int]]) -> list[Tensor]:
         """Return the policy's logprobs of the ends of token sequences, one float32 tensor for each.
@@ -288,18 +276,18 @@ class VerlTrainer(PPOTrainerSync):
         """
         if not sequences:
             return []
-        rows = [_scored_sample(ids, start) for ids, start in sequences]
         # The number of rows must be divisible by the number of data-parallel workers.
-        rows += rows[:1] * (-len(rows) % self.workers)
+        rows = [*sequences, *[sequences[0]] * (-len(sequences) % self.workers)]
         keys = [f"{name}-{number}" for number in range(len(rows))]
-        self.put(keys, [sample_fields(row) for row in rows])
+        self.put(keys, (sample_fields(scored_sample(ids, start)) for ids, start in rows))
         with self.rows_cleared(lambda: keys):
-            return self.policy_logprobs(keys, [len(row.token_ids) for row in rows])[: len(sequences)]
+            return self.policy_logprobs(keys, [len(ids) for ids, _ in rows])[: len(sequences)]
 
     def reference_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
         """Return the reference model's logprobs, as `policy_logprobs`, and store them as `ref_log_prob`."""
         self._compute_ref_log_prob(self._batch(keys, lengths, _SAMPLE_FIELDS), {})
-        return [row.float() for row in self.get(keys, ["ref_log_prob"])["ref_log_prob"].unbind()]
+        parts = (self.get(keys[part.start : part.stop], ["ref_log_prob"]) for part in length_chunks(lengths))
+        return [row.float() for stored in parts for row in stored["ref_log_prob"].unbind()]
 
     def update(self, keys: list[str], lengths: list[int], mini_batch_size: int, rate: float) -> dict[str, Any]:
         """Do the optimizer steps of a training step.
@@ -393,7 +381,13 @@ def _compare_logprobs(
         certificate.check_logprobs(f"engine {number} of {len(servers)}", step, completion.logprobs, trained.tolist())
 
 
-def _scored_sample(token_ids: Sequence[int] | NDArray[np.int32], start: int) -> Sample:
-    ids, size = tuple(map(int, token_ids)), len(token_ids)
-    counts = (0,) * start + (1,) * (size - start)
-    return Sample(ids, counts, (0.0,) * size, tuple(range(size)), 1.0, (CallSpan("scored", start, size),))
+def _stack(rows: Sequence[RowFields]) -> TensorDict:
+    """Return rows that have the same fields as one batch."""
+    fields = {}
+    for name, first in rows[0].items():
+        values = [row[name] for row in rows]
+        # Rows differ in length, so tensors are nested; scalars are stacked.
+        fields[name] = (
+            torch.stack(values) if first.dim() == 0 else torch.nested.as_nested_tensor(values, layout=torch.jagged)
+        )
+    return TensorDict(fields, batch_size=[len(rows)])

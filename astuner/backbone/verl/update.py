@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from uuid import uuid4
 
@@ -36,6 +35,8 @@ from astuner.backbone.verl.batch_layout import (
     loss_fields,
     padding_loss_fields,
     padding_sample_fields,
+    response_counts,
+    response_logprobs,
     sample_fields,
 )
 from astuner.backbone.verl.loss import flatten, pop_token_values
@@ -54,7 +55,7 @@ class _StoredRows:
     Attributes:
         samples: the episodes' samples, in order.
         rows: the same samples as training rows.
-        old_logprobs: one float32 [R] tensor per row, the denominator of the ratios.
+        old_logprobs: one float32 [R] tensor per row, the denominator of the ratios; empty if it is the sampler's.
         prefix: prefix of the keys.
         padding: number of padding rows, which follow the others.
         reference: one float32 [R] tensor per row, logprobs of the reference model; empty if they are not needed.
@@ -62,8 +63,8 @@ class _StoredRows:
 
     samples: list[Sample]
     rows: list[TrainingRow]
-    old_logprobs: list[Tensor]
     prefix: str
+    old_logprobs: list[Tensor] = field(default_factory=list)
     padding: int = 0
     reference: list[Tensor] = field(default_factory=list)
 
@@ -78,10 +79,14 @@ class _StoredRows:
     def lengths(self) -> list[int]:
         return [len(sample.token_ids) for sample in self.samples] + [PADDING_LENGTH] * self.padding
 
-    @cached_property
+    @property
     def encoded(self) -> list[bytes]:
-        """The token ids of each row, as `encode_ids` returns them."""
+        """The token ids of each row, as `encode_ids` returns them. They are large, so they are not kept."""
         return [encode_ids(sample.token_ids) for sample in self.samples]
+
+    def denominators(self, number: int) -> Tensor:
+        """Return the `old_logprobs` of a row, [R] float32."""
+        return self.old_logprobs[number] if self.old_logprobs else response_logprobs(self.samples[number])
 
 
 @dataclass
@@ -146,10 +151,9 @@ class VerlUpdate:
                 TrainingRow.from_sample(sample, index, number).with_sampler_logprobs(calls[index])
                 for index, number, sample in numbered
             ],
-            old_logprobs=[torch.tensor(s.logprobs[prompt_length(s) :], dtype=torch.float32) for _, _, s in numbered],
             prefix=f"{self.run_id}-step{step}",
         )
-        self.trainer.put(stored.keys, [sample_fields(sample) for sample in stored.samples])
+        self.trainer.put(stored.keys, map(sample_fields, stored.samples))
         self._add_padding(stored, -len(stored.rows) % self.trainer.workers)
         return stored
 
@@ -173,11 +177,9 @@ class VerlUpdate:
         if not algorithm.use_kl_in_reward:
             return None
         sums = torch.zeros(n_episodes)
-        for row, sample, old, ref in zip(
-            stored.rows, stored.samples, stored.old_logprobs, stored.reference, strict=False
-        ):
-            mask = torch.tensor(sample.train_counts[prompt_length(sample) :])
-            sums[row.episode] += float((token_kl(old, ref, algorithm.kl_penalty) * mask).sum())
+        for number, (row, sample) in enumerate(zip(stored.rows, stored.samples, strict=True)):
+            kl = token_kl(stored.denominators(number), stored.reference[number], algorithm.kl_penalty)
+            sums[row.episode] += float((kl * response_counts(sample)).sum())
         return sums
 
     def _update_weights(
@@ -217,7 +219,7 @@ class VerlUpdate:
         ]
         tokens = UpdateTokens()
         for part in with_gradient:
-            tokens.add_rows([stored.encoded[number] for number in part])
+            tokens.add_rows([encode_ids(stored.samples[number].token_ids) for number in part])
         rate = learning_rate(self.config.trainer_common.optim, self.total_steps, step)
         metrics: dict[str, Any] = {}
         if self.config.trainer_common.algorithm.selects_by_entropy:
@@ -260,15 +262,21 @@ class VerlUpdate:
         """
         encoded = stored.encoded if self.trainer.shares_prefixes else []
         assigned = assign_rows(parts, stored.lengths, self.trainer.workers, encoded)
+        del encoded  # it is large
         mini_batch_size = len(assigned[0][0]) * self.trainer.workers
         padding = sum(row is None for worker in assigned for part in worker for row in part)
         self._add_padding(stored, padding - stored.padding)
-        keys, lengths, fields = self._in_order(stored, credited, scales, assigned, first)
-        if threshold is not None:
-            bound = torch.tensor(threshold, dtype=torch.float64)
-            fields = [{**row_fields, "entropy_threshold": bound} for row_fields in fields]
-        self.trainer.put(keys, fields)
-        return self.trainer.update(keys, lengths, mini_batch_size, rate)
+        padding_rows = iter(range(len(stored.rows), len(stored.rows) + stored.padding))
+        # verl splits the rows over its workers in this order.
+        order = [
+            (mini_batch, next(padding_rows) if row is None else row)
+            for worker in assigned
+            for mini_batch, rows in enumerate(worker, first)
+            for row in rows
+        ]
+        keys, lengths = [stored.key(number) for _, number in order], stored.lengths
+        self.trainer.put(keys, self._loss_fields(stored, credited, scales, order, threshold))
+        return self.trainer.update(keys, [lengths[number] for _, number in order], mini_batch_size, rate)
 
     def _entropy_threshold(self, stored: _StoredRows, part: Sequence[int]) -> float:
         """Return the entropy above which the tokens of a mini-batch are trained, under the current weights."""
@@ -280,7 +288,7 @@ class VerlUpdate:
             [stored.key(number) for number in numbers], [lengths[number] for number in numbers]
         )
         samples = [stored.samples[number] for number in part]
-        counts = [torch.tensor(sample.train_counts[prompt_length(sample) :]) for sample in samples]
+        counts = [response_counts(sample) for sample in samples]
         share = self.config.trainer_common.algorithm.high_entropy_share
         return high_entropy_threshold(torch.cat(entropies[: len(part)]), torch.cat(counts), share)
 
@@ -303,36 +311,25 @@ class VerlUpdate:
             scales.update(zip(part, of_part.tolist(), strict=True))
         return scales
 
-    def _in_order(
+    def _loss_fields(
         self,
         stored: _StoredRows,
         credited: Mapping[int, TrainingRow],
         scales: Mapping[int, float],
-        assigned: Sequence[Sequence[Sequence[int | None]]],
-        first: int,
-    ) -> tuple[list[str], list[int], list[RowFields]]:
-        """Return keys, lengths and loss fields of the rows in the order in which verl splits them over its workers.
-
-        `first` is the index of the first mini-batch in the step.
-        """
-        keys, fields, lengths = [], [], []
-        padding = iter(range(len(stored.rows), len(stored.rows) + stored.padding))
-        order = [(part, row) for worker in assigned for part, rows in enumerate(worker, first) for row in rows]
+        order: Sequence[tuple[int, int]],
+        threshold: float | None,
+    ) -> Iterator[RowFields]:
+        """Yield the loss fields of rows, given the index of the mini-batch in the step and the number of each row."""
+        with_reference = uses_kl_loss(self.config)
+        bound = {} if threshold is None else {"entropy_threshold": torch.tensor(threshold, dtype=torch.float64)}
         for mini_batch, number in order:
-            if number is None:
-                keys.append(stored.key(next(padding)))
-                lengths.append(PADDING_LENGTH)
-                fields.append(padding_loss_fields(mini_batch, reference=uses_kl_loss(self.config)))
+            if number >= len(stored.rows):
+                yield {**padding_loss_fields(mini_batch, reference=with_reference), **bound}
                 continue
-            prompt = prompt_length(stored.samples[number])
-            old = stored.old_logprobs[number]
-            row_fields = loss_fields(credited[number], number, prompt, old, scales[number], mini_batch)
-            if uses_kl_loss(self.config):
-                row_fields = {**row_fields, "ref_log_prob": stored.reference[number]}
-            keys.append(stored.key(number))
-            lengths.append(stored.lengths[number])
-            fields.append(row_fields)
-        return keys, lengths, fields
+            prompt, old = prompt_length(stored.samples[number]), stored.denominators(number)
+            reference = {"ref_log_prob": stored.reference[number]} if with_reference else {}
+            fields = loss_fields(credited[number], number, prompt, old, scales[number], mini_batch)
+            yield {**fields, **reference, **bound}
 
     def _summarise(
         self, metrics: Mapping[str, Any], n_mini_batches: int, advantages: StepAdvantages, step: int, rate: float
@@ -345,7 +342,7 @@ class VerlUpdate:
         total = {name: float(np.sum(flatten(values))) for name, values in metrics.items()}
         compared = max(total["compared_tokens"], 1.0)
         difference = total["logprob_difference"] / compared
-        norms = flatten(metrics["grad_norm"])
+        norms: list[float] = flatten(metrics["grad_norm"]).tolist()
         if not all(map(math.isfinite, norms)):
             raise advantages.gradient_error(step, norms)
         trained = max(total["ratio/trained_tokens"], 1.0)

@@ -98,7 +98,7 @@ sys.stdin.read()
 def test_another_run_on_the_same_ray_is_rejected_even_if_it_was_faster(own_ray: None):
     import ray
 
-    from astuner.backbone.verl.trainer import _check_single_run
+    from astuner.backbone.verl.cluster import check_single_run
 
     address = ray.get_runtime_context().gcs_address
     other = subprocess.Popen(
@@ -110,14 +110,14 @@ def test_another_run_on_the_same_ray_is_rejected_even_if_it_was_faster(own_ray: 
         assert other.stdout.readline() == "ready\n"
         for own_queue in (False, True):
             with pytest.raises(BackboneError, match=r"another run is using this Ray instance"):
-                _check_single_run(own_queue=own_queue)
+                check_single_run(own_queue=own_queue)
         other.stdin.close()
         other.wait(60)
-    _check_single_run()
+    check_single_run()
     queue = ray.remote(num_cpus=0)(type("Queue", (), {}))
     queue = queue.options(name="TransferQueueController", namespace="transfer_queue").remote()
     ray.get(queue.__ray_ready__.remote())
-    _check_single_run(own_queue=True)
+    check_single_run(own_queue=True)
     ray.kill(queue)
 
 
