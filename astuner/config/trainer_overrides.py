@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
@@ -51,6 +51,31 @@ def trainer_overrides(section: Mapping[str, object], name: str, packaged: DictCo
                 yield override
 
     return list(walk(section, TrainerOverride((), None, adds=False, written=(name,))))
+
+
+def leaf_overrides(overrides: Iterable[TrainerOverride]) -> Iterator[TrainerOverride]:
+    """Yield the single values of overrides, of which some are mappings."""
+    for override in overrides:
+        for below, value in leaves(override.value):
+            yield replace(override, path=(*override.path, *below), value=value)
+
+
+def split_shared_mappings(
+    overrides: Iterable[TrainerOverride], values: Mapping[str, object]
+) -> Iterator[TrainerOverride]:
+    """Yield the overrides, with a mapping split into its values if astuner sets other keys of that mapping.
+
+    Args:
+        overrides: the values of the section.
+        values: the values that astuner sets, of `TrainerMapping.values`.
+    """
+    names = [parts(name.removeprefix("+")) for name in values]
+    for override in overrides:
+        path = override.path
+        if isinstance(override.value, Mapping) and any(name[: len(path)] == path != name for name in names):
+            yield from leaf_overrides([override])
+        else:
+            yield override
 
 
 def leaves(section: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:

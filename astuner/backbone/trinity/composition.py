@@ -28,9 +28,11 @@ from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
 from astuner.config.trainer_overrides import (
     TrainerOverride,
+    leaf_overrides,
     leaves,
     override_problem,
     override_problems,
+    split_shared_mappings,
     trainer_overrides,
 )
 from astuner.errors import BackboneError, did_you_mean, first_line
@@ -131,7 +133,7 @@ def compose_trinity_config(config: RunConfig, facts: TrinityRunFacts) -> dict[st
     packaged, mapping = packaged_config(), trainer_mapping("trinity")
     overrides = trainer_overrides(config.trinity, "trinity", packaged)
     values = mapping.values(config, facts, _machine(facts))
-    overrides = list(_split_shared_mappings([_without_wrapper(override) for override in overrides], values))
+    overrides = list(split_shared_mappings([_without_wrapper(override) for override in overrides], values))
     problems = override_problems(overrides, mapping, values, packaged, facts.origins)
     raise_problems([*problems, *machine_problems(config, facts)])
     raise_problems(list(_invalid_values(overrides, packaged, facts)))
@@ -181,28 +183,17 @@ def _without_wrapper(override: TrainerOverride) -> TrainerOverride:
     return override
 
 
-def _split_shared_mappings(overrides: list[TrainerOverride], values: Mapping[str, object]) -> Iterator[TrainerOverride]:
-    """Yield the overrides, with a mapping split into its values if astuner sets other keys of that mapping."""
-    names = [parts(name) for name in values]
-    for override in overrides:
-        path = override.path
-        if isinstance(override.value, Mapping) and any(name[: len(path)] == path != name for name in names):
-            for below, value in leaves(override.value):
-                yield replace(override, path=(*path, *below), value=value)
-        else:
-            yield override
-
-
 def _invalid_values(
     overrides: list[TrainerOverride], packaged: DictConfig, facts: TrinityRunFacts
 ) -> Iterator[Problem]:
     """Yield the values that Trinity's classes reject."""
-    for override in overrides:
+    for override in leaf_overrides(overrides):
         if override.path == _ATTENTION and not facts.uses_tinker:
             name = dotted(("trinity", *_ATTENTION))
             text = attention_error(name, override.value, flash_attention=facts.flash_attention)
             if text:
                 yield override_problem(override, trainer_mapping("trinity"), text, facts.origins)
+    for override in overrides:
         for text in _passed_through_errors(override):
             yield override_problem(override, trainer_mapping("trinity"), text, facts.origins)
         tree: dict[str, Any] = {}

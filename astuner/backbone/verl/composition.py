@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +22,14 @@ from astuner.config.keys import KeyPath, dotted, parts, value_at
 from astuner.config.problems import Problem, raise_problems
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
-from astuner.config.trainer_overrides import TrainerOverride, override_problem, override_problems, trainer_overrides
+from astuner.config.trainer_overrides import (
+    TrainerOverride,
+    leaf_overrides,
+    override_problem,
+    override_problems,
+    split_shared_mappings,
+    trainer_overrides,
+)
 
 _ATTENTION = ("actor_rollout_ref", "model", "override_config", "attn_implementation")
 _ENGINE_ARGS = ("actor_rollout_ref", "rollout", "engine_kwargs", "vllm")
@@ -54,8 +61,8 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
         BackboneError: verl is not installed.
     """
     composed, mapping = packaged_config(), trainer_mapping("verl")
-    overrides = trainer_overrides(config.verl, "verl", composed)
     values = mapping.values(config, facts, _machine(config.astuner, facts))
+    overrides = list(split_shared_mappings(trainer_overrides(config.verl, "verl", composed), values))
     problems = [*override_problems(overrides, mapping, values, composed, facts.origins)]
     problems += [*_value_problems(overrides, composed, facts), *_machine_problems(config, facts)]
     raise_problems([*problems, *_tree_problems(config, facts, overrides)])
@@ -82,19 +89,21 @@ def packaged_config() -> DictConfig:
 
 
 def _value_problems(
-    overrides: Iterable[TrainerOverride], packaged: DictConfig, facts: VerlRunFacts
+    overrides: Sequence[TrainerOverride], packaged: DictConfig, facts: VerlRunFacts
 ) -> Iterator[Problem]:
     """Yield the values that verl's classes, vLLM or transformers do not have."""
     has_flash_attention = facts.flash_attention and facts.device == "cuda"
     for override in overrides:
-        name = dotted(("verl", *override.path))
-        texts = [*_field_errors(override, packaged)]
+        for text in _field_errors(override, packaged):
+            yield override_problem(override, trainer_mapping("verl"), text, facts.origins)
+    for override in leaf_overrides(overrides):
+        name, text = dotted(("verl", *override.path)), ""
         if override.path == _ATTENTION:
-            texts.append(attention_error(name, override.value, flash_attention=has_flash_attention))
+            text = attention_error(name, override.value, flash_attention=has_flash_attention)
         if override.path in _STRATEGIES and override.value not in ("fsdp", "fsdp2"):
             reason = "astuner's keys are mapped to verl's FSDP engine"
-            texts.append(f"{name} is {override.value!r}; expected 'fsdp' or 'fsdp2': {reason}")
-        for text in filter(None, texts):
+            text = f"{name} is {override.value!r}; expected 'fsdp' or 'fsdp2': {reason}"
+        if text:
             yield override_problem(override, trainer_mapping("verl"), text, facts.origins)
 
 
@@ -168,7 +177,7 @@ def _tree_problems(config: RunConfig, facts: VerlRunFacts, overrides: Iterable[T
     if config.astuner.trainer_common.ulysses_sequence_parallel_size > 1:
         reason = "Ulysses divides each row over several GPUs, and a prefix that rows share belongs to all of them"
         yield _problem(facts, key, f"{key} is tree, and {ulysses} is above 1: {reason}; {fix}, or write 1 for Ulysses")
-    for override in overrides:
+    for override in leaf_overrides(overrides):
         required = _TREE_REQUIRES.get(override.path)
         if required is not None and override.value != required[0]:
             reason = required[1]

@@ -270,6 +270,21 @@ def test_attention_that_cannot_be_imported_is_an_error_with_the_command(write: W
     composed_from(path.parent / "run.yaml", plan=TINKER)  # with a Tinker service, verl's workers do not run
 
 
+@pytest.mark.parametrize(
+    "section",
+    [
+        "  trainer.trainer_config: {model: {override_config: {attn_implementation: flash_attention_3}}}\n",
+        "  trainer:\n    trainer_config: {actor_rollout_ref: {model.override_config: {attn_implementation: "
+        "flash_attention_3}}}\n",
+    ],
+)
+def test_attention_in_a_nested_section_is_checked(write: Write, section: str) -> None:
+    text = r"override_config\.attn_implementation is 'flash_attention_3', and flash_attn_interface cannot be imported"
+    for plan in (GPU, replace(GPU, flash_attention=False)):
+        with pytest.raises(ConfigError, match=text):
+            composed_from(write(section), plan=plan)
+
+
 def test_facts_and_fixed_keys_have_their_values() -> None:
     composed = compose_trinity_config(run_config(), TINKER)
     assert composed["checkpoint_root_dir"] == "/records/run/trinity"

@@ -252,6 +252,12 @@ def test_rows_are_packed_where_the_attention_allows_it(base: tuple[RunConfig, Di
         ),
         (
             {},
+            {"actor_rollout_ref": {"model": {"override_config": {"attn_implementation": "flash_attention_2"}}}},
+            GPU,
+            r"override_config\.attn_implementation is 'flash_attention_2', and astuner\.update\.pack is tree",
+        ),
+        (
+            {},
             {"actor_rollout_ref.model.use_remove_padding": False},
             CPU,
             r"use_remove_padding is False, and \S+ is tree: padded rows share no prefixes; remove the line",
@@ -274,14 +280,25 @@ def test_shared_prefixes_that_cannot_be_computed_are_errors(
 
 def test_attention_that_cannot_be_imported_is_an_error_with_the_command() -> None:
     key = "actor_rollout_ref.model.override_config.attn_implementation"
-    config = run_config().model_copy(update={"verl": {f"+{key}": "flash_attention_2"}})
-    for plan in (CPU, replace(GPU, flash_attention=False)):
-        with pytest.raises(
-            ConfigError, match=rf"verl\.{key} is 'flash_attention_2', .* or run: \S+ -m pip install flash-"
-        ):
-            compose_verl_config(config, plan)
-    composed = compose_verl_config(config, GPU)
-    assert composed.actor_rollout_ref.model.override_config.attn_implementation == "flash_attention_2"
+    nested = {"actor_rollout_ref": {"model": {"override_config": {"attn_implementation": "flash_attention_2"}}}}
+    for section in ({f"+{key}": "flash_attention_2"}, nested):
+        config = run_config().model_copy(update={"verl": section})
+        for plan in (CPU, replace(GPU, flash_attention=False)):
+            with pytest.raises(
+                ConfigError, match=rf"verl\.{key} is 'flash_attention_2', .* or run: \S+ -m pip install flash-"
+            ):
+                compose_verl_config(config, plan)
+        composed = compose_verl_config(config, GPU)
+        assert composed.actor_rollout_ref.model.override_config.attn_implementation == "flash_attention_2"
+    nested["actor_rollout_ref"]["model"]["override_config"]["attn_implementation"] = "flash_attention_3"
+    with pytest.raises(ConfigError, match=rf"verl\.{key} is 'flash_attention_3'"):
+        compose_verl_config(run_config().model_copy(update={"verl": nested}), GPU)
+
+
+def test_a_nested_section_keeps_the_attention_of_the_machine() -> None:
+    nested = {"actor_rollout_ref": {"model": {"override_config": {"rope_theta": 5}}}}
+    composed = compose_verl_config(run_config().model_copy(update={"verl": nested}), CPU)
+    assert composed.actor_rollout_ref.model.override_config == {"attn_implementation": "sdpa", "rope_theta": 5}
 
 
 def test_a_joined_ray_cluster_gets_no_resource_settings() -> None:
