@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from loguru import logger
+from ray.exceptions import RayError
 
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
@@ -23,6 +27,8 @@ from astuner.backbone.verl.update import VerlUpdate
 from astuner.distillation import Distiller, load_distiller
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
+
+_STOP_SECONDS = 20.0
 
 
 class VerlSession(TrainingSession):
@@ -133,8 +139,20 @@ class VerlSession(TrainingSession):
     def _free_engines(self) -> None:
         """Give the memory of the engines to a checkpoint.
 
-        An engine sleeps only when its requests have ended. After an interrupted rollout, that may take longer than the
-        run has left, so its engines stay awake.
+        An engine sleeps only when its requests have ended. Those of an interrupted rollout are aborted first.
         """
         if not self.worker_pool.interrupted:
+            self.trainer.free_engines()
+        elif self.trainer.engines_awake:
+            thread = threading.Thread(target=self._stop_engines, daemon=True)
+            thread.start()
+            # The checkpoint is more important: the run may have little time left, and an engine may have died.
+            thread.join(_STOP_SECONDS)
+            if self.trainer.engines_awake:
+                logger.warning("the engines keep their memory while the checkpoint is saved: they do not answer")
+                self.trainer.engines_awake = False
+
+    def _stop_engines(self) -> None:
+        with contextlib.suppress(RayError):
+            self.trainer.checkpoint_manager.abort_replicas(reject_request=True)
             self.trainer.free_engines()

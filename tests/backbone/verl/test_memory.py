@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -173,7 +174,23 @@ def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path, mo
     assert taken() == ["update_weights", "sleep_replicas", "update_weights"]
     calls.interrupted = True  # requests of the interrupted rollout may keep the engines busy for minutes
     session.save(2, {})
-    assert taken() == ["save_checkpoint", "save_model"]
+    assert taken() == ["abort_replicas", "sleep_replicas", "save_checkpoint", "save_model"]
+    session.save_model(tmp_path / "model", 2)
+    assert taken() == ["save_model"]
+    # An engine that does not answer, or has died, delays the checkpoint of an interrupted run at most once.
+    monkeypatch.setattr("astuner.backbone.verl.session._STOP_SECONDS", 0.2)
+    for stopped in (lambda **_: threading.Event().wait(600), raise_ray_error):
+        trainer.engines_awake = True
+        with monkeypatch.context() as patched:
+            patched.setattr(calls, "abort_replicas", stopped, raising=False)
+            session.save(3, {})
+        assert taken() == ["save_checkpoint", "save_model"]
+
+
+def raise_ray_error(**_: object) -> None:
+    from ray.exceptions import RayActorError
+
+    raise RayActorError
 
 
 def test_workers_of_an_interrupted_batch_are_neither_missed_nor_started_again(monkeypatch: pytest.MonkeyPatch):
