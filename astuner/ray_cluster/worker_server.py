@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,8 @@ from astuner.ray_cluster.temp_dir import short_parent
 
 # Workers end when Ray does. Those that remain so long after the main process has ended are killed.
 _END_SECONDS = 5.0
+# A client sends its request at once, unless it is stopped.
+_RECEIVE_SECONDS = 2.0
 # Ray's setting for workers without reserved CPUs. It has no effect in a process that has imported PyTorch.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -140,23 +143,37 @@ class _Server(ForkingServer):
         self.is_ending = True
 
     def handle_request(self) -> None:
-        """Fork a worker for a client that connects."""
+        """Fork a worker for a client that connects. A client that is not answered becomes an ordinary worker."""
         connection, _ = self.requests.accept()
-        with contextlib.suppress(OSError, ValueError):  # the client was killed
-            request, descriptors = _receive(connection)
-            if _is_open(connection):  # Ray kills the client of a worker that takes too long to start
-                self._start(connection, request, descriptors)
+        connection.settimeout(_RECEIVE_SECONDS)
+        descriptors: list[int] = []
+        pid = 0
+        try:
+            with contextlib.suppress(OSError, ValueError):  # the client was killed or stopped, or there is no memory
+                request = _receive(connection, descriptors)
+                if _is_open(connection):  # Ray kills the client of a worker that takes too long to start
+                    pid = self._start(connection, request, descriptors)
+                    connection.sendall(b"f")
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not pid:
+                connection.close()
 
-    def _start(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
+    def _start(self, connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> int:
         pid = self.fork()
         if pid == 0:
-            for open_socket in (connection, *self._connections.values()):
-                open_socket.close()
-            _become_worker(request["argv"], request["env"], request["cwd"], descriptors)
+            own, descriptors[:] = [*descriptors], []  # the worker closes them
+            try:
+                for open_socket in (connection, *self._connections.values()):
+                    open_socket.close()
+                _become_worker(request["argv"], request["env"], request["cwd"], own)
+            # The server's own handlers must not see it.
+            except (OSError, ValueError):
+                traceback.print_exc()
+                os._exit(1)
         self._connections[pid] = connection
-        for descriptor in descriptors:
-            os.close(descriptor)
-        connection.sendall(b"f")
+        return pid
 
     def worker_ended(self, pid: int, code: int) -> None:
         """Send the exit code to the client, which ends with it."""
@@ -164,12 +181,17 @@ class _Server(ForkingServer):
             connection.sendall(bytes([code & 255]))
 
 
-def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Return a client's request, and its standard input, output and error."""
-    length, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
-    with connection.makefile("rb") as file:
-        request: dict[str, Any] = json.loads(file.read(int.from_bytes(length, "big")))
-    return request, descriptors
+def _receive(connection: socket.socket, descriptors: list[int]) -> dict[str, Any]:
+    """Return a client's request, and append its standard input, output and error to `descriptors`."""
+    until = time.monotonic() + _RECEIVE_SECONDS
+    length, received, _, _ = socket.recv_fds(connection, 4, 3)
+    descriptors += received
+    size, text = int.from_bytes(length, "big"), bytearray()
+    while len(text) < size and (part := connection.recv(size - len(text))):
+        text += part
+        connection.settimeout(max(until - time.monotonic(), 0.001))
+    request: dict[str, Any] = json.loads(text)
+    return request
 
 
 def _is_open(connection: socket.socket) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -85,6 +86,64 @@ def test_an_exception_is_printed_and_ends_the_worker_with_1(tmp_path: Path):
         _, errors = worker.communicate(timeout=300)
     assert errors.endswith("ValueError: from the worker\n")
     assert worker.returncode == 1
+
+
+def connected(executable: str) -> socket.socket:
+    """Connect to the server as a client does."""
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(60)
+    client.connect(executable.rsplit(maxsplit=1)[-1])
+    return client
+
+
+def send(client: socket.socket, request: dict[str, object], cut: int | None = None) -> None:
+    text = json.dumps(request).encode()
+    socket.send_fds(client, [len(text).to_bytes(4, "big")], [0, 1, 2])
+    client.sendall(text[:cut])
+
+
+def test_a_stopped_client_does_not_block_the_others(tmp_path: Path):
+    path = script(tmp_path, REPORT)
+    with (
+        worker_server(["wave"], {}) as server,
+        connected(server.executable) as silent,
+        connected(server.executable) as cut,
+    ):
+        send(cut, {"argv": ["a"] * 1000}, cut=100)
+        worker = started(server.executable, path, env={**os.environ, "COLOR": "blue"})
+        output, _ = worker.communicate(timeout=300)
+        assert json.loads(output)[-1], "the worker was not forked"
+        # The clients become ordinary workers.
+        assert cut.recv(1) == silent.recv(1) == b""
+
+
+def test_failed_requests_leave_no_open_files(tmp_path: Path):
+    request = {"argv": [str(script(tmp_path, "raise SystemExit(4)"))], "env": {}, "cwd": str(tmp_path)}
+    with worker_server([], {}) as server:
+
+        def open_files() -> list[str]:
+            with connected(server.executable) as client:
+                send(client, request)
+                assert [client.recv(1) for _ in range(3)] == [b"f", b"\x04", b""]
+            return os.listdir(f"/proc/{server._process.pid}/fd")
+
+        before = len(open_files())
+        for _ in range(3):
+            with connected(server.executable) as client:
+                send(client, request, cut=10)
+        assert len(open_files()) == before
+
+
+def test_a_worker_that_cannot_start_ends(tmp_path: Path):
+    path = script(tmp_path, "raise SystemExit(4)")
+    request = {"argv": [str(path)], "env": {"COLOR": "\0"}, "cwd": str(tmp_path)}
+    with worker_server([], {}) as server:
+        with connected(server.executable) as client:
+            send(client, request)
+            assert client.recv(1) + client.recv(1) == b"f\x01"
+        worker = started(server.executable, path)
+        worker.communicate(timeout=300)
+        assert worker.returncode == 4
 
 
 def test_workers_have_different_random_numbers(tmp_path: Path):
