@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -27,12 +28,32 @@ from astuner.backbone.training.session import (
 from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
-from astuner.errors import JudgeUnavailableError, LogprobGapError, NoSignalError
+from astuner.errors import BackboneError, JudgeUnavailableError, LogprobGapError, NoSignalError
 from astuner.run_record import FinishedStep, RunFinding, RunSummary, StepWriter, plot_run
 from astuner.schema import Episode, Task, TokenCounts
 from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
 
 _NO_UPDATE = UpdateResult({}, (), signal=False)
+
+
+@dataclass(frozen=True)
+class _Rollout:
+    """The episodes of a training step whose update is not collected.
+
+    Attributes:
+        episodes: all of them.
+        usable: those with a reward and samples.
+        tokens: the sums over their tokens.
+        refills: metrics of the refills.
+        started, ended: when the rollout started and ended.
+    """
+
+    episodes: Sequence[Episode]
+    usable: Sequence[Episode]
+    tokens: TokenCounts
+    refills: dict[str, float]
+    started: float
+    ended: float
 
 
 @dataclass
@@ -50,6 +71,7 @@ class RlLoop:
     state: RunState = field(default_factory=RunState)
     _failed_steps: int = field(default=0, init=False)
     _writer: StepWriter = field(init=False)
+    _rollout: _Rollout | None = field(default=None, init=False)
     # The (step, validated) pair of `state` in the newest checkpoint.
     _saved: tuple[int, int | None] | None = field(default=None, init=False)
 
@@ -142,55 +164,65 @@ class RlLoop:
         Args:
             step: 1-based.
         """
-        context, session, state, writer = self.context, self.session, self.state, self._writer
-        started = timestamp()
-
-        # Roll out.
-        episodes, refills = self._roll_out(step)
-        rolled_out = timestamp()
-        usable = [episode for episode in episodes if episode.status == "ok"]
-        self._failed_steps = 0 if usable else self._failed_steps + 1
-        # Before the update: these episodes explain why it fails.
-        tokens = [tokens_of([episode]) for episode in episodes]
-        total_tokens = sum(tokens, TokenCounts())
-        writer.begin_step(step, list(zip(episodes, tokens, strict=True)))
-        context.monitor.check_rollout(step, episodes)
-        if not usable and (state.totals.ok == 0 or self._failed_steps == self._MAX_FAILED_STEPS):
-            self._save()
-            check_judge(self.config, state, episodes)
-            check_any_succeeded(episodes)
-
-        n_samples = sum(len(episode.samples) for episode in usable)
+        context, session = self.context, self.session
+        if self._rollout is None:  # otherwise, a signal has interrupted the wait for the update
+            started = timestamp()
+            episodes, refills = self._roll_out(step)
+            with signals_deferred():
+                self._rollout = self._begin_step(step, episodes, refills, started)
+        rollout = self._rollout
+        n_samples = sum(len(episode.samples) for episode in rollout.usable)
         with context.progress.bar(f"{self._step_name(step)}: update", n_samples, unit="samples"):
             session.wait_for_update(step)
             # Weights, counters and record change together, so that a checkpoint is always consistent.
             with signals_deferred():
-                # Update and sync weights.
                 result = _NO_UPDATE
-                if usable:
+                if rollout.usable:
                     with context.phase("update"):
-                        result = self._update(usable, step)
+                        result = self._update(rollout.usable, step)
                     with context.phase("sync_weights"):
                         session.sync(step)
-
-                # Record.
-                state.step = step
-                state.totals.add(episodes, total_tokens)
-                metrics = (
-                    batch_metrics(episodes, total_tokens)
-                    | result.metrics
-                    | self.end_task_step(step, success_rates(episodes))
-                )
-                metrics |= refills | {"time/rollout": rolled_out - started, "time/update": timestamp() - rolled_out}
-                ids = [episode.episode_id for episode in usable]
-                advantages = dict(zip(ids, result.advantages, strict=False))
-                updates = dict(zip(ids, result.samples, strict=False))
-                metrics |= {"time/record": writer.seconds_waited(), "time/step": timestamp() - started}
-                writer.end_step(FinishedStep(step, metrics, advantages, updates))
-        self._check_judge(episodes)
-        self._check_signal(result.signal, any_usable=bool(usable))
+                metrics = self._end_step(step, rollout, result)
+                self._rollout = None
+        self._check_judge(rollout.episodes)
+        self._check_signal(result.signal, any_usable=bool(rollout.usable))
         note = f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
-        return f"{note}, {len(episodes)} episodes" if refills else note
+        return f"{note}, {len(rollout.episodes)} episodes" if rollout.refills else note
+
+    def _begin_step(
+        self, step: int, episodes: Sequence[Episode], refills: dict[str, float], started: float
+    ) -> _Rollout:
+        """Record the episodes of a step, before the update: they explain why it fails."""
+        ended = timestamp()
+        usable = [episode for episode in episodes if episode.status == "ok"]
+        self._failed_steps = 0 if usable else self._failed_steps + 1
+        tokens = [tokens_of([episode]) for episode in episodes]
+        self._writer.begin_step(step, list(zip(episodes, tokens, strict=True)))
+        self.context.monitor.check_rollout(step, episodes)
+        if not usable and (self.state.totals.ok == 0 or self._failed_steps == self._MAX_FAILED_STEPS):
+            self._save()
+            check_judge(self.config, self.state, episodes)
+            check_any_succeeded(episodes)
+        return _Rollout(episodes, usable, sum(tokens, TokenCounts()), refills, started, ended)
+
+    def _end_step(self, step: int, rollout: _Rollout, result: UpdateResult) -> dict[str, float]:
+        """Count a finished step, record its results, and return its metrics."""
+        state, writer, episodes = self.state, self._writer, rollout.episodes
+        state.step = step
+        state.totals.add(episodes, rollout.tokens)
+        metrics = (
+            batch_metrics(episodes, rollout.tokens)
+            | result.metrics
+            | self.end_task_step(step, success_rates(episodes))
+            | rollout.refills
+            | {"time/rollout": rollout.ended - rollout.started, "time/update": timestamp() - rollout.ended}
+        )
+        ids = [episode.episode_id for episode in rollout.usable]
+        advantages = dict(zip(ids, result.advantages, strict=False))
+        updates = dict(zip(ids, result.samples, strict=False))
+        metrics |= {"time/record": writer.seconds_waited(), "time/step": timestamp() - rollout.started}
+        writer.end_step(FinishedStep(step, metrics, advantages, updates))
+        return metrics
 
     def _roll_out(self, step: int) -> tuple[list[Episode], dict[str, float]]:
         """Run the episodes of a step.
@@ -322,11 +354,19 @@ class RlLoop:
                 self._saved = current
 
     def _save_interrupted(self) -> None:
-        if self.state.step == 0:
-            logger.warning("interrupted: no step was finished, so there is nothing to resume")
-            return
-        logger.warning("interrupted: saving step {}", self.state.step)
-        self._save()
+        """Finish the steps whose update has started, and save the last one."""
+        try:
+            last = self.session.end_training(self.state.step)
+            if last == 0:
+                logger.warning("interrupted: no step was finished, so there is nothing to resume")
+                return
+            logger.warning("interrupted: saving step {}", last)
+            while self.state.step < last:
+                with contextlib.suppress(NoSignalError):  # the run ends in any case
+                    self.train_step(self.state.step + 1)
+            self._save()
+        except BackboneError as error:  # for example, the signal has ended the trainer, too
+            logger.warning("interrupted, and the last step cannot be saved: {}", error)
         if self._saved is None:
             logger.warning("there is no checkpoint to resume from")
         else:

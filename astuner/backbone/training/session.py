@@ -117,8 +117,20 @@ class TrainingSession(Protocol):
         return
 
     def wait_for_update(self, step: int) -> None:
-        """Wait until `update(..., step)` can return immediately. A signal can interrupt this wait, but not `update`."""
+        """Wait until `update(..., step)` can return immediately.
+
+        A signal can interrupt this wait, but not `update`. Then, after `end_training`, the loop may call `roll_out` and
+        this method again for the same step.
+        """
         return
+
+    def end_training(self, step: int) -> int:
+        """Start no further update; return the last step whose update has started. Called once, after an interruption.
+
+        Args:
+            step: the number of finished training steps.
+        """
+        return step
 
     def validation(self, step: int) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the engine samples validation episodes with the weights after `step` steps."""

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from astuner.backbone.training.episode_worker import AgentJob
 from astuner.backbone.training.schedule import TaskOrder
-from astuner.backbone.trinity.events import EpisodeFinished, Event, MetricsLogged
+from astuner.backbone.trinity.events import BatchConsumed, EpisodeFinished, Event, MetricsLogged
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest
 
@@ -98,7 +98,8 @@ class Coordinator:
         self._evaluation: BatchRequest | None = None
         self._events: list[Event] = []
         self._usable_episodes: dict[int, list[Episode]] = defaultdict(list)
-        self._trained_steps = self._paused_after = 0
+        self._trained_steps = self._started_steps = self._paused_after = 0
+        self._is_ended = False
         self._changed = asyncio.Condition()
 
     async def job(self) -> CoordinatorJob:
@@ -108,13 +109,41 @@ class Coordinator:
     async def start_training(self, schedule: StepSchedule) -> None:
         """Set the schedule, which lets the explorer start."""
         self._schedule = schedule
-        self._trained_steps = self._paused_after = schedule.steps_done
+        self._trained_steps = self._started_steps = self._paused_after = schedule.steps_done
         await self._notify_all()
 
     async def resume_after(self, step: int) -> None:
         """Let the explorer continue after its pause at `step`."""
         self._paused_after = step
         await self._notify_all()
+
+    async def may_update(self, trainer_step: int) -> bool:
+        """Return whether a trainer's step may be done; after `end_training`, only those of the last training step."""
+        return not self._is_ended or math.ceil(trainer_step / self._job.updates) <= self._started_steps
+
+    async def start_update(self, batch: BatchConsumed) -> bool:
+        """Return `may_update` for a mini-batch that the trainer has read, and report it to the launcher if it may."""
+        if not await self.may_update(batch.trainer_step):
+            return False
+        self._started_steps = max(self._started_steps, math.ceil(batch.trainer_step / self._job.updates))
+        await self.post_event(batch)
+        return True
+
+    async def end_training(self, ready_step: int) -> int:
+        """Start no further batch, and no further update after `ready_step`; return the last step that is trained.
+
+        Args:
+            ready_step: the last training step whose update the launcher waits for or has seen.
+        """
+        self._is_ended = True
+        self._started_steps = max(self._started_steps, ready_step)
+        await self._notify_all()
+        return self._started_steps
+
+    async def wait_until_ended(self) -> None:
+        """Wait for a call of `end_training`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_ended)
 
     async def record_success(self, step: int, success_rates: Mapping[str, float]) -> None:
         """Take the results of a training step, on which the tasks of later steps may depend."""
@@ -171,7 +200,7 @@ class Coordinator:
 
     def _can_start(self, step: int) -> bool:
         schedule = self._schedule
-        if schedule is None:
+        if schedule is None or self._is_ended:
             return False
         if step > schedule.last_step:
             return self._is_fully_async and step <= schedule.last_step + schedule.max_steps_ahead

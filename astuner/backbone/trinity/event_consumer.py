@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +20,17 @@ from astuner.backbone.trinity.coordinator import TRAINER
 from astuner.backbone.trinity.events import (
     AdvantagesReady,
     BatchConsumed,
+    Digests,
     EpisodeFinished,
     EpisodesStarted,
     Event,
     MetricsLogged,
-    SampleKey,
     ShareFinished,
     WorkerFailed,
 )
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import add_reached_tags
+from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError, first_line
 from astuner.schema import Episode, Split
 from astuner.task_rollout import BatchRequest, OnEpisode, failed_episodes, report_failures
@@ -42,6 +43,23 @@ _GRACE_SECONDS = 60.0
 def coordinator_lost(error: Exception) -> BackboneError:
     """Return the error to raise if the coordinator does not answer."""
     return BackboneError(f"the process that collects the run's episodes has died: {first_line(error)}. {RESUME_HINT}")
+
+
+@dataclass(frozen=True)
+class TrainedStep:
+    """A training step that Trinity's trainer has finished.
+
+    Attributes:
+        step: its number.
+        advantages: the advantages of its episodes.
+        digests: digests of the samples that the trainer received.
+        metrics: the metrics of each optimizer step.
+    """
+
+    step: int
+    advantages: AdvantagesReady
+    digests: Digests
+    metrics: Sequence[Mapping[str, float]]
 
 
 @dataclass
@@ -81,7 +99,7 @@ class EventConsumer:
     trainer_step: int = 0
     pending: dict[int, AdvantagesReady] = field(default_factory=dict)
     metrics: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    digests: dict[int, Mapping[SampleKey, str]] = field(default_factory=dict)
+    digests: dict[int, Digests] = field(default_factory=dict)
     _failure: WorkerFailed | None = None
     # Actor id to handle and pending ping.
     _runners: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -95,7 +113,8 @@ class EventConsumer:
     def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Wait for a batch and return its episodes, ordered by task and repeat.
 
-        A retried episode is preceded by its failed attempts.
+        A retried episode is preceded by its failed attempts. Another call continues the wait for a training step that a
+        signal has interrupted.
 
         Raises:
             BackboneError: a process of the run died, or no episode ended within its time limits or within
@@ -114,14 +133,16 @@ class EventConsumer:
 
         timeout = min(longest_wait(self.config) + _GRACE_SECONDS, self.config.asynchrony.stall_timeout)
         self._wait(is_done, request.step, f"the episodes of {request.split} step {request.step}", timeout)
-        episodes = self._batches.pop(key).episodes
+        episodes = list(self._batches[key].episodes)
+        if not is_training:
+            del self._batches[key]
         episodes += self._lost_episodes(request, episodes)
         ordered = in_order(episodes, request)
         last_attempts = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
         report_failures(list(last_attempts.values()), request)
         return ordered
 
-    def wait_for_update(self, step: int, trainer_step: int) -> AdvantagesReady:
+    def wait_for_update(self, step: int, trainer_step: int) -> None:
         """Wait until training step `step` has its advantages and the trainer has finished `trainer_step`.
 
         Raises:
@@ -133,7 +154,18 @@ class EventConsumer:
             return step in self.pending and trainer_step <= self.trainer_step
 
         self._wait(is_done, step, f"the update of step {step}", timeout)
-        return self.pending.pop(step)
+
+    def take_update(self, step: int, trainer_steps: range) -> TrainedStep:
+        """Forget a training step that `wait_for_update` waited for, and return its results.
+
+        Args:
+            step: the training step.
+            trainer_steps: the trainer's steps that it consists of.
+        """
+        self._batches.pop(("train", step), None)
+        digests = {key: digest for number in trainer_steps for key, digest in self.digests.pop(number, {}).items()}
+        metrics = [self.metrics.pop(number, {}) for number in trainer_steps]
+        return TrainedStep(step, self.pending.pop(step), digests, metrics)
 
     def _wait(self, is_done: Callable[[], bool], step: int, awaited: str, timeout: float) -> None:
         """Handle events until `is_done`, for training step `step`. Log messages do not reset the timeout."""
@@ -142,12 +174,10 @@ class EventConsumer:
             # The steps before a step that cannot be trained are awaited, and its own episodes are returned first.
             if self._failure is not None and (self._failure.step is None or self._failure.step <= step):
                 raise self._failure.error
-            try:
-                events: list[Event] = list(ray.get(self.coordinator.read_events.remote(_POLL_SECONDS)))
-            except RayError as error:
-                raise coordinator_lost(error) from error
-            for event in events:
-                self._handle(event)
+            with signals_deferred():  # no event is lost
+                events = self._read_events()
+                for event in events:
+                    self._handle(event)
             if any(not isinstance(event, LogRecord | BreakpointsReached) for event in events):
                 last_event = time.monotonic()
                 continue
@@ -159,6 +189,13 @@ class EventConsumer:
                     f"(asynchrony.stall_timeout is {self.config.asynchrony.stall_timeout:.0f} s). {RESUME_HINT}; "
                     f"Trinity's logs are in {self.actors.config.log.save_dir}"
                 )
+
+    def _read_events(self) -> Sequence[Event]:
+        try:
+            events: Sequence[Event] = ray.get(self.coordinator.read_events.remote(_POLL_SECONDS))
+        except RayError as error:
+            raise coordinator_lost(error) from error
+        return events
 
     def _check_runners_alive(self) -> None:
         """Check that the processes that run episodes are alive: Trinity would wait for a dead one's episodes.

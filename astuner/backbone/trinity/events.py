@@ -12,6 +12,9 @@ from astuner.schema import Episode, Split
 SampleKey = tuple[str, int]
 """The id of an episode and the index of a sample in it."""
 
+Digests = Mapping[SampleKey, str]
+"""Digests of samples that have trained tokens; see `sample_digest`."""
+
 
 @dataclass(frozen=True)
 class EpisodesStarted:
@@ -94,11 +97,11 @@ class BatchConsumed:
 
     Attributes:
         trainer_step: the trainer's step. A training step consists of `mini_batch_num` trainer steps.
-        digests: digests of the samples that have trained tokens; see `sample_digest`.
+        digests: the digests of its samples.
     """
 
     trainer_step: int
-    digests: Mapping[SampleKey, str]
+    digests: Digests
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,31 +21,16 @@ from astuner.backbone.training.session import TrainingSession, batch_request
 from astuner.backbone.trinity.actors import TrinityActors
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.coordinator import StepSchedule
-from astuner.backbone.trinity.event_consumer import EventConsumer, coordinator_lost
-from astuner.backbone.trinity.events import AdvantagesReady, SampleKey
+from astuner.backbone.trinity.event_consumer import EventConsumer, TrainedStep, coordinator_lost
 from astuner.backbone.trinity.metrics import check_current_weights, update_metrics
 from astuner.backbone.trinity.rules import sampler_dtype, steps_ahead
 from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.backbone.trinity.sample_digest import check_samples_match
 from astuner.backbone.trinity.training_backends import TrainingBackend
+from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
-
-
-@dataclass(frozen=True)
-class _TrainedStep:
-    """A training step that Trinity's trainer has finished.
-
-    Attributes:
-        advantages: the advantages of its episodes.
-        digests: digests of the samples that the trainer received.
-        metrics: the metrics of each optimizer step.
-    """
-
-    advantages: AdvantagesReady
-    digests: Mapping[SampleKey, str]
-    metrics: Sequence[Mapping[str, float]]
 
 
 class TrinitySession(TrainingSession):
@@ -82,7 +67,7 @@ class TrinitySession(TrainingSession):
         self._config = context.config.astuner
         # Optimizer steps of Trinity's trainer in a training step.
         self._updates = self._config.trainer_common.mini_batch_num
-        self._trained: _TrainedStep | None = None
+        self._trained: TrainedStep | None = None
         self._order = TaskOrder((), 1, None)
 
     @property
@@ -111,7 +96,8 @@ class TrinitySession(TrainingSession):
         if request.split == "val":
             return self.run_on_explorer(request, on_episode, on_attempt)
         if not self._is_training:
-            self._start_training(request.step - 1)
+            with signals_deferred():
+                self._start_training(request.step - 1)
         return self.event_consumer.run(request, on_episode, on_attempt)
 
     def run_on_explorer(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
@@ -139,12 +125,27 @@ class TrinitySession(TrainingSession):
 
     def wait_for_update(self, step: int) -> None:
         """Wait until the trainer has finished `step`. The trainer does the optimizer steps even without any reward."""
-        events, last = self.event_consumer, step * self._updates
+        if self._trained is not None and self._trained.step == step:
+            return  # a signal interrupted the caller after an earlier call
+        last = step * self._updates
         with self.context.phase("update"):
-            advantages = events.wait_for_update(step, last)
-        trainer_steps = range(last - self._updates + 1, last + 1)
-        digests = {key: digest for number in trainer_steps for key, digest in events.digests.pop(number, {}).items()}
-        self._trained = _TrainedStep(advantages, digests, [events.metrics.pop(n, {}) for n in trainer_steps])
+            self.event_consumer.wait_for_update(step, last)
+        with signals_deferred():
+            trainer_steps = range(last - self._updates + 1, last + 1)
+            self._trained = self.event_consumer.take_update(step, trainer_steps)
+
+    def end_training(self, step: int) -> int:
+        """Have explorer and trainer start nothing more; the trainer finishes the step that it has started and saves it.
+
+        It is asked to at once: the weights of a step are lost as soon as the next update starts. A step whose episodes
+        are complete is trained, too.
+        """
+        if not self._is_training:
+            return step
+        is_sampled = step + 1 in self.event_consumer.pending
+        last: int = _call(self.event_consumer.coordinator.end_training, step + is_sampled)
+        self.event_consumer.last_trainer_step = last * self._updates
+        return last
 
     def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
         """Return the result of the update that `wait_for_update` waited for.
@@ -204,8 +205,8 @@ class TrinitySession(TrainingSession):
     def save(self, step: int, progress: dict[str, Any]) -> bool:
         """Write a checkpoint with the weights that the trainer saved after `step`; return False if it saved none.
 
-        The trainer saves every `save_freq` steps and after the last step. It cannot save in between, as it may have
-        done further steps already.
+        The trainer saves every `save_freq` steps, after the last step, and after `end_training`. It cannot save in
+        between, as it may have done further steps already.
         """
         weights = self._saved_weights(step)
         if weights is None:
@@ -252,9 +253,9 @@ class TrinitySession(TrainingSession):
         return self.trinity_state.saved_weights(trainer_step)
 
 
-def _call(method: Any, *arguments: object) -> None:
-    """Call a method of the coordinator and wait until it has returned."""
+def _call(method: Any, *arguments: object) -> Any:
+    """Call a method of the coordinator and return its result."""
     try:
-        ray.get(method.remote(*arguments))
+        return ray.get(method.remote(*arguments))
     except RayError as error:
         raise coordinator_lost(error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import torch
@@ -62,15 +63,19 @@ class MiniBatchStrategy(SampleStrategy):
         """
         super().__init__(buffer_config)
         self._updates = updates
+        self._ended: asyncio.Future[None] | None = None
         self._reader = get_buffer_reader(buffer_config.trainer_input.experience_buffer)
 
     async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, float], list[Any]]:
-        """Return a mini-batch, its metrics (read time and staleness in training steps), and no rows to display."""
+        """Return a mini-batch, its metrics (read time and staleness in training steps), and no rows to display.
+
+        Raises:
+            StopAsyncIteration: the training ends before the training step of this trainer step. Then Trinity's trainer
+                saves a checkpoint and stops.
+        """
         metrics: dict[str, float] = {}
         with Timer(metrics, "time/read_experience"):
-            exps = await self._reader.read(batch_size=1)
-            if exps[0].info[MINI_BATCH_SIZE] > 1:
-                exps += await self._reader.read(batch_size=exps[0].info[MINI_BATCH_SIZE] - 1)
+            exps = await self._read_unless_ended(step)
         digests = {
             (exp.info[EPISODE], exp.info[SAMPLE]): content_digest(
                 exp.tokens.tolist(), exp.action_mask.tolist(), exp.logprobs.tolist()
@@ -78,11 +83,29 @@ class MiniBatchStrategy(SampleStrategy):
             for exp in exps
             if exp.action_mask.any()
         }
-        await coordinator().post_event.remote(BatchConsumed(step, digests))
+        if not await coordinator().start_update.remote(BatchConsumed(step, digests)):
+            raise StopAsyncIteration
         current = (step - 1) // self._updates
         staleness = [current - max(exp.info["model_version"], 0) // self._updates for exp in exps]
         metrics |= {"staleness/max": float(max(staleness)), "staleness/mean": sum(staleness) / len(staleness)}
         return exps, metrics, []
+
+    async def _read_unless_ended(self, step: int) -> list[Experience]:
+        """Wait for the mini-batch of a trainer step, or for the end of the training before it."""
+        if self._ended is None:
+            self._ended = asyncio.ensure_future(coordinator().wait_until_ended.remote())
+        reading = asyncio.ensure_future(self._read())
+        await asyncio.wait((reading, self._ended), return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done() and not await coordinator().may_update.remote(step):
+            reading.cancel()
+            raise StopAsyncIteration
+        return await reading
+
+    async def _read(self) -> list[Experience]:
+        exps: list[Experience] = await self._reader.read(batch_size=1)
+        if exps[0].info[MINI_BATCH_SIZE] > 1:
+            exps += await self._reader.read(batch_size=exps[0].info[MINI_BATCH_SIZE] - 1)
+        return exps
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:

@@ -176,6 +176,45 @@ async def test_every_engine_is_busy_with_at_most_max_env_worker_episodes(workers
         assert max(sizes) == 1 or max(sizes) * repeats <= per_engine
 
 
+async def test_no_update_and_no_batch_starts_after_the_end_and_a_started_update_is_finished():
+    from astuner.backbone.trinity.events import BatchConsumed, MetricsLogged
+
+    coordinator, schedule = make_coordinator(done=2, pause_every=100)  # two optimizer steps per training step
+    await coordinator.start_training(schedule)
+    ended = asyncio.create_task(coordinator.wait_until_ended())
+    assert await coordinator.start_update(BatchConsumed(5, {}))
+    assert not ended.done()
+    assert await coordinator.end_training(2) == 3
+    await asyncio.wait_for(ended, 5.0)
+    assert await coordinator.start_update(BatchConsumed(6, {}))
+    await coordinator.post_event(MetricsLogged("trainer", 6, {}))
+    assert not await coordinator.start_update(BatchConsumed(7, {}))
+    assert not await can_start(coordinator, 4)
+    assert [event.trainer_step for event in await coordinator.read_events(5.0) if isinstance(event, BatchConsumed)] == [
+        5,
+        6,
+    ]
+    assert await coordinator.end_training(3) == 3
+
+
+async def test_training_that_ends_before_its_first_update_has_the_steps_of_the_resumed_run():
+    from astuner.backbone.trinity.events import BatchConsumed
+
+    coordinator, schedule = make_coordinator(done=2)
+    await coordinator.start_training(schedule)
+    assert await coordinator.end_training(2) == 2
+    assert not await coordinator.start_update(BatchConsumed(5, {}))
+
+
+async def test_a_step_whose_episodes_are_complete_is_trained_after_the_end():
+    from astuner.backbone.trinity.events import BatchConsumed
+
+    coordinator, schedule = make_coordinator(done=2)
+    await coordinator.start_training(schedule)
+    assert await coordinator.end_training(3) == 3
+    assert [await coordinator.start_update(BatchConsumed(step, {})) for step in (5, 6, 7)] == [True, True, False]
+
+
 async def test_events_are_in_order_and_usable_episodes_in_batch_order():
     from astuner.backbone.trinity.events import EpisodeFinished, ShareFinished
 

@@ -1,11 +1,13 @@
-"""Timeouts of the launcher's event consumer."""
+"""Timeouts and interruptions of the launcher's event consumer."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +17,7 @@ from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import BackboneError
 from astuner.model_tuner import CallSettings
-from astuner.schema import Task
+from astuner.schema import Episode, Task
 from astuner.task_rollout import BatchRequest
 
 pytestmark = pytest.mark.trinity
@@ -58,6 +60,38 @@ def run_a_batch(event_consumer: Any) -> None:
 
 def wait_for_an_update(event_consumer: Any) -> None:
     event_consumer.wait_for_update(1, 1)
+
+
+def test_another_call_continues_a_wait_that_a_signal_interrupted(event_consumer: Any) -> None:
+    import ray
+
+    from astuner.backbone.trinity.events import AdvantagesReady, BatchConsumed, EpisodeFinished, MetricsLogged
+
+    def post(*events: Any) -> None:
+        for event in events:
+            ray.get(event_consumer.coordinator.post_event.remote(event))
+
+    def interrupted(wait: Callable[[], object]) -> None:
+        Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+
+    task = Task("t", "?")
+    episode = Episode("e", task, 0, "ok", 1.0, True)
+    request = BatchRequest((task,), 1, "train", 2, 0, CallSettings())
+    ready = AdvantagesReady(2, ("e",), None, frozenset())
+    post(EpisodeFinished("train", 2, episode))
+    interrupted(lambda: event_consumer.run(request, lambda _: None, lambda _: None))
+    post(ready, BatchConsumed(2, {("e", 0): "digest"}))
+    # The caller may have been interrupted before it had the result.
+    for _ in range(2):
+        assert event_consumer.run(request, lambda _: None, lambda _: None) == [episode]
+    interrupted(lambda: event_consumer.wait_for_update(2, 2))
+    post(MetricsLogged("trainer", 2, {"loss": 1.0}))
+    event_consumer.wait_for_update(2, 2)
+    trained = event_consumer.take_update(2, range(2, 3))
+    assert (trained.advantages, trained.digests, trained.metrics) == (ready, {("e", 0): "digest"}, [{"loss": 1.0}])
+    assert event_consumer.backlog == 0
 
 
 @pytest.mark.parametrize("wait", [run_a_batch, wait_for_an_update])

@@ -108,16 +108,26 @@ def check_resumes(job: AstunerJob, folder: Path) -> None:
     assert json.loads((second.record / "summary.json").read_text())["steps"] == 6
 
 
-def test_a_run_that_sigterm_ended_resumes(model_folder: Path, tmp_path: Path):
-    job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6)
-    first = Run(job, tmp_path)
-    first.wait_for(step=2)
-    first.process.send_signal(signal.SIGTERM)
-    code, printed = first.ended()
-    assert code == 128 + signal.SIGTERM, printed
-    assert "run the same command again to resume from the checkpoint of step" in printed
-    assert first.leftovers() == []
+def test_an_interrupted_run_saves_its_last_step_and_resumes(model_folder: Path, tmp_path: Path):
+    job = trinity_job(model_folder, tmp_path, trainer_common__total_training_steps=6, trainer_common__save_freq=100)
+    saved = 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        run = Run(job, tmp_path)
+        run.wait_for(step=saved + 1)
+        run.process.send_signal(number)
+        code, printed = run.ended()
+        assert code == 128 + number, printed
+        assert run.leftovers() == []
+        steps = list(losses(run.record))
+        assert f"run the same command again to resume from the checkpoint of step {steps[-1]}" in printed
+        progress = json.loads((run.record / "checkpoints" / f"step_{steps[-1]:06d}" / "progress.json").read_text())
+        assert steps == [*range(1, progress["step"] + 1)]
+        assert progress["totals"]["ok"] == 8 * progress["step"]
+        assert f"resuming from the checkpoint of step {saved}" in printed or not saved
+        saved = progress["step"]
     check_resumes(job, tmp_path)
+    index = Counter(entry.step for entry in read_index(tmp_path / "records" / "run") if entry.split == "train")
+    assert index == dict.fromkeys(range(1, 7), 8)
 
 
 @pytest.mark.slow
