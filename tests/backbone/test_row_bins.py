@@ -6,7 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.backbone.training.row_bins import UpdateTokens, packed_bins, padded_bins, padded_budget, prefix_bins
+from astuner.backbone.training.row_bins import (
+    RowGroup,
+    UpdateTokens,
+    divide_groups,
+    packed_bins,
+    padded_bins,
+    padded_budget,
+    prefix_bins,
+)
 from astuner.context_tracker import encode_ids
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
@@ -43,3 +51,12 @@ def test_distinct_tokens_are_counted_by_mini_batch() -> None:
     tokens.add_rows([encode_ids(ids) for ids in ([1, 2, 3], [1, 2, 4], [1, 2])])
     tokens.add_rows([encode_ids([1])])
     assert tokens.metrics() == {"update/computed_per_distinct_token": 3.0}
+
+
+def test_every_process_computes_equally_many_micro_batches():
+    groups = [RowGroup([0, 1, 2], shares=True), RowGroup([3, 4, 5, 6])]
+    divide_groups(groups, 4)
+    assert [group.rows for group in groups] == [[0], [1, 2], [3, 4], [5, 6]]
+    assert [group.shares for group in groups] == [True, True, False, False]
+    divide_groups(groups, 2)
+    assert len(groups) == 4

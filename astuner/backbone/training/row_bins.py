@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed
 
 from astuner.context_tracker import ID_BYTES, Packing, count_distinct_prefixes, in_prefix_order, pack_encoded
 
@@ -26,6 +28,19 @@ class RowBin:
     rows: tuple[int, ...]
     tokens: int
     packing: Packing | None = None
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Rows that one of several processes computes together.
+
+    Attributes:
+        rows: row numbers.
+        shares: whether each distinct prefix is computed once.
+    """
+
+    rows: list[int]
+    shares: bool = False
 
 
 @dataclass
@@ -128,3 +143,19 @@ def packed_bins(rows: Sequence[int], lengths: Sequence[int], token_budget: int) 
         groups[group].append(row)
         totals[group] += lengths[row]
     return groups
+
+
+def divide_groups(groups: list[RowGroup], count: int) -> None:
+    """Divide groups of rows, the largest first, until there are `count`. Every process has equally many rows."""
+    while len(groups) < count:
+        largest = max(range(len(groups)), key=lambda index: len(groups[index].rows))
+        rows, shares = groups[largest].rows, groups[largest].shares
+        middle = len(rows) // 2
+        groups[largest : largest + 1] = [RowGroup(rows[:middle], shares), RowGroup(rows[middle:], shares)]
+
+
+def largest_count(count: int, process_group: Any, device: str) -> int:
+    """Return the largest of the numbers of all processes of a group."""
+    counts = torch.tensor([count], device=device)
+    torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX, group=process_group)
+    return int(counts.item())

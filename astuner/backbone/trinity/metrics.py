@@ -8,6 +8,7 @@ import torch
 
 from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
 from astuner.algorithms.credit_assignment import check_logprob_gap
+from astuner.backbone.training.row_bins import UpdateTokens
 
 # Trinity's Tinker trainer and its verl trainer use different names for some metrics.
 _MEANS = {
@@ -20,6 +21,9 @@ _MEANS = {
 _ENTROPY, _BONUS = "actor/entropy", "actor/loss/entropy_bonus"
 _READ_TIME = "time/read_experience"
 _TRAINED_TOKENS = "actor/ratio/trained_tokens"
+_COMPUTED = "actor/computed_tokens"
+DISTINCT_TOKENS = "actor/distinct_tokens"
+"""Number of distinct prefixes of the rows of an optimizer step; with verl's workers only."""
 _PER_TOKEN = {
     "kl/update": ("actor/ratio/kl_sum",),
     "ratio/mean": ("actor/ratio/ratio_sum",),
@@ -52,6 +56,9 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     if trained:
         metrics["ratio/max"] = max(part.get("actor/ratio/ratio_max", 0.0) for part in updates)
         metrics |= _correction_metrics(updates, "", "")
+    tokens = UpdateTokens(*(int(sum(part.get(key, 0.0) for part in updates)) for key in (_COMPUTED, DISTINCT_TOKENS)))
+    if tokens.distinct:
+        metrics |= tokens.metrics()
     age = 0
     while any(f"actor/correction/stale_{age}/tokens" in part for part in updates):
         metrics |= _correction_metrics(updates, f"stale_{age}/", f"/stale_{age}")

@@ -18,6 +18,8 @@ from trinity.trainer.trainer import Trainer
 
 from astuner.backbone.training.attention import imports_flash_attention
 from astuner.backbone.trinity.advantage_fn import CALLS, COUNTS, REFERENCE, SCALE, STEP, padding_experience
+from astuner.backbone.trinity.metrics import DISTINCT_TOKENS
+from astuner.context_tracker import count_distinct_prefixes, encode_ids
 from astuner.errors import ModelError, first_line
 from astuner.llm_engine.causal_lm import load_causal_lm
 
@@ -30,6 +32,11 @@ class WholeBatchTrainer(Trainer):
 
     def __init__(self, config: Config) -> None:
         """Create the trainer from Trinity's configuration."""
+        from trinity.trainer.verl import trainer
+
+        from astuner.backbone.trinity.verl_worker import BoundedWorker
+
+        trainer.TrinityActorRolloutRefWorker = BoundedWorker
         if not imports_flash_attention():
             pack_without_flash_attention()
         super().__init__(config)
@@ -41,7 +48,7 @@ class WholeBatchTrainer(Trainer):
         rows = worker_rows(exps, gpus // self.config.trainer.ulysses_sequence_parallel_size)
         self.engine.config.actor.ppo_mini_batch_size = len(rows)
         metrics: dict[str, Any] = await super().train_step(rows)
-        return metrics
+        return metrics | {DISTINCT_TOKENS: count_distinct_prefixes([encode_ids(exp.tokens.numpy()) for exp in exps])}
 
 
 def pack_without_flash_attention() -> None:

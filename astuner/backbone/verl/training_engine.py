@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed
 import verl.workers.engine.fsdp.transformer_impl as fsdp
 from tensordict import TensorDict
 from torch import Tensor
@@ -24,7 +23,15 @@ from verl.workers.engine.utils import prepare_micro_batches
 
 from astuner.backbone.training.pack_costs import PackCosts, count_pack_costs
 from astuner.backbone.training.packed_attention import enable_packed_attention, packed_inputs, supports_packing
-from astuner.backbone.training.row_bins import packed_bins, padded_bins, padded_budget, prefix_bins
+from astuner.backbone.training.row_bins import (
+    RowGroup,
+    divide_groups,
+    largest_count,
+    packed_bins,
+    padded_bins,
+    padded_budget,
+    prefix_bins,
+)
 from astuner.context_tracker import Packing, encode_ids, pack_encoded, pack_separate
 
 PACK = "astuner_pack"
@@ -172,32 +179,15 @@ def _micro_batches(data: TensorDict, dp_group: Any = None, **options: Any) -> tu
     rows = data["input_ids"]
     lengths = rows.offsets().diff().tolist()
     budget = data["max_token_len_per_gpu"] * tensordict_utils.get(data, "sp_size", 1)
-    groups: list[tuple[list[int], bool]] = []
     if should_share is None:
         bins = padded_bins(range(len(lengths)), lengths, padded_budget(budget, torch.device(get_device_name())))
-        groups = [(list(each.rows), False) for each in bins]
+        groups = [RowGroup(list(each.rows)) for each in bins]
     else:
         shared, separate = prefix_bins(_encoded(rows), budget, should_share)
-        groups = [(list(each.rows), True) for each in shared]
-        groups += [(group, False) for group in packed_bins([*chain(*separate)], lengths, budget)]
-    _divide(groups, _largest(len(groups), dp_group))
-    batches = [tensordict_utils.index_select_tensor_dict(data, group) for group, _ in groups]
-    for batch, (_, shares) in zip(batches, groups, strict=True):
-        tensordict_utils.assign_non_tensor(batch, **{_SHARES: shares})
-    return batches, [group for group, _ in groups]
-
-
-def _largest(count: int, group: Any) -> int:
-    """Return the largest of the numbers of all processes of a group."""
-    counts = torch.tensor([count], device=get_device_name())
-    torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX, group=group)
-    return int(counts.item())
-
-
-def _divide(groups: list[tuple[list[int], bool]], count: int) -> None:
-    """Divide groups of rows, the largest first, until there are `count`. Every process has equally many rows."""
-    while len(groups) < count:
-        largest = max(range(len(groups)), key=lambda index: len(groups[index][0]))
-        rows, shares = groups[largest]
-        middle = len(rows) // 2
-        groups[largest : largest + 1] = [(rows[:middle], shares), (rows[middle:], shares)]
+        groups = [RowGroup(list(each.rows), shares=True) for each in shared]
+        groups += [RowGroup(group) for group in packed_bins([*chain(*separate)], lengths, budget)]
+    divide_groups(groups, largest_count(len(groups), dp_group, get_device_name()))
+    batches = [tensordict_utils.index_select_tensor_dict(data, group.rows) for group in groups]
+    for batch, group in zip(batches, groups, strict=True):
+        tensordict_utils.assign_non_tensor(batch, **{_SHARES: group.shares})
+    return batches, [group.rows for group in groups]

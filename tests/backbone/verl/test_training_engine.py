@@ -84,16 +84,6 @@ def test_micro_batches_are_bounded_by_the_tokens_that_they_compute(
         torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_every_process_computes_equally_many_micro_batches() -> None:
-    from astuner.backbone.verl.training_engine import _divide
-
-    groups = [([0, 1, 2], True), ([3, 4, 5, 6], False)]
-    _divide(groups, 4)
-    assert groups == [([0], True), ([1, 2], True), ([3, 4], False), ([5, 6], False)]
-    _divide(groups, 2)
-    assert len(groups) == 4
-
-
 def test_verl_uses_the_engine() -> None:
     from verl.workers.engine import EngineRegistry
 
