@@ -78,7 +78,8 @@ class TaskBatch:
 
     Attributes:
         request: the episodes to run.
-        shares: number of parts of nearly equal size, each of which one runner takes.
+        shares: number of parts of nearly equal size, each of which one runner takes. They consist of whole tasks unless
+            there are more parts than tasks.
         min_version: the oldest weights to sample with, counted in the trainer's own steps.
         weights_pushed: True if the trainer pushes weights; False if the explorer must pull them.
     """
@@ -189,14 +190,17 @@ class Coordinator:
     def _shares(self, request: BatchRequest) -> int:
         """Return a number of shares that keeps every runner busy, and none larger than it can run concurrently.
 
-        Trinity binds each runner to an engine, so that a runner without a share is an idle engine.
+        Trinity binds each runner to an engine, so that a runner without a share is an idle engine. The episodes of a
+        task stay together, because they have a prompt in common, unless there are fewer tasks than runners.
         """
-        config, tasks = self._job.agent.config, len(request.tasks)
+        config, tasks, runners = self._job.agent.config, len(request.tasks), self._job.runners
         if config.asynchrony.over_rollout:
             return tasks  # over_rollout drops whole shares
-        capacity = max(1, config.rollout.max_env_worker // request.repeats)
-        rounds = math.ceil(tasks / (capacity * self._job.runners))
-        return min(tasks, rounds * self._job.runners)
+        workers = config.rollout.max_env_worker
+        units, capacity = tasks, max(1, workers // request.repeats)
+        if tasks < runners:
+            units, capacity = tasks * request.repeats, workers
+        return min(units, math.ceil(units / (capacity * runners)) * runners)
 
     def _can_start(self, step: int) -> bool:
         schedule = self._schedule

@@ -95,7 +95,7 @@ class EpisodeRunner:
             raise to_astuner_error(error, "an episode worker raised an exception") from error
         # An async actor may run calls in a different order than they were made.
         ray.get(posts)
-        ray.get(post(ShareFinished(request.split, request.step, len(request.tasks), attempts)))
+        ray.get(post(ShareFinished(request.split, request.step, len(request.episodes()), attempts)))
         return [episode for episode in episodes if episode.status == "ok"]
 
 

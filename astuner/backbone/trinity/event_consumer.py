@@ -69,12 +69,12 @@ class _BatchProgress:
     Attributes:
         unreported: finished episodes that the caller has not received yet.
         episodes: all finished episodes, failed attempts included.
-        tasks_done: number of finished tasks.
+        done: number of episodes in the finished shares.
     """
 
     unreported: list[Episode] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
-    tasks_done: int = 0
+    done: int = 0
 
 
 @dataclass
@@ -121,7 +121,7 @@ class EventConsumer:
                 `asynchrony.stall_timeout`.
         """
         key = (request.split, request.step)
-        is_training = request.split == "train" and self.last_trainer_step > 0
+        is_training, size = request.split == "train" and self.last_trainer_step > 0, len(request.episodes())
 
         def is_done() -> bool:
             batch = self._batches[key]
@@ -129,7 +129,7 @@ class EventConsumer:
                 episode = batch.unreported.pop(0)
                 on_attempt(episode)
                 on_episode(episode)
-            return batch.tasks_done == len(request.tasks) or (is_training and request.step in self.pending)
+            return batch.done == size or (is_training and request.step in self.pending)
 
         timeout = min(longest_wait(self.config) + _GRACE_SECONDS, self.config.asynchrony.stall_timeout)
         self._wait(is_done, request.step, f"the episodes of {request.split} step {request.step}", timeout)
@@ -228,10 +228,10 @@ class EventConsumer:
                 batch = self._batches[split, step]
                 batch.unreported.append(episode)
                 batch.episodes.append(episode)
-            case ShareFinished(split, step, tasks, attempts):
+            case ShareFinished(split, step, done, attempts):
                 batch = self._batches[split, step]
                 batch.episodes += attempts
-                batch.tasks_done += tasks
+                batch.done += done
             case AdvantagesReady(step):
                 self.pending[step] = event
             case BatchConsumed(trainer_step, digests):

@@ -51,13 +51,13 @@ class ShareFinished:
     Attributes:
         split: the batch's split.
         step: the batch's training step.
-        tasks: number of tasks in the share.
+        episodes: number of episodes in the share.
         attempts: failed attempts at episodes that were retried.
     """
 
     split: Split
     step: int
-    tasks: int
+    episodes: int
     attempts: Sequence[Episode]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -20,6 +20,7 @@ from astuner.backbone.trinity.engines import current_weights
 from astuner.backbone.trinity.episode_runner import EpisodeRunner
 from astuner.backbone.trinity.events import EpisodesStarted, WorkerFailed
 from astuner.errors import AstunerError, BackboneError
+from astuner.schema import Task as AgentTask
 from astuner.task_rollout import BatchRequest
 
 _POLL_SECONDS = 0.1
@@ -92,19 +93,27 @@ async def _update_weights(batch: TaskBatch) -> None:
 
 def _trinity_tasks(batch: TaskBatch, *, is_eval: bool) -> list[Task]:
     """Return one Trinity task per share of a batch."""
-    request = batch.request
-    tasks = list(request.tasks)
-    bounds = [len(tasks) * share // batch.shares for share in range(batch.shares + 1)] if batch.shares else []
+    request, tasks, shares = batch.request, list(batch.request.tasks), batch.shares
+    episodes, repeats = request.episodes(), request.repeats
+    unit = repeats if shares <= len(tasks) else 1
+    bounds = [len(episodes) // unit * share // shares * unit for share in range(shares + 1)] if shares else []
     return [
         Task(
             workflow=EpisodeWorkflow,
-            repeat_times=request.repeats,
-            raw_task={_REQUEST: replace(request, tasks=tasks[start:end])},
+            repeat_times=repeats,
+            raw_task={_REQUEST: _share(request, tasks[start // repeats : -(-end // repeats)], episodes[start:end])},
             is_eval=is_eval,
-            index={_FIRST_TASK: start},
+            index={_FIRST_TASK: start // repeats},
         )
         for start, end in pairwise(bounds)
     ]
+
+
+def _share(
+    request: BatchRequest, tasks: Sequence[AgentTask], episodes: Sequence[tuple[AgentTask, int]]
+) -> BatchRequest:
+    """Return the request for some of the episodes of a batch; `tasks` are those of the episodes."""
+    return replace(request, tasks=tasks, only=frozenset((task.task_id, repeat) for task, repeat in episodes))
 
 
 class EpisodeWorkflow(Workflow):
@@ -113,18 +122,12 @@ class EpisodeWorkflow(Workflow):
     is_async = True
     can_repeat = True
 
-    _repeats, _first_repeat = 1, 0
-
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """Set the number of episodes per task, and the repeat index of the first of these episodes."""
-        self._repeats, self._first_repeat = repeat_times, run_id_base
+        """Do nothing: the share contains its episodes."""
 
     async def run_async(self) -> list[Experience]:
         """Run the episodes, report them to the launcher, and return the experiences of those with a reward."""
-        share: BatchRequest = self.task.raw_task[_REQUEST]
-        end = self._first_repeat + self._repeats
-        only = frozenset((task.task_id, repeat) for task in share.tasks for repeat in range(self._first_repeat, end))
-        request = replace(share, repeats=end, only=only)
+        request: BatchRequest = self.task.raw_task[_REQUEST]
         context = ray.get_runtime_context()
         started = EpisodesStarted(context.get_actor_id(), context.current_actor)
         await coordinator().post_event.remote(started)
@@ -136,7 +139,7 @@ class EpisodeWorkflow(Workflow):
         except Exception as error:
             await coordinator().post_event.remote(WorkerFailed(_portable(error)))
             raise
-        task_indices = {task.task_id: self.task.index[_FIRST_TASK] + index for index, task in enumerate(share.tasks)}
+        task_indices = {task.task_id: self.task.index[_FIRST_TASK] + index for index, task in enumerate(request.tasks)}
         exps = [
             exp
             for episode in episodes

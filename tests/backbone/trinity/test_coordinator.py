@@ -161,19 +161,49 @@ async def test_every_engine_is_busy_with_at_most_max_env_worker_episodes(workers
 
     per_engine = workers // engines
     coordinator, schedule = make_coordinator(runners=engines, workers=per_engine)
-    for batch, repeats in product((1, 2, 5, 32, 128), (1, 4, 8)):
+    for batch, repeats in product((1, 2, 5, 32, 128), (1, 4, 8, 64)):
+        tasks = tuple(Task(f"t{number}", "?") for number in range(batch))
+        request = replace(schedule.request, tasks=tasks, repeats=repeats)
+        await coordinator.request_evaluation(request)
+        shares = _trinity_tasks(await coordinator.evaluation_batch(), is_eval=True)
+        parts = [share.raw_task["request"] for share in shares]
+        assert [episode for part in parts for episode in part.episodes()] == request.episodes()
+        assert [share.index["place"] for share in shares] == [tasks.index(part.tasks[0]) for part in parts]
+        for part in parts:
+            of_episodes = dict.fromkeys(task.task_id for task, _ in part.episodes())
+            assert [task.task_id for task in part.tasks] == list(of_episodes)
+        sizes = [len(part.episodes()) for part in parts]
+        assert len(parts) >= min(engines, batch * repeats)
+        unit = repeats if batch >= engines else 1  # tasks are divided only if there are fewer than engines
+        assert max(sizes) - min(sizes) <= unit
+        assert all(size % unit == 0 for size in sizes)
+        assert len(parts) == batch * repeats // unit or len(parts) % engines == 0  # no engine waits in the last round
+        # The episodes of a single task may be more: they wait for each other in the runner.
+        assert max(sizes) <= max(per_engine, unit)
+
+
+@pytest.mark.parametrize("engines", [1, 2, 3, 8])
+@pytest.mark.parametrize("workers", [8, 12, 128, 1024])
+async def test_over_rollout_runs_whole_tasks_with_at_most_max_env_worker_episodes(workers: int, engines: int):
+    from astuner.backbone.trinity.explorer_plugins import _trinity_tasks
+    from astuner.backbone.trinity.rules import runners_per_engine
+
+    for batch, repeats in product((1, 2, 5, 32, 128), (1, 4, 8, 64)):
+        config = AstunerConfig(
+            data={"train_batch_size": batch},
+            rollout={"num_repeat": repeats, "max_env_worker": workers},
+            asynchrony={"over_rollout": 0.25},
+        )
+        runners = engines * runners_per_engine(config, engines)
+        per_runner = max(1, workers // runners)
+        coordinator, schedule = make_coordinator(runners=runners, workers=per_runner, over_rollout=0.25)
         tasks = tuple(Task(f"t{number}", "?") for number in range(batch))
         await coordinator.request_evaluation(replace(schedule.request, tasks=tasks, repeats=repeats))
         shares = _trinity_tasks(await coordinator.evaluation_batch(), is_eval=True)
-        parts = [share.raw_task["request"].tasks for share in shares]
-        assert [task for part in parts for task in part] == list(tasks)
-        assert [share.index["place"] for share in shares] == [tasks.index(part[0]) for part in parts]
-        assert len(parts) >= min(engines, batch)
-        assert len(parts) == batch or len(parts) % engines == 0  # no engine waits for the others' last round
-        sizes = [len(part) for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-        # The episodes of a single task may be more: they wait for each other in the runner.
-        assert max(sizes) == 1 or max(sizes) * repeats <= per_engine
+        assert [list(share.raw_task["request"].tasks) for share in shares] == [[task] for task in tasks]
+        # Each engine has a runner, and Trinity gives the idle ones a task each.
+        assert runners >= engines
+        assert runners * min(repeats, per_runner) <= workers
 
 
 async def test_no_update_and_no_batch_starts_after_the_end_and_a_started_update_is_finished():

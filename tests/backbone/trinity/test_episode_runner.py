@@ -83,7 +83,7 @@ def test_only_the_episode_that_kills_its_process_is_lost(shared: Path, model_fol
     logged = [event.text for event in events if isinstance(event, LogRecord)]
     assert sum("an episode worker was lost in train step 1" in text for text in logged) == 3
     assert sum(isinstance(event, EpisodesStarted) for event in events) == 3
-    assert events[-1] == ShareFinished("train", 1, 3, [])
+    assert events[-1] == ShareFinished("train", 1, 6, [])
 
 
 def test_an_agent_that_cannot_be_loaded_is_an_error(shared: Path, model_folder: Path, tmp_path: Path):
