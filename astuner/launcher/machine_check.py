@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,9 +12,10 @@ from astuner.backbone.base import MemoryEstimate, MemoryPart
 from astuner.backbone.training.model_folder import model_path
 from astuner.config.backbone_choice import BackboneChoice
 from astuner.config.gpus import described_gpus
+from astuner.config.keys import KeyPath
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.machine import Machine
-from astuner.config.root import AstunerConfig
+from astuner.config.root import RunConfig
 from astuner.errors import BackboneError, ConfigError
 from astuner.launcher.check import format_size
 from astuner.launcher.console import make_console
@@ -37,28 +38,35 @@ def check_machine(conf: Path, overrides: tuple[str, ...], backbone: str | None, 
     machine = Machine.parse(text)
     with described_gpus(machine.gpus):
         loaded = load_config(conf, overrides, backbone)
-        config = resolve_names(loaded.config, loaded.path).astuner
-        if config.trainer_common.device == "cpu":
+        config = resolve_names(loaded.config, loaded.path)
+        if config.astuner.trainer_common.device == "cpu":
             device = "astuner.trainer_common.device is 'cpu'"
             raise ConfigError(f"{device}, and --machine describes GPUs; write auto or cuda")
-        path = model_path(config.model.path, "model.path", (loaded.path.absolute().parent,))
-        plan = _plan(config, path, machine)
+        path = model_path(config.astuner.model.path, "model.path", (loaded.path.absolute().parent,))
+        plan = _plan(config, loaded.origins, path, machine)
     _print_plan(make_console(), machine, loaded.backbone, plan)
     errors = [error for estimate in plan for error in _errors(estimate)]
     if errors:
         raise BackboneError("\n".join(errors))
 
 
-def _plan(config: AstunerConfig, path: str, machine: Machine) -> list[MemoryEstimate]:
+def _plan(config: RunConfig, origins: Mapping[KeyPath, str], path: str, machine: Machine) -> list[MemoryEstimate]:
     # PyTorch is imported after the configuration has been checked.
-    from astuner.backbone.local.memory import local_plan
-    from astuner.backbone.training.memory_plan import trinity_plan, verl_plan
+    match config.astuner.backbone:
+        case "local":
+            from astuner.backbone.local.memory import local_plan
 
-    plans = {"local": local_plan, "verl": verl_plan, "trinity": trinity_plan}
-    if config.backbone not in plans:
-        raise ConfigError(f"--machine is for --backbone={', '.join(plans)}; {config.backbone} does not train")
+            return local_plan(config.astuner, path, machine)
+        case "verl":
+            from astuner.backbone.verl.machine_plan import verl_plan
 
-    return plans[config.backbone](config, path, machine)
+            return verl_plan(config, origins, path, machine)
+        case "trinity":
+            from astuner.backbone.trinity.machine_plan import trinity_plan
+
+            return trinity_plan(config, origins, path, machine)
+        case other:
+            raise ConfigError(f"--machine is for --backbone=local, verl, trinity; {other} does not train")
 
 
 def _print_plan(console: Console, machine: Machine, backbone: BackboneChoice, plan: Sequence[MemoryEstimate]) -> None:

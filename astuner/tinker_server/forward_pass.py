@@ -14,12 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from astuner.backbone.training.tinker_policy import batch_tokens
 from astuner.tinker_server import wire
 from astuner.tinker_server.errors import TinkerRequestError
 
-_MAX_BATCH_TOKENS = 8192
-# The logits use most of the memory: at most 1 GiB per batch in float32.
-_MAX_BATCH_LOGITS = 2**28
 STABLE_REINFORCE = "stable_reinforce needs information that only samplers of the Tinker service record"
 _Inputs = Mapping[str, Tensor]
 _Options = Mapping[str, float]
@@ -243,7 +241,7 @@ def _parse_tensor(key: str, tensor: wire.TensorData, length: int) -> NDArray[np.
 
 def batches(forward_pass: ForwardPass, vocab_size: int, device: torch.device) -> Iterator[DatumBatch]:
     """Split the rows of a pass into batches of similar length with bounded memory."""
-    budget = min(_MAX_BATCH_TOKENS, max(1, _MAX_BATCH_LOGITS // vocab_size))
+    budget = batch_tokens(vocab_size)
     order = sorted(range(len(forward_pass.rows)), key=lambda index: -len(forward_pass.rows[index].ids))
     while order:
         size = max(1, budget // len(forward_pass.rows[order[0]].ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from astuner.backbone.base import MemoryEstimate
 from astuner.backbone.local.memory import local_plan
-from astuner.backbone.training.memory_plan import trinity_plan, verl_plan
+from astuner.backbone.trinity.machine_plan import trinity_plan
+from astuner.backbone.verl.machine_plan import verl_plan
 from astuner.config.loading import with_values
 from astuner.config.machine import Machine
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.root import RunConfig
 from astuner.errors import ConfigError
 
 QWEN3_600M = {
@@ -78,9 +80,15 @@ def write_config(folder: Path, values: dict[str, Any]) -> str:
     return str(folder)
 
 
-def run_config(**values: object) -> AstunerConfig:
+def run_config(**values: object) -> RunConfig:
     keys = {f"astuner.{name.replace('__', '.')}": value for name, value in values.items()}
-    return with_values(RunConfig(), keys).astuner
+    return with_values(RunConfig(), keys)
+
+
+def planned(path: str, machine: Machine = H100S, **values: object) -> list[MemoryEstimate]:
+    """Return the estimates for a run on verl or trinity."""
+    config = run_config(**values)
+    return (verl_plan if config.astuner.backbone == "verl" else trinity_plan)(config, {}, path, machine)
 
 
 def traced_model(path: str, *, checkpointing: bool) -> Any:
@@ -130,7 +138,7 @@ def test_an_update_on_one_gpu_agrees_with_a_trace(tmp_path: Path):
         trainer_common__use_kl_loss=False,
     )
     path = write_config(tmp_path, QWEN3_600M)
-    (estimate,) = local_plan(config, path, Machine(1, "H100", 80 * 2**30))
+    (estimate,) = local_plan(config.astuner, path, Machine(1, "H100", 80 * 2**30))
     with FakeTensorMode():
         model = traced_model(path, checkpointing=False)
         with traced_memory(model) as peak, torch.autocast("cpu", torch.bfloat16):
@@ -168,7 +176,7 @@ def test_an_update_of_sharded_weights_agrees_with_a_trace(tmp_path: Path, eight_
         trainer_common__use_kl_loss=False,
     )
     path = write_config(tmp_path, QWEN25_7B | {"num_hidden_layers": layers})
-    (estimate,) = verl_plan(config, path, H100S)
+    (estimate,) = verl_plan(config, {}, path, H100S)
     precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     with FakeTensorMode():
         model = traced_model(path, checkpointing=True)
@@ -198,9 +206,9 @@ def sizes(estimate: MemoryEstimate, phase: str) -> dict[str, int]:
 
 
 def test_every_phase_of_every_backbone_has_its_parts(small: str):
-    (local,) = local_plan(run_config(backbone="local"), small, H100S)
-    (verl,) = verl_plan(run_config(backbone="verl"), small, H100S)
-    trainer, engines = trinity_plan(run_config(backbone="trinity", rollout__n_vllm_engine=2), small, H100S)
+    (local,) = local_plan(run_config(backbone="local").astuner, small, H100S)
+    (verl,) = planned(small, backbone="verl")
+    trainer, engines = planned(small, backbone="trinity", rollout__n_vllm_engine=2)
     phases = {"rollout", "log-probs", "update", "sync", "checkpoint"}
     assert phases == set(local.phases) == set(verl.phases) == set(trainer.phases)
     assert set(engines.phases) == {"rollout", "sync"}
@@ -218,8 +226,8 @@ def test_every_phase_of_every_backbone_has_its_parts(small: str):
 
 def test_offloaded_weights_are_on_the_gpu_only_while_they_are_used(small: str):
     keys = {f"trainer_common__fsdp_config__{part}_offload": False for part in ("param", "optimizer")}
-    (offloaded,) = verl_plan(run_config(backbone="verl"), small, H100S)
-    (resident,) = verl_plan(run_config(backbone="verl", **keys), small, H100S)
+    (offloaded,) = planned(small, backbone="verl")
+    (resident,) = planned(small, backbone="verl", **keys)
     assert not {"weights", "optimizer (AdamW)"} & sizes(offloaded, "rollout").keys()
     assert {"weights", "optimizer (AdamW)"} <= sizes(resident, "rollout").keys()
     assert sizes(offloaded, "update") == sizes(resident, "update")
@@ -228,18 +236,100 @@ def test_offloaded_weights_are_on_the_gpu_only_while_they_are_used(small: str):
 
 
 def test_an_engine_without_room_for_a_sequence_is_a_problem(small: str):
-    (estimate,) = verl_plan(run_config(backbone="verl"), small, Machine(8, "tiny", 2**28))
+    (estimate,) = planned(small, Machine(8, "tiny", 2**28), backbone="verl")
     assert len(estimate.problems) == 1
     assert "raise rollout.gpu_memory_utilization or rollout.tensor_model_parallel_size" in estimate.problems[0]
 
 
 def test_gpus_that_a_run_cannot_divide_are_errors(small: str):
     with pytest.raises(ConfigError, match="tensor_model_parallel_size is 3, which does not divide the 8 GPUs"):
-        verl_plan(run_config(backbone="verl", rollout__tensor_model_parallel_size=3), small, H100S)
+        planned(small, backbone="verl", rollout__tensor_model_parallel_size=3)
     with pytest.raises(ConfigError, match="= 8 of 8 GPUs, which leaves none for the trainer"):
-        trinity_plan(run_config(backbone="trinity", rollout__n_vllm_engine=8), small, H100S)
+        planned(small, backbone="trinity", rollout__n_vllm_engine=8)
     with pytest.raises(ConfigError, match="n_gpus_per_node is 16, and --machine has 8 GPUs"):
-        verl_plan(run_config(backbone="verl", trainer_common__n_gpus_per_node=16), small, H100S)
+        planned(small, backbone="verl", trainer_common__n_gpus_per_node=16)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model__dtype": "float32"}, "astuner.model.dtype is 'float32', and Trinity's trainer uses bfloat16"),
+        (
+            {"trainer_common__ulysses_sequence_parallel_size": 4},
+            "is 4, which does not divide the 6 GPUs of the trainer",
+        ),
+        ({"trainer_common__ulysses_sequence_parallel_size": 3}, "is 3, which does not divide the model's 16 attention"),
+        ({"trainer_common__nnodes": 2, "rollout__n_vllm_engine": 3}, "leaves 13 for the trainer, which needs whole"),
+        ({"trainer_common__n_gpus_per_node": 1}, "too few GPUs (1)"),
+        ({"rollout__max_env_worker": 1}, "max_env_worker is 1, less than astuner.rollout.n_vllm_engine (2)"),
+    ],
+)
+def test_what_trinity_refuses_is_an_error_for_a_described_machine(small: str, settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        planned(small, backbone="trinity", **({"rollout__n_vllm_engine": 2} | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"trainer_common__ulysses_sequence_parallel_size": 3}, "is 3, which does not divide the 8 GPUs of nnodes"),
+        ({"rollout__top_p": 0.9, "rollout__temperature": 0.5}, "top_p requires a temperature of 1 on vLLM"),
+    ],
+)
+def test_what_verl_refuses_is_an_error_for_a_described_machine(small: str, settings: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        planned(small, backbone="verl", **settings)
+
+
+def test_several_described_machines_are_planned_as_a_cluster(small: str):
+    (verl,) = planned(small, backbone="verl", trainer_common__nnodes=2)
+    assert "each of 16 GPUs" in verl.device
+    trainer, _ = planned(small, backbone="trinity", trainer_common__nnodes=2, rollout__n_vllm_engine=8)
+    assert "each of 8 GPUs of the trainer" in trainer.device
+
+
+def test_adapters_on_trinity_are_planned_for_one_gpu(small: str):
+    settings = {"backbone": "trinity", "model__lora__rank": 8, "rollout__max_model_len": 4096}
+    (server,) = planned(small, Machine(1, "H100", 80 * 2**30), **settings)
+    assert (server.phases, server.device) == (planned(small, **settings)[0].phases, server.device)
+    assert "one GPU (a Tinker server" in server.device
+    update = sizes(server, "update")
+    assert server.trained < server.parameters / 10
+    assert update["weights"] == server.parameters * 2 + server.trained * 4
+    assert update["engine: weights"] == server.parameters * 2
+    assert update["gradients"] == server.trained * 4
+    # A sequence that is longer than the limit of a batch is one batch.
+    assert update["logits of a batch"] == 4096 * QWEN3_600M["vocab_size"] * 12
+
+
+def test_a_model_at_a_tinker_service_needs_no_gpu(small: str):
+    config = run_config(backbone="trinity").model_copy(
+        update={"trinity": {"model": {"tinker": {"base_url": "http://127.0.0.1:1"}}}}
+    )
+    with pytest.raises(ConfigError, match="base_url is set, so the model is at that service"):
+        trinity_plan(config, {}, small, H100S)
+
+
+@pytest.mark.parametrize("backbone", ["verl", "trinity"])
+def test_weights_are_sharded_over_fsdp_size_gpus(small: str, backbone: str):
+    plan, gpus = (verl_plan, 8) if backbone == "verl" else (trinity_plan, 4)
+    parent = "actor_rollout_ref" if backbone == "verl" else "trainer.trainer_config"
+    config = run_config(backbone=backbone, rollout__n_vllm_engine=4, trainer_common__use_kl_loss=True)
+
+    def weights(**sizes_by_role: object) -> tuple[int, int]:
+        section = {f"{parent}.{role}.fsdp_config.fsdp_size": size for role, size in sizes_by_role.items()}
+        estimate = plan(config.model_copy(update={backbone: section}), {}, small, H100S)[0]
+        update = sizes(estimate, "update")
+        return update["weights"], update["reference model"]
+
+    whole, reference = weights()
+    assert weights(actor=2) == (whole * gpus // 2, reference)
+    assert weights(ref=2) == (whole, reference * gpus // 2)
+    assert weights(actor=-1) == weights(actor=16) == (whole, reference)
+    for wrong in (3, 0, "one"):
+        name = f"{backbone}.{parent}.actor.fsdp_config.fsdp_size is {wrong!r}"
+        with pytest.raises(ConfigError, match=re.escape(name)):
+            weights(actor=wrong)
 
 
 @pytest.mark.parametrize(

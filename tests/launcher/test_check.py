@@ -52,6 +52,12 @@ def test_a_described_machine_needs_no_gpu_and_only_the_shape_of_the_model(astune
             assert text in ended.out
     auto = astuner("check", "--conf", "run.yaml", "--machine", "4xL4-24G", "astuner.backbone=auto")
     assert "trinity (auto: this machine has 4 GPUs)" in auto.out
+    adapters = ("--backbone=trinity", "astuner.model.lora.rank=8")
+    alone = astuner("check", "--conf", "run.yaml", "--machine", "1xL4-24G", *adapters)
+    assert alone.code == 0, alone.out
+    assert "memory of one GPU (a Tinker server, which trains adapters and samples)" in alone.out
+    refused = astuner("check", "--conf", "run.yaml", "--machine", "1xL4-24G", "--backbone=trinity")
+    refused.says("too few GPUs (1)", "use --backbone=verl, which shares one")
 
 
 def test_a_described_machine_that_is_too_small_is_an_error(astuner: Command, folder: Path):

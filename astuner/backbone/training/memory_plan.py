@@ -11,15 +11,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from astuner.algorithms.credit_assignment import uses_kl_loss
-from astuner.backbone.base import MemoryEstimate, MemoryPart
+from astuner.backbone.base import MemoryPart
 from astuner.backbone.training.activations import activation_bytes
 from astuner.backbone.training.memory_estimate import CUDA_CONTEXT, SMALLER_MODEL, ModelShape, model_shape
+from astuner.config.keys import KeyPath, dotted
 from astuner.config.machine import Machine
-from astuner.config.root import AstunerConfig
+from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.trainer_overrides import leaves
 from astuner.errors import ConfigError
 
-# Bytes of verl's buffer for weights on their way to the engine (`checkpoint_engine.update_weights_bucket_megabytes`).
-_SYNC_BUFFER = 2048 * 2**20
+SYNC_BUFFER = 2048 * 2**20
+"""Bytes of verl's buffer for weights on their way to the engine (`update_weights_bucket_megabytes`)."""
 # [tokens, vocabulary] tensors that are alive together: log-probabilities and two gradients; without gradient, logits
 # and log-probabilities.
 _BACKWARD_LOGITS, _FORWARD_LOGITS = 3, 2
@@ -34,7 +36,7 @@ _MICRO_BATCH = (
     "trainer_common.ulysses_sequence_parallel_size"
 )
 _CHECKPOINTING = "set model.gradient_checkpointing: True"
-_ENGINE = "lower rollout.gpu_memory_utilization"
+ENGINE_SHARE = "lower rollout.gpu_memory_utilization"
 
 
 def gpu_model_shape(config: AstunerConfig, model_path: str, machine: Machine, *, autocast: bool) -> ModelShape:
@@ -48,8 +50,13 @@ def gpu_model_shape(config: AstunerConfig, model_path: str, machine: Machine, *,
 
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
+        ConfigError: Ulysses cannot divide the attention heads of the model.
     """
     shape = model_shape(config, model_path, torch.device("cuda"))
+    ulysses, heads = config.trainer_common.ulysses_sequence_parallel_size, getattr(shape.text, "num_attention_heads", 0)
+    if heads % ulysses:
+        key = "astuner.trainer_common.ulysses_sequence_parallel_size"
+        raise ConfigError(f"{key} is {ulysses}, which does not divide the model's {heads} attention heads")
     counted = None if config.model.lora.rank else activation_bytes(model_path, shape.dtype, autocast=autocast)
     return replace(shape, counted=counted, memory=machine.memory)
 
@@ -62,13 +69,13 @@ class ShardedTrainer:
         config: the configuration.
         shape: the model.
         gpus: number of GPUs among which the weights are sharded.
-        has_engine: whether each GPU also has a part of an engine.
+        reference_gpus: that of the reference model.
     """
 
     config: AstunerConfig
     shape: ModelShape
     gpus: int
-    has_engine: bool
+    reference_gpus: int
 
     @property
     def tokens(self) -> int:
@@ -102,7 +109,9 @@ class ShardedTrainer:
     def _reference(self) -> list[MemoryPart]:
         config, shape = self.config, self.shape
         is_used = uses_kl_loss(config) or config.trainer_common.algorithm.use_kl_in_reward
-        size = 0 if config.model.lora.rank or not is_used else _share(shape.parameters * shape.width, self.gpus)
+        size = (
+            0 if config.model.lora.rank or not is_used else _share(shape.parameters * shape.width, self.reference_gpus)
+        )
         fix = "set trainer_common.use_kl_loss: False, or train adapters, which need no copy"
         return [MemoryPart("reference model", size, fix)] if size else []
 
@@ -170,7 +179,7 @@ class ShardedTrainer:
     def sync(self) -> list[MemoryPart]:
         """Parts of the phase that sends the weights to the engine, without the engine."""
         resting = [part for part in self.resting if part.name != self.weights.name]
-        buffer = MemoryPart("buffers of the weight sync", _SYNC_BUFFER + self._head * 4, SMALLER_MODEL)
+        buffer = MemoryPart("buffers of the weight sync", SYNC_BUFFER + self._head * 4, SMALLER_MODEL)
         return [replace(self.weights, fix=_SHARD), *resting, buffer]
 
     @property
@@ -186,86 +195,45 @@ class ShardedTrainer:
         return self.weights.size * offload.param_offload + self.optimizer.size * offload.optimizer_offload
 
 
-def verl_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:
-    """Return the estimate of each GPU of a run on verl, where trainer and engine share the GPUs.
+def planned_run(config: RunConfig, machine: Machine) -> RunConfig:
+    """Return the configuration of a run on described machines: with their GPUs, and joined if there are several.
 
     Raises:
-        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
-        ConfigError: the run needs other GPUs than the machine has.
+        ConfigError: the run needs more GPUs than a machine has.
     """
-    shape = gpu_model_shape(config, model_path, machine, autocast=False)
-    per_node = _gpus_per_node(config, machine)
-    gpus, size = per_node * config.trainer_common.nnodes, config.rollout.tensor_model_parallel_size
-    if gpus % size:
+    common = config.astuner.trainer_common
+    asked = common.n_gpus_per_node
+    if asked is not None and asked > machine.gpus:
         raise ConfigError(
-            f"astuner.rollout.tensor_model_parallel_size is {size}, which does not divide the {gpus} GPUs of the run"
+            f"astuner.trainer_common.n_gpus_per_node is {asked}, and --machine has {machine.gpus} GPUs; write "
+            f"{machine.gpus} or less, or describe another machine"
         )
-    trainer = ShardedTrainer(config, shape, gpus, has_engine=True)
-    context = _context(processes=2)
-    engine, problems = _engine_parts(config, shape, machine, default_share=0.5)
-    asleep = engine[:1]
-    phases = {
-        "rollout": (context, *trainer.resting, *engine),
-        "log-probs": (context, *trainer.log_probs),
-        "update": (context, *trainer.update),
-        "sync": (context, *trainer.sync, *asleep),
-        "checkpoint": (context, *trainer.checkpoint),
-    }
-    device = f"each of {gpus} GPUs (trainer and engine)"
-    host = trainer.host * per_node
-    return [
-        MemoryEstimate(
-            shape.parameters, shape.trained, phases, machine.memory, device=device, host=host, problems=problems
-        )
-    ]
+    changes: dict[str, object] = {"device": "cuda", "n_gpus_per_node": asked or machine.gpus}
+    if common.nnodes > 1:
+        changes["ray_address"] = common.ray_address or "auto"
+    changed = config.astuner.model_copy(update={"trainer_common": common.model_copy(update=changes)})
+    return config.model_copy(update={"astuner": changed})
 
 
-def trinity_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:
-    """Return the estimates of a GPU of the trainer and of a GPU of the engines of a run on trinity.
+def fsdp_shards(section: object, path: KeyPath, gpus: int) -> int:
+    """Return the number of GPUs among which verl shards a model: `fsdp_size`, or all GPUs of the trainer.
+
+    Args:
+        section: the `verl:` or `trinity:` section.
+        path: the name of the section and the path of its `fsdp_size`.
+        gpus: number of GPUs of the trainer.
 
     Raises:
-        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
-        ConfigError: the run needs other GPUs than the machine has.
+        ConfigError: `fsdp_size` is not a number that divides the GPUs.
     """
-    shape = gpu_model_shape(config, model_path, machine, autocast=False)
-    per_node = _gpus_per_node(config, machine)
-    gpus, rollout = per_node * config.trainer_common.nnodes, config.rollout
-    engines = rollout.n_vllm_engine * rollout.tensor_model_parallel_size
-    if engines >= gpus:
+    values = [value for found, value in leaves(section) if found == path[1:]]
+    size = values[-1] if values else -1
+    if not isinstance(size, int) or (0 <= size < gpus and (size == 0 or gpus % size)):
         raise ConfigError(
-            f"astuner.rollout.n_vllm_engine ({rollout.n_vllm_engine}) × tensor_model_parallel_size "
-            f"({rollout.tensor_model_parallel_size}) = {engines} of {gpus} GPUs, which leaves none for the trainer; "
-            "lower one of them"
+            f"{dotted(path)} is {size!r}; expected a number of GPUs that divides the {gpus} of the trainer, or -1 for "
+            "all of them"
         )
-    trainer = ShardedTrainer(config, shape, gpus - engines, has_engine=False)
-    context = _context(processes=1)
-    training = {
-        "rollout": (context, *trainer.resting),
-        "log-probs": (context, *trainer.log_probs),
-        "update": (context, *trainer.update),
-        "sync": (context, *trainer.sync),
-        "checkpoint": (context, *trainer.checkpoint),
-    }
-    engine, problems = _engine_parts(config, shape, machine, default_share=0.85)
-    sampling = {"rollout": (context, *engine), "sync": (context, *engine, MemoryPart("buffers", _SYNC_BUFFER, _ENGINE))}
-    return [
-        MemoryEstimate(
-            shape.parameters,
-            shape.trained,
-            training,
-            machine.memory,
-            device=f"each of {gpus - engines} GPUs of the trainer",
-            host=trainer.host * min(per_node, gpus - engines),
-        ),
-        MemoryEstimate(
-            shape.parameters,
-            0,
-            sampling,
-            machine.memory,
-            device=f"each of {engines} GPUs of the engines",
-            problems=problems,
-        ),
-    ]
+    return size if 0 < size < gpus else gpus
 
 
 def max_length(config: AstunerConfig, shape: ModelShape) -> int:
@@ -274,7 +242,7 @@ def max_length(config: AstunerConfig, shape: ModelShape) -> int:
     return min(config.rollout.max_model_len, int(positions))
 
 
-def _engine_parts(
+def engine_parts(
     config: AstunerConfig, shape: ModelShape, machine: Machine, default_share: float
 ) -> tuple[list[MemoryPart], tuple[str, ...]]:
     """Return the parts of an engine on one GPU, and what does not fit into its share of the GPU."""
@@ -286,7 +254,7 @@ def _engine_parts(
     cache = max(budget - weights, sequence)
     parts = [
         MemoryPart("engine: weights", weights, "raise rollout.tensor_model_parallel_size"),
-        MemoryPart("engine: key-value cache", cache, _ENGINE),
+        MemoryPart("engine: key-value cache", cache, ENGINE_SHARE),
     ]
     if weights + sequence <= budget:
         return parts, ()
@@ -298,17 +266,8 @@ def _engine_parts(
     return parts, (text,)
 
 
-def _gpus_per_node(config: AstunerConfig, machine: Machine) -> int:
-    asked = config.trainer_common.n_gpus_per_node
-    if asked is not None and asked > machine.gpus:
-        raise ConfigError(
-            f"astuner.trainer_common.n_gpus_per_node is {asked}, and --machine has {machine.gpus} GPUs; write "
-            f"{machine.gpus} or less, or describe another machine"
-        )
-    return asked or machine.gpus
-
-
-def _context(processes: int) -> MemoryPart:
+def cuda_contexts(processes: int) -> MemoryPart:
+    """Return the CUDA contexts of some processes on a GPU."""
     return MemoryPart("CUDA contexts and kernels", processes * CUDA_CONTEXT, "use another GPU")
 
 

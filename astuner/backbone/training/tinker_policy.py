@@ -1,4 +1,8 @@
-"""The extension of Tinker's wire format in `astuner serve-tinker`: settings that have fixed values in Tinker."""
+"""What `astuner serve-tinker` and its clients agree on.
+
+The extension of Tinker's wire format: settings that have fixed values in Tinker. And the size of a forward pass, from
+which the server's memory is estimated.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,14 @@ POLICY_HEADER = "Astuner-Policy"
 POLICY_EXTENSION = "astuner-policy"
 """The entry of `extensions` in the capabilities of a server that reads the header."""
 ALL_LINEAR = "all-linear"
+_MAX_BATCH_TOKENS = 8192
+# The logits use most of the memory: at most 1 GiB per batch in float32.
+_MAX_BATCH_LOGITS = 2**28
+
+
+def batch_tokens(vocab_size: int) -> int:
+    """Return the maximum number of tokens, with padding, in a forward pass of the server; a longer row is alone."""
+    return min(_MAX_BATCH_TOKENS, max(1, _MAX_BATCH_LOGITS // vocab_size))
 
 
 class TinkerPolicy(BaseModel):

@@ -64,7 +64,7 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
     values = mapping.values(config, facts, _machine(config.astuner, facts))
     overrides = list(split_shared_mappings(trainer_overrides(config.verl, "verl", composed), values))
     problems = [*override_problems(overrides, mapping, values, composed, facts.origins)]
-    problems += [*_value_problems(overrides, composed, facts), *_machine_problems(config, facts)]
+    problems += [*_value_problems(overrides, composed, facts), *machine_problems(config, facts)]
     raise_problems([*problems, *_tree_problems(config, facts, overrides)])
     with open_dict(composed):
         for name, value in values.items():
@@ -139,7 +139,7 @@ def _machine(run: AstunerConfig, facts: VerlRunFacts) -> Iterator[str]:
             yield "cpu_own_ray"
 
 
-def _machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Problem]:
+def machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Problem]:
     """Yield the values that do not fit the device, the engine or the number of GPUs."""
     run = config.astuner
     ulysses = "astuner.trainer_common.ulysses_sequence_parallel_size"
