@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -99,6 +100,8 @@ class BenchResult(_Part):
     """Starting model."""
     command: str
     """Command of a run, without its name and folder; SEED stands for the seed."""
+    date: str = ""
+    """Day on which the last run started, such as 2026-11-24; omitted from the file if it is not known."""
     versions: dict[str, str | list[str]]
     """Versions of astuner, Python, packages and the machine; a list if they differ between the runs."""
     seeds: Annotated[tuple[SeedResult, ...], Field(min_length=1)]
@@ -116,7 +119,7 @@ class BenchResult(_Part):
 
     @model_serializer(mode="wrap")
     def _omit_empty(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(default(self), "sources")
+        return _without(_without(default(self), "sources"), "date")
 
     @model_validator(mode="after")
     def _check_numbers(self) -> Self:
@@ -173,20 +176,26 @@ def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[str, Any], seeds: Sequence[SeedResult],
-                 failed_seeds: Sequence[int] = ()) -> BenchResult:  # fmt: skip
+                 failed_seeds: Sequence[int] = (), date: str = "") -> BenchResult:  # fmt: skip
     """Return the result of the seeds of an entry on a backbone, with mean and interval."""
     by_seed = sorted(seeds, key=lambda result: result.seed)
-    words = ["astuner", "--conf", entry.conf, "--backbone", backbone, *entry.overrides, f"{entry.seed_key}=SEED"]
     return BenchResult(
         suite=entry.name,
         backbone=backbone,
         model=redact(model),
-        command=redact(shlex.join(words)),
+        command=command_of(entry, backbone),
+        date=date,
         versions=versions,
         seeds=tuple(by_seed),
         failed_seeds=tuple(sorted(failed_seeds)),
         **_statistics(by_seed),
     )
+
+
+def command_of(entry: SuiteEntry, backbone: str) -> str:
+    """Return the command of the runs of an entry, without their name and folder; SEED stands for the seed."""
+    words = ["astuner", "--conf", entry.conf, "--backbone", backbone, *entry.overrides, f"{entry.seed_key}=SEED"]
+    return redact(shlex.join(words))
 
 
 def _statistics(seeds: Sequence[SeedResult]) -> dict[str, Any]:
@@ -232,8 +241,10 @@ def result_of(
     if not records:
         return None
     seeds = [read_seed(folder, seed) for seed, folder in records.items()]
-    model = read_facts(next(iter(records.values()))).model or ""
-    return bench_result(entry, backbone, model, recorded_versions([*records.values()]), seeds, failed_seeds)
+    facts = [read_facts(folder) for folder in records.values()]
+    date = f"{datetime.fromtimestamp(max(run.started for run in facts), UTC):%Y-%m-%d}"
+    versions = recorded_versions([*records.values()])
+    return bench_result(entry, backbone, facts[0].model or "", versions, seeds, failed_seeds, date)
 
 
 def read_seed(folder: Path, seed: int) -> SeedResult:

@@ -24,6 +24,16 @@ commands, the interval and the comparison of results. The suite is `tutorial/ben
 astuner bench tutorial/benchmark.yaml
 ```
 
+Its entries need two extras, and its runs on verl and trinity the environments of these backbones. The runs need no GPU:
+
+```text
+pip install -e ".[gymnasium,smollm]"
+astuner install verl
+astuner install trinity
+```
+
+On local, the five seeds of the suite are published; on verl and trinity, the seeds 1 to 3 (`--seeds 3`).
+
 """
 _TERMS = """\
 `before` and `after` are the mean success rates of the starting and the tuned model on held-out tasks, which are not
@@ -66,7 +76,7 @@ def _section(result: BenchResult, pictures: str) -> str:
     )
     lines = [
         f"\n## {_title(result)}\n\n",
-        f"{length}Starting model: `{result.model}`.\n",
+        f"{length}Starting model: `{result.model}`.{f' Date: {result.date}.' if result.date else ''}\n",
         f"\n{result.note}\n" if result.note else "",
         f"\n```text\n{result.command}\n```\n\n",
         _table(("seed", "before", "after", "gain", "time"), rows),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from astuner.benchmark import read_results, write_result
-from astuner.benchmark.results import bench_result
+from astuner.benchmark.results import bench_result, command_of
 from astuner.benchmark.results_page import picture_digest, published_page, write_page
 from astuner.benchmark.suite import SuiteEntry, load_suite
 from astuner.config.loading import load_config
@@ -41,6 +41,30 @@ def test_published_files_are_named_by_their_result_and_are_of_entries_of_the_sui
         (result,) = read_results(path)
         assert path.name == f"{result.name}.json"
         assert f"name: {result.suite}\n" in suite
+
+
+def test_published_commands_and_seeds_are_those_of_the_suite(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT)
+    suite = {entry.name: entry for entry in load_suite(Path("tutorial/benchmark.yaml")).entries}
+    for result in read_results(DOCS / "results"):
+        entry = suite[result.suite]
+        assert result.command == command_of(entry, result.backbone)
+        # As the page says.
+        expected = entry.seeds if result.backbone == "local" else (1, 2, 3)
+        assert tuple(seed.seed for seed in result.seeds) == expected
+
+
+def test_the_date_of_a_result_is_shown_if_it_is_known(tmp_path: Path):
+    (tmp_path / "en").mkdir()
+    result = fixed_result(lambda seed: [0.5, 0.6, 0.7], (1, 2))
+    file = write_result(tmp_path / "results", result)
+    assert '"date"' not in file.read_text()
+    write_page(tmp_path)
+    assert "Date:" not in (tmp_path / "en/results.md").read_text()
+    dated = result.model_copy(update={"date": "2026-11-24"})
+    assert read_results(write_result(tmp_path / "results", dated)) == [dated]
+    write_page(tmp_path)
+    assert "Starting model: `a/model`. Date: 2026-11-24.\n" in (tmp_path / "en/results.md").read_text()
 
 
 def test_page_and_pictures_follow_the_files(tmp_path: Path):

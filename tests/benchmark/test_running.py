@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,7 @@ def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kep
         assert (seed.tokens, seed.steps, [step for step, _ in seed.curve]) == (summary.tokens, 2, [0, 1, 2])
     assert result.versions["astuner"] == "0.1.0"
     assert result.versions.get("processor") == current_environment()["processor"]
+    assert result.date == f"{datetime.now(UTC):%Y-%m-%d}"
     assert result.command == "astuner --conf letters.yaml --backbone local astuner.trainer_common.seed=SEED"
     assert {path.name for path in Path("out/plots").iterdir()} == {"letters-local.png", "gains.png"}
     page = Path("out/results.md").read_text()
