@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +192,34 @@ def test_verl_itself_takes_the_configuration(plan: VerlRunFacts, algorithm: str)
     composed = compose_verl_config(config, plan)
     validate_config(composed, use_reference_policy=need_reference_policy(composed), use_critic=False)
     OmegaConf.resolve(composed)
+
+
+class StartedError(Exception):
+    pass
+
+
+def test_a_step_may_have_more_rows_than_verl_allows_by_default() -> None:
+    pytest.importorskip("transfer_queue", reason="verl's own dependencies are not installed here")
+    from transfer_queue.storage.simple_storage import SimpleStorageUnit
+
+    class Unit(SimpleStorageUnit.__ray_metadata__.modified_class):
+        def _init_zmq_socket(self) -> None:
+            raise StartedError  # the memory is set up, and no port is opened
+
+    default = packaged_config().transfer_queue.backend.SimpleStorage
+    more = default.total_storage_size + 1
+    numbers = list(range(more))
+    for settings, is_refused in (
+        (default, True),
+        (compose_verl_config(run_config(), CPU).transfer_queue.backend.SimpleStorage, False),
+        (compose_verl_config(run_config(), GPU).transfer_queue.backend.SimpleStorage, False),
+    ):
+        unit = object.__new__(Unit)
+        with pytest.raises(StartedError):
+            unit.__init__({**settings, "num_data_storage_units": 1})
+        with pytest.raises(ValueError, match="capacity exceeded") if is_refused else contextlib.nullcontext():
+            unit.storage_data.put_data({"row": numbers}, numbers)
+        assert unit.storage_data.active_key_count == (0 if is_refused else more)
 
 
 def test_a_cpu_has_the_values_of_a_cpu() -> None:

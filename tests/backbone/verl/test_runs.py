@@ -100,13 +100,22 @@ def test_a_run_resumes_after_its_engine_died_and_its_driver_was_killed(model_fol
     assert losses(third.record) == pytest.approx(losses(tuned.record), rel=1e-2, abs=1e-5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_the_last_complete_step(number: signal.Signals, model_folder: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [
+        pytest.param(signal.SIGINT, True, id="a terminal"),
+        pytest.param(signal.SIGTERM, False, id="kill"),
+        pytest.param(signal.SIGTERM, True, id="Slurm"),
+    ],
+)
+def test_a_signal_saves_the_last_complete_step(
+    number: signal.Signals, to_group: bool, model_folder: Path, tmp_path: Path
+):
     settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
     run = Run(make_job("Letters", model_folder, tmp_path, trainer_common__save_freq=10_000, **settings), tmp_path)
     run.wait_for(step=2)
-    if number == signal.SIGINT:
-        os.killpg(run.process.pid, number)  # a terminal signals the whole process group
+    if to_group:
+        os.killpg(run.process.pid, number)
     else:
         run.process.send_signal(number)
     code, printed = run.ended()
