@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -87,7 +88,7 @@ def _init(settings: Mapping[str, Any]) -> None:
     for attempt in range(_START_ATTEMPTS):
         children = {child.pid for child in psutil.Process().children()}
         try:
-            with _sigterm_handler_kept(), _unused_processes_omitted(settings):
+            with _sigterm_handler_kept(), _unused_processes_omitted(settings), _own_process_groups():
                 ray.init(**settings)
             return
         # ray.init raises errors of many types.
@@ -141,6 +142,24 @@ def _unused_processes_omitted(settings: Mapping[str, Any]) -> Iterator[None]:
     finally:
         for name, method in replaced.items():
             setattr(Node, name, method)
+
+
+@contextlib.contextmanager
+def _own_process_groups() -> Iterator[None]:
+    """Have Ray start the processes of its head in process groups of their own.
+
+    A terminal or a scheduler may signal the run's whole process group. Ray must not end before a checkpoint is written.
+    """
+    from ray._private import services
+
+    popen = services.ConsolePopen
+    # Where the OS cannot bind Ray's processes to this one, Ray finds them by their process group.
+    if sys.platform == "linux":
+        services.ConsolePopen = functools.partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = popen
 
 
 def _connection_error(address: str, error: Exception) -> BackboneError:

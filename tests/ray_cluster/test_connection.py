@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -43,6 +44,15 @@ def test_timed_out_start_is_cleaned_up_and_retried(monkeypatch: pytest.MonkeyPat
         assert second.poll() is None
     second.kill()
     second.wait()
+
+
+@pytest.mark.verl
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, Ray finds its processes by their group")
+def test_a_signal_to_the_process_group_of_a_run_does_not_reach_its_ray():
+    with environment_set(OWN_ENVIRONMENT), ray_connected({"num_gpus": 1}):
+        children = psutil.Process().children(recursive=True)
+        assert {"gcs_server", "raylet"} <= {child.name() for child in children}
+        assert [child for child in children if os.getpgid(child.pid) == os.getpgrp()] == []
 
 
 @pytest.mark.verl
