@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -27,6 +27,13 @@ _KILL_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 # Runs in its own process: if the server is not Ray, the call never returns.
 _PROBE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
+# Prints the names of the resources of all nodes that are alive.
+_RESOURCES = """
+import sys
+from ray._raylet import GcsClient
+nodes = GcsClient(address=sys.argv[1]).get_all_node_info().values()
+print(*(name for node in nodes if node.state == 0 for name in node.resources_total))
+"""
 _TOKEN_ERROR = "AuthenticationError"
 _GPU_TYPE = "accelerator_type:"
 _FIX = (
@@ -230,24 +237,49 @@ def find_ray(address: str, timeout: float = 60.0) -> str:
     )
 
 
+def find_gpus(address: str, timeout: float = 60.0) -> list[str]:
+    """Return the types of the GPUs that the nodes of a running Ray instance have, without connecting this process.
+
+    Args:
+        address: `trainer_common.ray_address`: `host:port` or `auto`.
+        timeout: seconds to wait for each answer.
+
+    Raises:
+        BackboneError: no Ray instance answers.
+    """
+    command = [sys.executable, "-c", _RESOURCES, find_ray(address, timeout)]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
+    except subprocess.SubprocessError as error:
+        raise BackboneError(f"{_cannot_connect(address)}: its resources cannot be read; {_FIX}") from error
+    return _gpu_types(result.stdout.split())
+
+
+def _gpu_types(resources: Iterable[str]) -> list[str]:
+    """Return the types of GPUs among the names of resources.
+
+    Ray names the type of the GPUs that a node really has, and not of those that a node on a CPU declares (`ray start
+    --num-gpus=1`).
+    """
+    return sorted({name.removeprefix(_GPU_TYPE) for name in resources if name.startswith(_GPU_TYPE)})
+
+
 def check_has_no_gpus() -> None:
     """Check that the connected Ray instance has no GPUs, before a run whose `device: auto` has become `cpu` uses it.
 
-    `auto` is decided on this machine. Ray names the type of the GPUs that a node really has, and not of those that a
-    node on a CPU declares (`ray start --num-gpus=1`).
+    Nodes may have joined it since `auto` was decided.
 
     Raises:
         BackboneError: a node has GPUs.
     """
     import ray
 
-    resources = ray.cluster_resources()
-    types = sorted(name.removeprefix(_GPU_TYPE) for name in resources if name.startswith(_GPU_TYPE))
+    types = _gpu_types(ray.cluster_resources())
     if types:
         raise BackboneError(
-            "trainer_common.device is auto, which is the CPU for this run, because it is decided on this machine; but "
-            f"nodes of this Ray cluster have GPUs ({', '.join(types)}). Run astuner on a node with GPUs (`ray job "
-            "submit --entrypoint-num-gpus 1` does so), or set trainer_common.device=cpu to train on CPUs"
+            "trainer_common.device is auto, which is the CPU for this run, because this machine and the Ray cluster "
+            f"had no GPU when it started; but nodes of this cluster now have GPUs ({', '.join(types)}). Run the same "
+            "command again with trainer_common.ray_address, or set trainer_common.device=cpu to train on CPUs"
         )
 
 

@@ -20,7 +20,7 @@ TEMP_DIR_FIX = "export RAY_TMPDIR=/tmp"
 
 # The folders of all runs of a user. Only this name marks a folder as astuner's: a process of a dead run may create it
 # again, at any time.
-_HOME = f"ast-ray-{os.getuid()}"
+_HOME = f"astuner-ray-{os.getuid()}"
 _NAME = "[0-9a-f]" * 8
 _LOCK_SUFFIX = ".lock"
 _CREATIONS = 20

@@ -19,7 +19,7 @@ from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import BackboneError
 from astuner.localhost import free_port
 from astuner.process_tree import environment_variable
-from astuner.ray_cluster.connection import check_has_no_gpus, find_ray, ray_connected
+from astuner.ray_cluster.connection import check_has_no_gpus, find_gpus, find_ray, ray_connected
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.ray_cluster.session_guard import SESSION
 from tests.backbone.runs import PATIENCE
@@ -59,12 +59,20 @@ def test_a_signal_to_the_process_group_of_a_run_does_not_reach_its_ray():
 def test_a_cluster_with_gpus_is_not_used_by_the_cpu_of_device_auto():
     with environment_set(OWN_ENVIRONMENT), ray_connected({"num_gpus": 1}):
         check_has_no_gpus()  # a declared GPU has no type
+        assert find_gpus(gcs_address()) == []
     with (
         environment_set(OWN_ENVIRONMENT),
         ray_connected({"num_gpus": 1, "resources": {"accelerator_type:H100": 1.0}}),
-        pytest.raises(BackboneError, match=r"device is auto.*GPUs \(H100\).*set trainer_common.device=cpu"),
     ):
-        check_has_no_gpus()
+        assert find_gpus(gcs_address()) == ["H100"]
+        with pytest.raises(BackboneError, match=r"device is auto.*GPUs \(H100\).*set trainer_common.device=cpu"):
+            check_has_no_gpus()
+
+
+def gcs_address() -> str:
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 @pytest.mark.verl

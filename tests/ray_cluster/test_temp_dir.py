@@ -57,7 +57,7 @@ def test_a_folder_that_was_written_after_its_removal_is_removed_by_the_next_run(
     assert list(short.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["ast-my-results", "ast-0123abcd", "ast-ray-0123abcd", "0123abcd"])
+@pytest.mark.parametrize("name", ["ast-my-results", "ast-0123abcd", "astuner-ray-0123abcd", "0123abcd"])
 @pytest.mark.parametrize("file", ["table.csv", "owner", "0123abcd/table.csv", "0123abcd.lock"])
 def test_folders_of_other_programs_are_not_removed(short: Path, name: str, file: str):
     data = short / name / file
@@ -79,7 +79,7 @@ def test_other_files_among_the_folders_of_runs_are_not_removed(short: Path):
 
 
 def test_a_run_killed_while_it_created_its_folder_leaves_nothing(short: Path):
-    home = short / f"ast-ray-{os.getuid()}"
+    home = short / f"astuner-ray-{os.getuid()}"
     home.mkdir()
     (home / "0123abcd.lock").touch()  # killed between the creation of the lock and that of the folder
     with ray_temp_dir():
@@ -92,7 +92,7 @@ def test_a_folder_is_created_while_other_runs_remove_theirs(short: Path, monkeyp
 
     def other_run_ends(size: int) -> str:
         if next(ends, None) is not None:
-            (short / f"ast-ray-{os.getuid()}").rmdir()
+            (short / f"astuner-ray-{os.getuid()}").rmdir()
         return token(size)
 
     monkeypatch.setattr(secrets, "token_hex", other_run_ends)
@@ -105,7 +105,7 @@ def test_a_folder_is_created_while_other_runs_remove_theirs(short: Path, monkeyp
 def test_a_folder_of_another_user_is_refused(short: Path):
     elsewhere = short / "elsewhere"
     elsewhere.mkdir()
-    (short / f"ast-ray-{os.getuid()}").symlink_to(elsewhere)
+    (short / f"astuner-ray-{os.getuid()}").symlink_to(elsewhere)
     with pytest.raises(BackboneError, match=r"belongs to another user.*RAY_TMPDIR"), ray_temp_dir():
         pass
 

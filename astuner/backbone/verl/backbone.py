@@ -23,12 +23,13 @@ from astuner.backbone.verl.composition import compose_verl_config
 from astuner.backbone.verl.run_facts import RolloutEngine, VerlRunFacts
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
+from astuner.config.trainer import TrainerCommonConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
-from astuner.ray_cluster.connection import check_has_no_gpus, check_not_connected, check_ray_reachable
+from astuner.ray_cluster.connection import check_has_no_gpus, check_not_connected, check_ray_reachable, find_gpus
 from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.ray_cluster.nodes import lost_nodes_named
 from astuner.ray_cluster.worker_server import can_fork_workers
@@ -67,7 +68,7 @@ class VerlBackbone:
         """Check that verl supports the configuration on this machine."""
         from astuner.backbone.verl.cluster import verl_environment
 
-        run, device = config.astuner, choose_device(config.astuner.trainer_common.device)
+        run, device = config.astuner, workers_device(config.astuner.trainer_common)
         # What depends on the model and the tasks is checked in `preflight`.
         facts = VerlRunFacts(
             device="cuda" if device.type == "cuda" else "cpu",
@@ -193,6 +194,27 @@ def _start_session(
     return VerlSession(context, trainer, worker_pool, dtype, facts.total_steps)
 
 
+def workers_device(common: TrainerCommonConfig) -> torch.device:
+    """Return the device of verl's workers and engines.
+
+    They run on the nodes of a Ray instance that the run joins. The main process needs no GPU: it prepares rows on the
+    CPU. So this machine may be a login node.
+
+    Raises:
+        BackboneError: `device` is `cuda`, and there is no GPU; or Ray does not answer.
+    """
+    address = common.ray_address
+    if address is None or common.device == "cpu" or torch.cuda.is_available():
+        return choose_device(common.device)
+    types = find_gpus(address)
+    if common.device == "cuda" and not types:
+        raise BackboneError(
+            f"trainer_common.device is cuda, but neither this machine nor a node of the Ray cluster at {address} has a "
+            "GPU; use device: auto or cpu"
+        )
+    return torch.device("cuda" if types else "cpu")
+
+
 def _rollout_engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:
     """Return the engine: on a CPU without vLLM, the embedded one; on GPUs vLLM.
 
@@ -220,7 +242,7 @@ def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
 
     config, inputs = preflight_context.config.astuner, preflight_context.run_inputs
     common, path = config.trainer_common, inputs.model_path
-    device = choose_device(common.device)
+    device = workers_device(common)
     text_config = AutoConfig.from_pretrained(path).get_text_config()
     engine = _rollout_engine(config, device)
     if engine == "vllm" and device.type == "cpu":

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from astuner.errors import BackboneError, ModelError
+from tests.backbone.verl.plans import run_config
 
 pytestmark = pytest.mark.verl
 
@@ -163,3 +165,31 @@ def test_a_dead_router_is_reported(own_ray: None):
             ray.get(router.__ray_ready__.remote(), timeout=120)
     with pytest.raises(ModelError, match=r"^the router of requests to the rollout engines failed: .* from the last "):
         check_router_alive(router)
+
+
+@pytest.mark.parametrize(
+    ("device", "here", "cluster", "expected"),
+    [
+        ("auto", False, ["H100"], "cuda"),
+        ("auto", False, [], "cpu"),
+        ("auto", True, [], "cuda"),
+        ("cuda", False, ["H100"], "cuda"),
+        ("cpu", False, ["H100"], "cpu"),
+        ("cuda", False, [], r"neither this machine nor a node of the Ray cluster at 10\.0\.0\.1:6379 has a GPU"),
+    ],
+)
+def test_workers_use_the_gpus_of_the_cluster_that_the_run_joins(
+    monkeypatch: pytest.MonkeyPatch, device: str, here: bool, cluster: list[str], expected: str
+):
+    from astuner.backbone.verl import backbone
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: here)
+    monkeypatch.setattr(backbone, "find_gpus", lambda address: cluster)
+    common = run_config(trainer_common__device=device, trainer_common__ray_address="10.0.0.1:6379").astuner
+    if expected in ("cpu", "cuda"):
+        assert backbone.workers_device(common.trainer_common) == torch.device(expected)
+    else:
+        with pytest.raises(BackboneError, match=expected):
+            backbone.workers_device(common.trainer_common)
+    own = run_config(trainer_common__device="auto").astuner.trainer_common
+    assert backbone.workers_device(own) == torch.device("cuda" if here else "cpu")

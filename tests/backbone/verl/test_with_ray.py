@@ -62,7 +62,7 @@ def test_the_ray_of_a_killed_run_ends(model_folder: Path, tmp_path: Path, short:
     run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=str(short))
     run.wait_for(step=1)
     # There is no second Ray next to that of the service.
-    assert not list(short.glob("ast-*"))
+    assert not list(short.glob("astuner-ray-*"))
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
     assert run.leftovers() == []
