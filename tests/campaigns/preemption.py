@@ -9,8 +9,7 @@ and one at the end, and exits with 1 if there is a fault.
     python -m tests.campaigns.preemption [--backbone local] [--python INTERPRETER] [--chain] [--keep FOLDER]
 
 INTERPRETER is that of the backbone's environment, and this one by default. With `--chain`, one run is preempted in all
-phases, one after another, and its record is compared at the end. This needs half the starts. On trinity, which resumes
-from the checkpoints of `save_freq` only, the last signal then arrives in the validation of step 3.
+phases, one after another, and its record is compared at the end. This needs half the starts.
 """
 
 from __future__ import annotations

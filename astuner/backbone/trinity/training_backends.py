@@ -206,7 +206,7 @@ class VerlTrainingBackend:
 
     def store_weights(self, weights: str, checkpoint: Path) -> str:
         actor = Path(weights)
-        # Hard links are safe: Trinity never rewrites a file.
+        # Hard links are safe: the trainer never rewrites a file.
         shutil.copytree(actor, checkpoint / _ACTOR, copy_function=os.link)
         step_folders = actor.parent.parent.glob("global_step_*")
         earlier = sorted((step_of(path), path) for path in step_folders if step_of(path) < step_of(actor.parent))

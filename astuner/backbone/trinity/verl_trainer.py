@@ -25,10 +25,13 @@ from astuner.llm_engine.causal_lm import load_causal_lm
 
 
 class WholeBatchTrainer(Trainer):
-    """Takes one optimizer step over all experiences of a trainer step.
+    """Takes one optimizer step over all experiences of a trainer step, and writes the checkpoint of a step once.
 
-    The stock trainer splits them into parts of `buffer.train_batch_size` and takes an optimizer step for each.
+    The stock trainer splits them into parts of `buffer.train_batch_size` and takes an optimizer step for each. When its
+    training ends, it writes the last checkpoint again, to the same files.
     """
+
+    _saved_step: int | None = None
 
     def __init__(self, config: Config) -> None:
         """Create the trainer from Trinity's configuration."""
@@ -40,6 +43,20 @@ class WholeBatchTrainer(Trainer):
         if not imports_flash_attention():
             pack_without_flash_attention()
         super().__init__(config)
+
+    async def prepare(self) -> None:
+        """Load the model, or the checkpoint from which the run resumes."""
+        await super().prepare()
+        self._saved_step = self.train_step_num or None
+
+    async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
+        """Save the current step, unless it is saved: a checkpoint of the run may have links to its files."""
+        if self._saved_step == self.train_step_num:
+            await self.engine.wait_for_save()
+            return {}
+        metrics: dict[str, Any] = await super().save_checkpoint(block_until_saved, save_as_hf)
+        self._saved_step = self.train_step_num
+        return metrics
 
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
         """Train on a mini-batch."""

@@ -30,9 +30,11 @@ _ENVIRONMENT = {
 _OVERRIDES = ("trinity.explorer.rollout_model.enforce_eager=true",)
 
 
-def test_run_on_vllm_and_verl_resumes_after_its_driver_was_killed(model_for_vllm: Path, tmp_path: Path):
+@pytest.mark.parametrize(("number", "save_freq"), [(signal.SIGKILL, 1), (signal.SIGTERM, 100)])
+def test_run_on_vllm_and_verl_resumes_after_a_signal(model_for_vllm: Path, tmp_path: Path, number: int, save_freq: int):
     settings = {
         "trainer_common__total_training_steps": 3,
+        "trainer_common__save_freq": save_freq,
         "trainer_common__device": "cuda",
         # Sampling and training use the same weights, so that their logprobs must agree.
         "trainer_common__mini_batch_num": 1,
@@ -43,8 +45,9 @@ def test_run_on_vllm_and_verl_resumes_after_its_driver_was_killed(model_for_vllm
     job = trinity_job(model_for_vllm, tmp_path, **settings)
     first = Run(job, tmp_path, *_OVERRIDES, **_ENVIRONMENT)
     first.wait_for(step=2)
-    first.process.send_signal(signal.SIGKILL)
-    first.process.wait()
+    first.process.send_signal(number)
+    code, printed = first.ended()
+    assert code == (-number if number == signal.SIGKILL else 128 + number), printed
     assert first.leftovers() == []
 
     second = Run(job, tmp_path, *_OVERRIDES, **_ENVIRONMENT)
@@ -57,6 +60,7 @@ def test_run_on_vllm_and_verl_resumes_after_its_driver_was_killed(model_for_vllm
         if "loss/policy" in row.metrics:
             assert row.metrics["update/optimiser_steps"] == 1
             assert row.metrics["grad_norm"] > 0
+            assert row.metrics["update/computed_per_distinct_token"] >= 1
             assert row.metrics["staleness/max"] == 0
             # The tolerance is for bfloat16; with this learning rate, other weights exceed it.
             assert 0 < row.metrics["logprob_difference"] < 0.05

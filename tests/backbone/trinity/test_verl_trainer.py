@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -191,3 +192,29 @@ def test_padding_changes_no_weights(model_folder: Path, algorithm: str):
     )
     assert all(torch.equal(before[name], value) for name, value in updated.items())
     assert metrics_by_batch[0]["actor/ratio/trained_tokens"] == 0
+
+
+async def test_a_saved_step_is_not_written_again():
+    from astuner.backbone.trinity.verl_trainer import WholeBatchTrainer
+
+    written: list[int] = []
+
+    async def done(**_: Any) -> None:
+        return
+
+    async def write(**_: Any) -> None:
+        written.append(engine.train_step_num)
+
+    engine = SimpleNamespace(train_step_num=0, prepare=done, save_checkpoint=write, wait_for_save=done)
+    trainer = object.__new__(WholeBatchTrainer)
+    trainer.engine, trainer.logger = engine, logging.getLogger()
+    trainer.state = SimpleNamespace(save_trainer=lambda **_: None)
+    trainer.sample_strategy = SimpleNamespace(state_dict=dict)
+    trainer.synchronizer = SimpleNamespace(set_trainer_status=SimpleNamespace(remote=lambda _: done()))
+    await trainer.prepare()
+    for engine.train_step_num in (0, 2, 2, 3):
+        await trainer.save_checkpoint(block_until_saved=True)
+    assert written == [0, 2, 3]
+    await trainer.prepare()  # as if the run had resumed from this step
+    await trainer.save_checkpoint(block_until_saved=True)
+    assert written == [0, 2, 3]
