@@ -111,17 +111,41 @@ def test_micro_batches_are_bounded_with_their_padding_and_change_no_update(
 
 
 def test_the_trainer_starts_workers_that_bound_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
     import verl.workers.engine.fsdp.transformer_impl as fsdp
+    from trinity.trainer.trainer import Trainer
+    from trinity.trainer.verl import trainer as verl_trainer
     from trinity.trainer.verl.workers import TrinityActorRolloutRefWorker
+    from verl.single_controller.base.decorator import MAGIC_ATTR
+    from verl.single_controller.ray import RayClassWithInitArgs
+    from verl.single_controller.ray.base import create_colocated_worker_cls
+    from verl.utils import attention_utils
     from verl.workers.engine import EngineRegistry
 
-    from astuner.backbone.trinity.verl_worker import BoundedEngine, BoundedWorker
+    from astuner.backbone.trinity.verl_trainer import WholeBatchTrainer
+    from astuner.backbone.trinity.verl_worker import BoundedEngine
 
     engines = EngineRegistry._engines["language_model"]
-    monkeypatch.setattr(fsdp, "prepare_micro_batches", fsdp.prepare_micro_batches)  # restored after the test
+    # Restored after the test.
+    monkeypatch.setattr(fsdp, "prepare_micro_batches", fsdp.prepare_micro_batches)
+    monkeypatch.setattr(attention_utils, "_get_attention_functions", attention_utils._get_attention_functions)
+    monkeypatch.setattr(verl_trainer, "TrinityActorRolloutRefWorker", TrinityActorRolloutRefWorker)
     for strategy in ("fsdp", "fsdp2"):
         monkeypatch.setitem(engines, strategy, engines[strategy])
+    monkeypatch.setattr(Trainer, "__init__", lambda *_: None)
+    WholeBatchTrainer(None)
+    worker = verl_trainer.TrinityActorRolloutRefWorker
+    of_verl, of_astuner = (
+        create_colocated_worker_cls({"actor": RayClassWithInitArgs(cls=ray.remote(each), config={}, role="actor")})
+        for each in (TrinityActorRolloutRefWorker, worker)
+    )
+    methods = [
+        {name: getattr(getattr(cls, name), MAGIC_ATTR, None) for name in dir(cls) if name.startswith("actor_")}
+        for cls in (each.cls.__ray_actor_class__ for each in (of_verl, of_astuner))
+    ]
+    assert methods[0] == methods[1]
+    assert methods[1]["actor_init_model"] is not None
     monkeypatch.setattr(TrinityActorRolloutRefWorker, "init_model", lambda _: None)
-    BoundedWorker.init_model(object.__new__(BoundedWorker))
+    worker.init_model(object.__new__(worker))
     for strategy in ("fsdp", "fsdp2"):
         assert engines[strategy]["cuda"] is BoundedEngine
