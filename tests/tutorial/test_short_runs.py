@@ -17,6 +17,7 @@ from astuner.cli import astuner
 from astuner.config.loading import load_config
 from astuner.run_record import read_episode, read_index
 from tests.conftest import saved_model
+from tests.env_service.test_appworld import COMMAND, root  # noqa: F401  # a fixture
 from tutorial.example_data_generation import helper_endpoint
 from tutorial.example_rm_auto_grader import grading_server, writer
 
@@ -125,7 +126,19 @@ def test_a_run_with_learned_rubrics(
     assert_run("example_rm_auto_grader/rm_auto_grader_tiny.yaml", 1, model, working_directory / "records", *more)
 
 
-@pytest.mark.parametrize("yaml", sorted(TUTORIAL.glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_a_run_in_app_world(model: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.chdir(root)
+    params = f'{{root: "{root}", command: ["{COMMAND[0]}", "{COMMAND[1]}"]}}'
+    more = (f"task_reader.env_service.env_params={params}", "rollout.multi_turn.max_steps=2")
+    assert_run("example_appworld/appworld.yaml", 2, model, root / "records", *more)
+
+
+# harness.yaml is the common part of its neighbours.
+@pytest.mark.parametrize(
+    "yaml",
+    sorted({*TUTORIAL.glob("*/*.yaml")} - {TUTORIAL / "example_harnesses/harness.yaml"}),
+    ids=lambda path: path.stem,
+)
 def test_each_configuration_is_valid(yaml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TUTORIAL.parent)
     load_config(yaml)
