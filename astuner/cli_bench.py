@@ -66,8 +66,8 @@ def run(
 ) -> int:
     """Run a suite, and write its results (the default command).
 
-    Finished runs are kept, and interrupted ones continue. A warning names those of other versions. The exit code is 1
-    if a run failed.
+    Finished runs are kept, and interrupted runs continue. A warning names those that were recorded with other versions.
+    The exit code is 1 if a run failed.
     """
     from astuner.benchmark.command import bench_suite
 
@@ -118,12 +118,12 @@ def _names(value: str | None) -> tuple[str, ...]:
     metavar="STEP",
     help="Compare the first steps only: success at the validation after STEP, and the curves up to it.",
 )
-@click.option("--common-seeds", is_flag=True, help="Compare only the seeds that both have, so that the test is paired.")
+@click.option("--common-seeds", is_flag=True, help="Compare only the seeds that A and B have, with a paired test.")
 def compare(a: Path, b: Path, level: float, tolerance: float, until: int | None, common_seeds: bool) -> int:
     """Say where the results B differ from the results A beyond noise.
 
-    A and B are result files, or folders of them. The exit code is 0 if no result of B is worse, 1 if one is
-    or if B lacks a result or a seed of A, and 2 if they cannot be compared.
+    A and B are result files, or folders of them. The exit code is 1 if a result of B is worse, if B lacks a result
+    of A, or if a seed failed only in B. It is 2 if A and B cannot be compared, and otherwise 0.
     """
     from astuner.benchmark import compare_results, print_comparison, read_results
     from astuner.launcher.console import make_console

@@ -52,7 +52,7 @@ class Comparison:
 
     Attributes:
         rows: the compared measures.
-        missing: a line for each entry and each seed that A has and B lacks, because B has no result or its run failed.
+        missing: a line for each entry of which only A has a result, and for each entry whose seeds failed only in B.
         notes: a line for each measure or entry that could not be compared, and for each difference between the two
             sides in commands, starting models and versions.
     """
@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def is_regression(self) -> bool:
-        """Whether a measure of B is worse, or B lacks what A has."""
+        """Whether a measure of B is worse, or `missing` has lines."""
         return bool(self.missing) or any(row.verdict == "worse" for row in self.rows)
 
 

@@ -38,8 +38,14 @@ _OPTIONS = {
 """The options that set the keys whose values differ between the runs."""
 
 Start = Literal["new", "kept", "resumed", "restarted", "outdated"]
-"""How a run starts: new, finished earlier and kept, from its checkpoint, or again from the beginning, because its
-record cannot be continued or has other versions."""
+"""How a run starts.
+
+- `new`: it has no record.
+- `kept`: it is finished and does not start.
+- `resumed`: from its checkpoint.
+- `restarted`: from the beginning, because its record cannot be continued.
+- `outdated`: from the beginning, because its record has other versions.
+"""
 
 
 @dataclass(frozen=True, slots=True)

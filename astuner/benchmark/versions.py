@@ -1,4 +1,4 @@
-"""Versions of astuner, Python, packages and the machine: those of runs, those of a run that starts now, and changes."""
+"""Versions of astuner, Python, packages and the machine: of recorded runs and of a run that starts now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Versions = Mapping[str, str | list[str]]
 """Version by name; a list if there are several."""
 
 _MACHINE = ("machine", "processor", "cpus")
-"""Names that describe the machine, on which a result does not depend beyond rounding."""
+"""Names that describe the machine. Results of different machines differ only by rounding."""
 
 
 def recorded_versions(records: Sequence[Path]) -> dict[str, str | list[str]]:

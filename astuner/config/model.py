@@ -73,7 +73,7 @@ class ModelConfig(Section):
         trinity=sets("explorer.rollout_model.dtype", rule="sampler_dtype"),
         resume="same",
     )
-    """Data type; auto is bfloat16 on CUDA and float32 on a CPU, fastest also bfloat16 on AVX512-BF16 and AMX."""
+    """Data type; auto is bfloat16 on CUDA, else float32; fastest is also bfloat16 on CPUs with instructions for it."""
     gradient_checkpointing: bool = key(
         False,
         used_by=TRAINING,

@@ -84,7 +84,7 @@ class TrainerCommonConfig(Section):
         + from_run("trainer.trainer_type", rule="trainer_type"),
         resume="same",
     )
-    """Device of the computation; auto is CUDA if there is a GPU (trinity: two; verl: or one at `ray_address`)."""
+    """Device of the computation; auto is CUDA if there is a GPU (trinity: two GPUs; verl: here or at `ray_address`)."""
     val_before_train: bool = key(
         False,
         no_effect=(FOR_SFT,),

@@ -54,7 +54,7 @@ def trainer_overrides(section: Mapping[str, object], name: str, packaged: DictCo
 
 
 def leaf_overrides(overrides: Iterable[TrainerOverride]) -> Iterator[TrainerOverride]:
-    """Yield the single values of overrides, of which some are mappings."""
+    """Yield the overrides, with each mapping split into its single values."""
     for override in overrides:
         for below, value in leaves(override.value):
             yield replace(override, path=(*override.path, *below), value=value)
@@ -67,7 +67,7 @@ def split_shared_mappings(
 
     Args:
         overrides: the values of the section.
-        values: the values that astuner sets, of `TrainerMapping.values`.
+        values: the values that astuner sets, as `TrainerMapping.values` returns them.
     """
     names = [parts(name.removeprefix("+")) for name in values]
     for override in overrides:

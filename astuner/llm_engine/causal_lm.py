@@ -26,7 +26,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def compute_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of a `model.dtype`, and log a warning if it is a slow one.
+    """Return the dtype of a `model.dtype`. Log a warning if the processor is slow with it.
 
     On CUDA, `auto` and `fastest` are bfloat16. On a CPU, `auto` is float32, and `fastest` is bfloat16 if the processor
     has instructions for it.

@@ -153,7 +153,7 @@ def _unused_processes_omitted(settings: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_process_groups() -> Iterator[None]:
-    """Have Ray start the processes of its head in process groups of their own.
+    """Make Ray start the processes of its head in process groups of their own.
 
     A terminal or a scheduler may signal the run's whole process group. Ray must not end before a checkpoint is written.
     """
@@ -267,7 +267,7 @@ def _gpu_types(resources: Iterable[str]) -> list[str]:
 def check_has_no_gpus() -> None:
     """Check that the connected Ray instance has no GPUs, before a run whose `device: auto` has become `cpu` uses it.
 
-    Nodes may have joined it since `auto` was decided.
+    Nodes with GPUs may have joined the instance since `auto` was decided.
 
     Raises:
         BackboneError: a node has GPUs.
@@ -278,8 +278,8 @@ def check_has_no_gpus() -> None:
     if types:
         raise BackboneError(
             "trainer_common.device is auto, which is the CPU for this run, because this machine and the Ray cluster "
-            f"had no GPU when it started; but nodes of this cluster now have GPUs ({', '.join(types)}). Run the same "
-            "command again with trainer_common.ray_address, or set trainer_common.device=cpu to train on CPUs"
+            f"had no GPU when the run started; but nodes of the cluster now have GPUs ({', '.join(types)}). Run the "
+            "same command again with trainer_common.ray_address, or set trainer_common.device=cpu to train on CPUs"
         )
 
 

@@ -86,7 +86,7 @@ def node_loss_message(lost: list[str], left: int, failure: str) -> str:
 def override_actor_options(overrides: Callable[[str, Any], dict[str, Any]]) -> Callable[[], None]:
     """Start actors with other options from now on, and return a function that undoes this.
 
-    Libraries offer no setting for where their actors run and what they reserve.
+    Libraries have no setting for the nodes and the resources of their actors.
 
     Args:
         overrides: returns options of Ray that replace those of an actor, from the module of its class and its
@@ -107,8 +107,8 @@ def override_actor_options(overrides: Callable[[str, Any], dict[str, Any]]) -> C
 def on_this_node() -> dict[str, Any]:
     """Return the options of an actor that runs on the node of this process and reserves none of its CPUs.
 
-    By default, Ray starts an actor that reserves nothing on a random node, with whose loss the run would end. A node
-    that has no CPU left could not start an actor that reserves one.
+    By default, Ray starts an actor that reserves nothing on a random node, and the loss of that node would end the run.
+    An actor that reserves a CPU could not start on a node without a free CPU.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -18,8 +18,8 @@ from astuner.errors import BackboneError
 
 TEMP_DIR_FIX = "export RAY_TMPDIR=/tmp"
 
-# The folders of all runs of a user. Only this name marks a folder as astuner's: a process of a dead run may create it
-# again, at any time.
+# The parent of the folders of all runs of a user. Only its name marks it as astuner's, because a process of a run that
+# has ended may create it again at any time.
 _HOME = f"astuner-ray-{os.getuid()}"
 _NAME = "[0-9a-f]" * 8
 _LOCK_SUFFIX = ".lock"
@@ -91,15 +91,16 @@ def _remove_dead(home: Path) -> None:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove_ray_temp_dir(path.with_suffix(""))
     for folder in home.glob(_NAME):
-        # A process of a dead run has written into its folder after the lock was removed.
+        # A process of a run that has ended has written into its folder after the lock was removed.
         if not folder.with_suffix(_LOCK_SUFFIX).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _create_locked(home: Path, stack: contextlib.ExitStack) -> Path:
-    """Create a folder that is locked until the stack closes, which removes it.
+    """Create a folder. It is locked until the stack closes, and then removed.
 
-    The lock is a file next to the folder. It exists before the folder and after it, so a folder without it is dead.
+    The lock is a file next to the folder. It is created before the folder and removed after it, so a folder without a
+    lock belongs to a run that has ended.
     """
     for _ in range(_CREATIONS):
         _create_home(home)  # another run may have removed it at its end
@@ -109,7 +110,7 @@ def _create_locked(home: Path, stack: contextlib.ExitStack) -> Path:
             file = attempt.enter_context(path.open("x"))
             attempt.callback(remove_ray_temp_dir, folder)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Until here, another run could take the file for the lock of a dead run, and remove it.
+            # Until here, another run could take the file for the lock of a run that has ended, and remove it.
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 folder.mkdir()
                 stack.push(attempt.pop_all())

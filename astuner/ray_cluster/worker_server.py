@@ -168,7 +168,7 @@ class _Server(ForkingServer):
                 for open_socket in (connection, *self._connections.values()):
                     open_socket.close()
                 _become_worker(request["argv"], request["env"], request["cwd"], own)
-            # The server's own handlers must not see it.
+            # The handlers of the server must not catch an error of the worker.
             except (OSError, ValueError):
                 traceback.print_exc()
                 os._exit(1)

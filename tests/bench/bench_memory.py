@@ -1,8 +1,8 @@
 """Compare the memory that `astuner check` estimates with the peak resident memory of the run.
 
 Four cases: the tiny math agent (`math_agent_tiny.yaml`) and SmolLM2-135M, each with all weights and with adapters
-trained, on a CPU. Each is checked and then trained for a few steps, in its own processes. SmolLM2 is that of
-tutorial/example_real_model; it answers with stories, so that every answer has the maximum length.
+trained, on a CPU. Each is checked and then trained for a few steps, in its own processes. SmolLM2 is the
+model of tutorial/example_real_model. It answers with stories, so every answer has the maximum length.
 
 Prints one line of JSON: for each case the estimate and the measurement in MiB (2^20 bytes), and their ratio.
 

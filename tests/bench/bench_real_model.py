@@ -334,7 +334,7 @@ def parse_arguments() -> argparse.Namespace:
     for name in ("trl", "vllm", "llama-cpp"):
         parser.add_argument(f"--{name}", metavar="PYTHON", help="interpreter of its environment; else it is skipped")
     parser.add_argument("--model", type=Path, help="folder of another Llama-like model")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="by default, those that the processor multiplies")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: those that the processor computes fast")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=24)

@@ -5,9 +5,9 @@ Three workloads, each one step of `--episodes` episodes:
 - `synthetic`: episodes of `--calls` calls each, whose last context has `--context` tokens. Each call extends the one
   before. The calls are recorded as those of agents are; samples, advantages, metrics, updates and the run record are
   those of a run. No model samples or trains: the completions and the trainer's values are random numbers.
-- `verl`: the same, and the rows of the update are prepared and sent as in the main process of a verl run. No worker
-  takes them. It needs the environment of verl. The line before the last one has the bytes that the update needs in
-  addition, per episode.
+- `verl`: the same, and the rows of the update are prepared and sent as in the main process of a run on verl. No worker
+  receives them. This workload needs the environment of verl. The second-to-last line contains the additional memory of
+  the update, in bytes per episode.
 - `local`: a whole step of the local backbone with one short call an episode and a random model of 0.1 M parameters.
 
 The last line is JSON: the numbers of episodes and calls, the bytes that the episodes of the step hold in memory, per

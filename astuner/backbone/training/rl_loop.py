@@ -38,7 +38,7 @@ _NO_UPDATE = UpdateResult({}, (), signal=False)
 
 @dataclass(frozen=True)
 class _Rollout:
-    """The episodes of a training step whose update is not collected.
+    """The episodes of a training step whose update is not finished.
 
     Attributes:
         episodes: all of them.
@@ -192,7 +192,7 @@ class RlLoop:
     def _begin_step(
         self, step: int, episodes: Sequence[Episode], refills: dict[str, float], started: float
     ) -> _Rollout:
-        """Record the episodes of a step, before the update: they explain why it fails."""
+        """Record the episodes of a step before its update, because they explain an update that fails."""
         ended = timestamp()
         usable = [episode for episode in episodes if episode.status == "ok"]
         self._failed_steps = 0 if usable else self._failed_steps + 1

@@ -32,7 +32,7 @@ class RowBin:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows that one of several processes computes together.
+    """Rows that a process computes in one micro-batch.
 
     Attributes:
         rows: row numbers.
@@ -155,7 +155,7 @@ def divide_groups(groups: list[RowGroup], count: int) -> None:
 
 
 def largest_count(count: int, process_group: Any, device: str) -> int:
-    """Return the largest of the numbers of all processes of a group."""
+    """Return the largest `count` of all processes of a process group."""
     counts = torch.tensor([count], device=device)
     torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX, group=process_group)
     return int(counts.item())

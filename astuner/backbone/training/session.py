@@ -119,8 +119,8 @@ class TrainingSession(Protocol):
     def wait_for_update(self, step: int) -> None:
         """Wait until `update(..., step)` can return immediately.
 
-        A signal can interrupt this wait, but not `update`. Then, after `end_training`, the loop may call `roll_out` and
-        this method again for the same step.
+        A signal can interrupt this wait, but not `update`. After an interruption and `end_training`, the loop may call
+        `roll_out` and this method again for the same step.
         """
         return
 

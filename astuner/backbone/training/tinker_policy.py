@@ -1,7 +1,7 @@
-"""What `astuner serve-tinker` and its clients agree on.
+"""Definitions that `astuner serve-tinker` shares with its clients and with the estimate of its memory.
 
-The extension of Tinker's wire format: settings that have fixed values in Tinker. And the size of a forward pass, from
-which the server's memory is estimated.
+`TinkerPolicy` is the extension of Tinker's wire format: settings that have fixed values in Tinker. `batch_tokens`
+returns the size of a forward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_BATCH_LOGITS = 2**28
 
 
 def batch_tokens(vocab_size: int) -> int:
-    """Return the maximum number of tokens, with padding, in a forward pass of the server; a longer row is alone."""
+    """Return the maximum number of tokens, with padding, of several rows in a forward pass of the server."""
     return min(_MAX_BATCH_TOKENS, max(1, _MAX_BATCH_LOGITS // vocab_size))
 
 

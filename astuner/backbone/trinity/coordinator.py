@@ -119,11 +119,11 @@ class Coordinator:
         await self._notify_all()
 
     async def may_update(self, trainer_step: int) -> bool:
-        """Return whether a trainer's step may be done; after `end_training`, only those of the last training step."""
+        """Return whether the trainer may do a step. After `end_training`, it may only finish the last training step."""
         return not self._is_ended or math.ceil(trainer_step / self._job.updates) <= self._started_steps
 
     async def start_update(self, batch: BatchConsumed) -> bool:
-        """Return `may_update` for a mini-batch that the trainer has read, and report it to the launcher if it may."""
+        """Return whether the trainer may train on a mini-batch that it has read. If so, report it to the launcher."""
         if not await self.may_update(batch.trainer_step):
             return False
         self._started_steps = max(self._started_steps, math.ceil(batch.trainer_step / self._job.updates))
@@ -131,10 +131,10 @@ class Coordinator:
         return True
 
     async def end_training(self, ready_step: int) -> int:
-        """Start no further batch, and no further update after `ready_step`; return the last step that is trained.
+        """Let no further batch start, and no update after `ready_step`. Return the last step that is trained.
 
         Args:
-            ready_step: the last training step whose update the launcher waits for or has seen.
+            ready_step: the last training step that is finished, or whose episodes are complete.
         """
         self._is_ended = True
         self._started_steps = max(self._started_steps, ready_step)

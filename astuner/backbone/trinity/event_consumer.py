@@ -113,8 +113,8 @@ class EventConsumer:
     def run(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
         """Wait for a batch and return its episodes, ordered by task and repeat.
 
-        A retried episode is preceded by its failed attempts. Another call continues the wait for a training step that a
-        signal has interrupted.
+        A retried episode is preceded by its failed attempts. If a signal interrupts the wait for a training step,
+        another call continues it.
 
         Raises:
             BackboneError: a process of the run died, or no episode ended within its time limits or within

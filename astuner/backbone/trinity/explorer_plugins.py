@@ -123,7 +123,7 @@ class EpisodeWorkflow(Workflow):
     can_repeat = True
 
     def set_repeat_times(self, repeat_times: int, run_id_base: int) -> None:
-        """Do nothing: the share contains its episodes."""
+        """Do nothing, because a share names its episodes."""
 
     async def run_async(self) -> list[Experience]:
         """Run the episodes, report them to the launcher, and return the experiences of those with a reward."""

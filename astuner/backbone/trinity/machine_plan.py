@@ -42,7 +42,7 @@ def trinity_plan(
 
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
-        ConfigError: the run does not support the configuration on such machines.
+        ConfigError: a run on such machines rejects the configuration.
     """
     if configured_tinker_service(config) is not None:
         text = "trinity.model.tinker.base_url is set, so the model is at that service, and the run uses no GPU"
@@ -60,7 +60,7 @@ def trinity_plan(
         max_model_len=run.rollout.max_model_len,
         tinker_base_url=f"http://{ADDRESS}" if uses_tinker else None,
         runners=runners_per_engine(run, engine_count(run, uses_tinker=uses_tinker)),
-        flash_attention=True,  # may be installed there
+        flash_attention=True,  # it may be installed on the machine
         gpus=machine.gpus,
         origins=origins,
     )

@@ -135,10 +135,10 @@ class TrinitySession(TrainingSession):
             self._trained = self.event_consumer.take_update(step, trainer_steps)
 
     def end_training(self, step: int) -> int:
-        """Have explorer and trainer start nothing more; the trainer finishes the step that it has started and saves it.
+        """Let explorer and trainer start nothing more. Return the last step, which the trainer finishes and saves.
 
-        It is asked to at once: the weights of a step are lost as soon as the next update starts. A step whose episodes
-        are complete is trained, too.
+        This is the step that the trainer has started, or the next step if its episodes are complete. The trainer is
+        told at once, because the weights of a step are lost as soon as the next update starts.
         """
         if not self._is_training:
             return step

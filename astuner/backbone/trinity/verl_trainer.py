@@ -50,7 +50,7 @@ class WholeBatchTrainer(Trainer):
         self._saved_step = self.train_step_num or None
 
     async def save_checkpoint(self, block_until_saved: bool = False, save_as_hf: bool = False) -> dict[str, Any]:
-        """Save the current step, unless it is saved: a checkpoint of the run may have links to its files."""
+        """Save the current step, unless it is saved. A checkpoint of the run may have links to the saved files."""
         if self._saved_step == self.train_step_num:
             await self.engine.wait_for_save()
             return {}

@@ -24,7 +24,7 @@ _CHUNK_BYTES = 2**24
 
 
 def row_chunks(rows: Iterable[RowFields], limit: int = _CHUNK_BYTES) -> Iterator[list[RowFields]]:
-    """Divide rows into consecutive lists of at most `limit` bytes, or one row. Later rows are not read yet."""
+    """Yield consecutive lists of rows, of at most `limit` bytes or one row each. Rows are read only when needed."""
     chunk: list[RowFields] = []
     size = 0
     for row in rows:
@@ -39,7 +39,7 @@ def row_chunks(rows: Iterable[RowFields], limit: int = _CHUNK_BYTES) -> Iterator
 
 
 def length_chunks(lengths: Sequence[int], limit: int = _CHUNK_BYTES // 8) -> Iterator[range]:
-    """Divide row numbers into consecutive ranges of rows with at most `limit` tokens, or of one row."""
+    """Yield consecutive ranges of row numbers, of at most `limit` tokens or one row each."""
     start = size = 0
     for number, length in enumerate(lengths):
         if number > start and size + length > limit:

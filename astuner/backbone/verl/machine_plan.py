@@ -30,7 +30,7 @@ def verl_plan(
 
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
-        ConfigError: the run does not support the configuration on such machines.
+        ConfigError: a run on such machines rejects the configuration.
     """
     config = planned_run(config, machine)
     run = config.astuner
@@ -41,7 +41,7 @@ def verl_plan(
         checkpoint_folder=Path(),
         total_steps=1,
         n_val=0,
-        flash_attention=True,  # may be installed there
+        flash_attention=True,  # it may be installed on the machine
         gpus=machine.gpus,
         origins=origins,
     )

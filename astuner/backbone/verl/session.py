@@ -146,10 +146,10 @@ class VerlSession(TrainingSession):
         elif self.trainer.engines_awake:
             thread = threading.Thread(target=self._stop_engines, daemon=True)
             thread.start()
-            # The checkpoint is more important: the run may have little time left, and an engine may have died.
+            # The run may have little time left for the checkpoint, and an engine that has died never answers.
             thread.join(_STOP_SECONDS)
             if self.trainer.engines_awake:
-                logger.warning("the engines keep their memory while the checkpoint is saved: they do not answer")
+                logger.warning("the engines do not answer, so they keep their memory while the checkpoint is saved")
                 self.trainer.engines_awake = False
 
     def _stop_engines(self) -> None:

@@ -89,8 +89,8 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
 def _actor_options(module: str, strategy: object) -> dict[str, Any]:
     """Return the options that replace those of an actor of verl or TransferQueue.
 
-    The router of requests and the controller of TransferQueue stay on this node. The storage of TransferQueue reserves
-    no CPU either, because the training workers of its node may need all of them.
+    The router of requests and the controller of TransferQueue run on this node and reserve no CPU. The storage of
+    TransferQueue reserves no CPU either, because the training workers of its node may need all of them.
     """
     package = module.partition(".")[0]
     if strategy is None and package in ("verl", "transfer_queue"):
@@ -199,7 +199,7 @@ class VerlTrainer(PPOTrainerSync):
 
         Args:
             keys: the key of each row.
-            rows: the fields, which are read and sent little by little.
+            rows: the fields of each row. They are read and sent in requests of bounded size.
         """
         start = 0
         for part in row_chunks(rows):

@@ -55,7 +55,7 @@ class _StoredRows:
     Attributes:
         samples: the episodes' samples, in order.
         rows: the same samples as training rows.
-        old_logprobs: one float32 [R] tensor per row, the denominator of the ratios; empty if it is the sampler's.
+        old_logprobs: one float32 [R] tensor per row, the denominator of the ratios; empty for the sampler's.
         prefix: prefix of the keys.
         padding: number of padding rows, which follow the others.
         reference: one float32 [R] tensor per row, logprobs of the reference model; empty if they are not needed.

@@ -227,7 +227,7 @@ async def test_no_update_and_no_batch_starts_after_the_end_and_a_started_update_
     assert await coordinator.end_training(3) == 3
 
 
-async def test_training_that_ends_before_its_first_update_has_the_steps_of_the_resumed_run():
+async def test_training_that_ends_before_its_first_update_ends_after_the_step_of_its_checkpoint():
     from astuner.backbone.trinity.events import BatchConsumed
 
     coordinator, schedule = make_coordinator(done=2)
