@@ -106,7 +106,8 @@ def compare_results(
         try:
             first, second = _chosen_parts(sides, until, common_seeds=common_seeds)
         except RecordError as error:
-            found.notes.append(f"{name} is not compared: {error}")
+            lines = found.missing if isinstance(error, _LackingError) else found.notes
+            lines.append(f"{name} is not compared: {error}")
             continue
         for measure in ("success after", "mean of the curve"):
             values = _comparable(measure, first, second)
@@ -160,6 +161,10 @@ def _pairs(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> _Pairs:
     return found
 
 
+class _LackingError(RecordError):
+    """B lacks steps that A has."""
+
+
 def _seeds(numbers: Sequence[int]) -> str:
     return f"{'seed' if len(numbers) == 1 else 'seeds'} {', '.join(map(str, numbers))}"
 
@@ -178,7 +183,13 @@ def _chosen_parts(
         if not numbers:
             raise RecordError("A and B have no common seed")
         first, second = first.of_seeds(numbers), second.of_seeds(numbers)
-    return (first, second) if until is None else (first.until(until), second.until(until))
+    if until is None:
+        return first, second
+    first = first.until(until)
+    try:
+        return first, second.until(until)
+    except RecordError as error:
+        raise _LackingError(f"in B, {error}") from error
 
 
 def _comparable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import signal
@@ -27,12 +28,12 @@ _KILL_SECONDS = 10.0
 _CONNECT_SECONDS = 10.0
 # Runs in its own process: if the server is not Ray, the call never returns.
 _PROBE = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
-# Prints the names of the resources of all nodes that are alive.
+# Prints the resources of each node that is alive.
 _RESOURCES = """
-import sys
+import json, sys
 from ray._raylet import GcsClient
 nodes = GcsClient(address=sys.argv[1]).get_all_node_info().values()
-print(*(name for node in nodes if node.state == 0 for name in node.resources_total))
+print(json.dumps([dict(node.resources_total) for node in nodes if node.state == 0]))
 """
 _TOKEN_ERROR = "AuthenticationError"
 _GPU_TYPE = "accelerator_type:"
@@ -252,16 +253,17 @@ def find_gpus(address: str, timeout: float = 60.0) -> list[str]:
         result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
     except subprocess.SubprocessError as error:
         raise BackboneError(f"{_cannot_connect(address)}: its resources cannot be read; {_FIX}") from error
-    return _gpu_types(result.stdout.split())
+    return _gpu_types(json.loads(result.stdout))
 
 
-def _gpu_types(resources: Iterable[str]) -> list[str]:
-    """Return the types of GPUs among the names of resources.
+def _gpu_types(nodes: Iterable[Mapping[str, float]]) -> list[str]:
+    """Return the types of GPUs among the resources of nodes.
 
     Ray names the type of the GPUs that a node really has, and not of those that a node on a CPU declares (`ray start
-    --num-gpus=1`).
+    --num-gpus=1`). It also names the type of other accelerators, of nodes without GPUs.
     """
-    return sorted({name.removeprefix(_GPU_TYPE) for name in resources if name.startswith(_GPU_TYPE)})
+    named = {name for resources in nodes if resources.get("GPU") for name in resources if name.startswith(_GPU_TYPE)}
+    return sorted(name.removeprefix(_GPU_TYPE) for name in named)
 
 
 def check_has_no_gpus() -> None:
@@ -274,7 +276,7 @@ def check_has_no_gpus() -> None:
     """
     import ray
 
-    types = _gpu_types(ray.cluster_resources())
+    types = _gpu_types(node["Resources"] for node in ray.nodes() if node["Alive"])
     if types:
         raise BackboneError(
             "trainer_common.device is auto, which is the CPU for this run, because this machine and the Ray cluster "

@@ -162,9 +162,15 @@ def test_the_first_steps_of_a_whole_result_are_compared_with_a_shorter_one():
     other = fixed_result(lambda seed: [0.3, 0.8, 0.9], (1, 2, 3), name="other")
     comparison = compare_results([whole, other], [same, other], until=20)
     assert {row.name for row in comparison.rows} == {"task-local"}
-    (note,) = comparison.notes
-    assert note.startswith("other-local is not compared: other-local has no validation after step 20 for seed 1")
+    (line,) = comparison.notes
+    assert line.startswith("other-local is not compared: other-local has no validation after step 20 for seed 1")
     assert not comparison.is_regression
+    longer = fixed_result(lambda seed: [0.3, 0.5, 0.7, 0.8, 0.9], (1, 2, 3), name="other")
+    shorter = longer.until(10)
+    comparison = compare_results([whole, longer], [same, shorter], until=20)
+    (line,) = comparison.missing
+    assert line.startswith("other-local is not compared: in B, other-local has no validation after step 20 for seed 1")
+    assert comparison.is_regression
 
 
 def _at(seed: SeedResult, steps: Sequence[int]) -> SeedResult:

@@ -19,7 +19,7 @@ from astuner.debugging.signals import Terminated, terminate_on
 from astuner.errors import BackboneError
 from astuner.localhost import free_port
 from astuner.process_tree import environment_variable
-from astuner.ray_cluster.connection import check_has_no_gpus, find_gpus, find_ray, ray_connected
+from astuner.ray_cluster.connection import _gpu_types, check_has_no_gpus, find_gpus, find_ray, ray_connected
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.ray_cluster.session_guard import SESSION
 from tests.backbone.runs import PATIENCE
@@ -67,6 +67,12 @@ def test_a_cluster_with_gpus_is_not_used_by_the_cpu_of_device_auto():
         assert find_gpus(gcs_address()) == ["H100"]
         with pytest.raises(BackboneError, match=r"device is auto.*GPUs \(H100\).*set trainer_common.device=cpu"):
             check_has_no_gpus()
+
+
+def test_other_accelerators_and_declared_gpus_are_not_gpus():
+    tpu, declared, gpu = {"accelerator_type:TPU-V4": 1.0}, {"GPU": 1.0}, {"GPU": 2.0, "accelerator_type:H100": 1.0}
+    assert _gpu_types([tpu, declared, gpu]) == ["H100"]
+    assert _gpu_types([tpu, declared]) == []
 
 
 def gcs_address() -> str:

@@ -361,12 +361,14 @@ class RlLoop:
                 logger.warning("interrupted: no step was finished, so there is nothing to resume")
                 return
             logger.warning("interrupted: saving step {}", last)
-            while self.state.step < last:
-                with contextlib.suppress(NoSignalError):  # the run ends in any case
-                    self.train_step(self.state.step + 1)
+            for step in range(self.state.step + 1, last + 1):
+                with contextlib.suppress(NoSignalError, JudgeUnavailableError):  # the run ends in any case
+                    self.train_step(step)
+                if self.state.step < step:
+                    break  # its episodes have no reward
             self._save()
         except BackboneError as error:  # for example, the signal has ended the trainer, too
-            logger.warning("interrupted, and the last step cannot be saved: {}", error)
+            logger.error("interrupted, and the last step cannot be saved: {}", error)
         if self._saved is None:
             logger.warning("there is no checkpoint to resume from")
         else:

@@ -68,7 +68,7 @@ class VerlBackbone:
         """Check that verl supports the configuration on this machine."""
         from astuner.backbone.verl.cluster import verl_environment
 
-        run, device = config.astuner, workers_device(config.astuner.trainer_common)
+        run, device = config.astuner, _configured_device(config.astuner)
         # What depends on the model and the tasks is checked in `preflight`.
         facts = VerlRunFacts(
             device="cuda" if device.type == "cuda" else "cpu",
@@ -192,6 +192,15 @@ def _start_session(
     stack.callback(worker_pool.close)
     worker_pool.start()
     return VerlSession(context, trainer, worker_pool, dtype, facts.total_steps)
+
+
+def _configured_device(run: AstunerConfig) -> torch.device:
+    """Return `workers_device`, without asking a Ray instance that a service of the run may start later."""
+    common = run.trainer_common
+    if not run.services or common.ray_address is None:
+        return workers_device(common)
+    uses_gpu = common.device == "cuda" or (common.device == "auto" and torch.cuda.is_available())
+    return torch.device("cuda" if uses_gpu else "cpu")
 
 
 def workers_device(common: TrainerCommonConfig) -> torch.device:

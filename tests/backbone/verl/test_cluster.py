@@ -13,6 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from astuner.config.services import ServiceConfig
 from astuner.errors import BackboneError, ModelError
 from tests.backbone.verl.plans import run_config
 
@@ -193,3 +194,17 @@ def test_workers_use_the_gpus_of_the_cluster_that_the_run_joins(
             backbone.workers_device(common.trainer_common)
     own = run_config(trainer_common__device="auto").astuner.trainer_common
     assert backbone.workers_device(own) == torch.device("cuda" if here else "cpu")
+
+
+def test_the_ray_of_a_service_is_not_asked_before_it_is_started(monkeypatch: pytest.MonkeyPatch):
+    from astuner.backbone.verl import backbone
+
+    def no_answer(address: str) -> list[str]:
+        raise BackboneError("Ray does not answer")
+
+    monkeypatch.setattr(backbone, "find_gpus", no_answer)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device, expected in (("auto", "cpu"), ("cuda", "cuda"), ("cpu", "cpu")):
+        config = run_config(trainer_common__device=device, trainer_common__ray_address="127.0.0.1:6380").astuner
+        service = {"ray": ServiceConfig(command=["ray", "start", "--head", "--port=6380", "--block"])}
+        assert backbone._configured_device(config.model_copy(update={"services": service})) == torch.device(expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from array import array
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -60,6 +61,7 @@ def test_an_update_holds_few_bytes_of_each_row_besides_requests_of_bounded_size(
     assert {"advantages", "ref_log_prob"} <= queue.fields
     assert len(queue.keys) > 3
     assert max(queue.sizes) <= REQUEST
+    assert set(Counter(key for keys in queue.keys for key in keys).values()) == {2}  # its sample, and its loss
     assert sum(map(len, queue.keys)) == 2 * EPISODES
     (trained,) = result.samples[3]
     assert trained.logprobs is not None
