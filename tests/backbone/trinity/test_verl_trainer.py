@@ -215,6 +215,7 @@ async def test_a_saved_step_is_not_written_again():
     for engine.train_step_num in (0, 2, 2, 3):
         await trainer.save_checkpoint(block_until_saved=True)
     assert written == [0, 2, 3]
+    engine.train_step_num = 7
     await trainer.prepare()  # as if the run had resumed from this step
     await trainer.save_checkpoint(block_until_saved=True)
     assert written == [0, 2, 3]
