@@ -32,6 +32,8 @@ _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "VERL_LOGGING_LEVEL": "ERROR",
     "TQ_LOGGING_LEVEL": "ERROR",
+    # Seconds. A request to the storage on a lost node is sent three times; TransferQueue's default is 200.
+    "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT": "50",
     "VLLM_NO_USAGE_STATS": "1",
 }
 _CPU_ENVIRONMENT = {
