@@ -1,15 +1,15 @@
 """`astuner bench`: runs a suite over backbones and seeds, reports the gains with intervals, and compares results."""
 
-from astuner.benchmark.comparison import Comparison, ResultComparison, compare_results, print_comparison
+from astuner.benchmark.comparison import BenchComparison, ResultComparison, compare_results, print_comparison
 from astuner.benchmark.report import draw_results, print_results
 from astuner.benchmark.results import BenchResult, SeedResult, read_results, result_of, write_result
 from astuner.benchmark.running import BenchRun, RunOutcome, plan_runs, run_suite
 from astuner.benchmark.suite import Suite, SuiteEntry, load_suite
 
 __all__ = [
+    "BenchComparison",
     "BenchResult",
     "BenchRun",
-    "Comparison",
     "ResultComparison",
     "RunOutcome",
     "SeedResult",

@@ -47,7 +47,7 @@ class ResultComparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BenchComparison:
     """The comparison of results B with results A.
 
     Attributes:
@@ -69,7 +69,7 @@ class Comparison:
 
 @dataclass(slots=True)
 class _Pairs:
-    """The pairs of results that can be compared, by name, and the lines of `Comparison`."""
+    """The pairs of results that can be compared, by name, and the lines of `BenchComparison`."""
 
     pairs: list[tuple[str, BenchResult, BenchResult]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ def compare_results(
     until: int | None = None,
     *,
     common_seeds: bool = False,
-) -> Comparison:
+) -> BenchComparison:
     """Compare results B with results A, entry by entry.
 
     Results of the same entry and backbone are compared. If A and B each contain one backbone, and the
@@ -118,7 +118,7 @@ def compare_results(
                 tests.append((name, measure, means[0], means[1], values[2]))
     if not tests:
         raise RecordError("\n  ".join(["there is nothing to compare:", *found.missing, *found.notes]))
-    return Comparison(tuple(_verdicts(tests, level, tolerance)), tuple(found.missing), tuple(found.notes))
+    return BenchComparison(tuple(_verdicts(tests, level, tolerance)), tuple(found.missing), tuple(found.notes))
 
 
 def _verdicts(
@@ -248,7 +248,7 @@ def _variance(rate: float, episodes: int | None) -> float:
     return smoothed * (1 - smoothed) / episodes
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, comparison: BenchComparison) -> None:
     """Print a comparison as a table, the notes, and the verdict."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("entry", overflow="fold")
