@@ -10,7 +10,14 @@ from collections.abc import Awaitable, Sequence
 from astuner.errors import EpisodeError, EpisodeTimeout
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import MAKE_FASTER, checked_judgement, in_daemon_thread, judge_error, late_text
+from astuner.task_judge.scoring import (
+    MAKE_FASTER,
+    checked_judgement,
+    close_coroutine,
+    in_daemon_thread,
+    judge_error,
+    late_text,
+)
 
 
 async def score_batch(
@@ -31,8 +38,11 @@ async def score_batch(
     while len(results) < len(episodes):
         batch = _Batch(judge, episodes[len(results) :], asyncio.get_running_loop())
         scoring = asyncio.ensure_future(in_daemon_thread(batch.run))
-        while not scoring.done() and (left := batch.started + timeout - time.monotonic()) > 0:
-            await asyncio.wait({scoring}, timeout=left)
+        try:
+            while not scoring.done() and (left := batch.started + timeout - time.monotonic()) > 0:
+                await asyncio.wait({scoring}, timeout=left)
+        finally:
+            batch.ended = True
         ended = len(batch.results)
         results += batch.results[:ended]
         if len(results) < len(episodes):
@@ -48,6 +58,7 @@ class _Batch:
     Attributes:
         results: those of the episodes so far.
         started: when the judge began with the current episode.
+        ended: whether nobody waits for further results, so that the thread ends after the current episode.
     """
 
     def __init__(
@@ -58,17 +69,24 @@ class _Batch:
     ) -> None:
         self.results: list[Judgement | EpisodeError] = []
         self.started = time.monotonic()
+        self.ended = False
         self._judge, self._episodes, self._loop = judge, episodes, loop
 
     def run(self) -> None:
         for task, output in self._episodes:
             self.started = time.monotonic()
-            self.results.append(self._score(task, output))
+            result = self._score(task, output)
+            if self.ended:
+                return
+            self.results.append(result)
 
     def _score(self, task: WorkflowTask, output: WorkflowOutput) -> Judgement | EpisodeError:
         try:
             answer: object = self._judge.compute_reward(task, output)
             if inspect.isawaitable(answer):
+                if self.ended:  # the event loop may be closed
+                    close_coroutine(answer)
+                    raise asyncio.CancelledError
                 answer = asyncio.run_coroutine_threadsafe(_await(answer), self._loop).result()
             return checked_judgement(answer, self._judge)
         except EpisodeError as error:

@@ -238,6 +238,8 @@ async def in_daemon_thread(function: Callable[..., object], *args: Any) -> objec
     def settle(set_outcome: Callable[[Any], None], value: object) -> None:
         if not outcome.done():
             set_outcome(value)
+        else:
+            close_coroutine(value)
 
     def run() -> None:
         try:
@@ -245,13 +247,21 @@ async def in_daemon_thread(function: Callable[..., object], *args: Any) -> objec
         except BaseException as error:
             # All errors belong to the episode; the thread itself would only print them.
             settled = outcome.set_exception, _as_exception(error)
-        with suppress(RuntimeError):  # the loop was closed in the meantime
+        try:
             loop.call_soon_threadsafe(settle, *settled)
+        except RuntimeError:  # the loop was closed in the meantime
+            close_coroutine(settled[1])
 
     thread = threading.Thread(target=run, name=f"judge {function!r}", daemon=True)
     thread.start()
     with waits_for_thread(thread):
         return await outcome
+
+
+def close_coroutine(value: object) -> None:
+    """Close `value` if it is a coroutine that nobody will await, so that Python does not warn of it."""
+    if inspect.iscoroutine(value):
+        value.close()
 
 
 _call_of_this_judge: contextvars.ContextVar[_Call] = contextvars.ContextVar(

@@ -317,16 +317,25 @@ except EpisodeTimeout:
     assert "Traceback" not in done.stderr
 
 
-def test_a_late_sync_judge_finds_the_loop_closed(recwarn: pytest.WarningsRecorder) -> None:
+@pytest.mark.parametrize("answers_with", [lambda: 0.5, lambda: asyncio.sleep(0, result=0.5)])
+def test_a_late_sync_judge_finds_the_loop_closed(
+    recwarn: pytest.WarningsRecorder, answers_with: Callable[[], object]
+) -> None:
     """Its thread ends silently; an exception in the thread would be a warning, which fails the test."""
     release = threading.Event()
+
+    def judges() -> object:
+        release.wait(30)
+        return answers_with()
+
     with pytest.raises(EpisodeTimeout):
-        asyncio.run(score(sync_judge(lambda: release.wait(30)), TASK, OUTPUT, timeout=0.05))
+        asyncio.run(score(sync_judge(judges), TASK, OUTPUT, timeout=0.05))
     late = [thread for thread in threading.enumerate() if thread.name.startswith("judge ")]
     release.set()
     for thread in late:
         thread.join(10)
     assert late
+    gc.collect()
     assert not recwarn.list
 
 

@@ -140,7 +140,9 @@ def test_adapters_have_their_alpha_and_modules(
     train_both(training, model, 0.7)
     ends = adapters(model)
     for name, value in adapters(trained).items():
-        assert (value - ends[name]).abs().max() <= 1e-6, name
+        # Where a gradient is near 0, Adam turns its rounding errors into changes of lr / eps = 1 times their size.
+        assert (value - ends[name]).abs().max() <= 1e-5, name
+        assert (value - start[name]).abs().max() > 1e-3, name
     # The weights that are sampled have the same scale.
     sampling = training.save_weights_and_get_sampling_client().result()
     params = tinker.SamplingParams(max_tokens=8, temperature=0.7)
