@@ -66,6 +66,16 @@ def test_an_episode_holds_its_distinct_tokens():
     assert 30_000 * 4 < result["driver_bytes_per_episode"] <= 300_000
 
 
+@pytest.mark.verl
+def test_rows_are_stored_in_a_transfer_queue():
+    command = [sys.executable, str(FOLDER / "bench_transfer_queue.py"), "--rows", "100"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert result.pop("rows") == 100
+    assert result.keys() == {"store_seconds", "add_field_seconds", "read_seconds", "delete_seconds"}
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"a": 1}', '[{"prompt_ids": [1]}]', '[{"prompt_ids": [1], "completion_ids": ["x"]}]']
 )
