@@ -1,7 +1,8 @@
 """Linear layers on a CPU through oneDNN's matrix product, in sampling and in training.
 
 PyTorch multiplies float32 matrices with MKL. On one core of an AMD EPYC (Zen 5), with the shapes of a model of 135 M
-weights, oneDNN reaches 165 to 235 GFLOPS for 8 rows or more, MKL reaches 30 to 105. Both accumulate in float32. In
+weights, oneDNN reaches 165 to 235 GFLOPS for 8 rows or more, MKL reaches 30 to 105. Both accumulate in float32. On two
+cores of an AMD EPYC without AVX512, MKL is faster, in updates by a quarter, except for packed weights and few rows. In
 bfloat16, PyTorch uses oneDNN itself, but reorders the weights in each call.
 """
 
@@ -121,7 +122,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer that is computed by oneDNN in float32, forward and backward. See `use_onednn`."""
+    """A linear layer that oneDNN computes in float32 where it is faster, forward and backward. See `use_onednn`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x @ weight.T + bias`."""
@@ -158,8 +159,20 @@ class _Linear(torch.autograd.Function):
         )
 
 
+@cache
+def _has_fast_products() -> bool:
+    """Return whether oneDNN multiplies float32 matrices that are not packed faster than MKL does."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
 def _is_faster(x: Tensor, weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and x.dim() > 1 and x.numel() > 0 and is_packed(weight.numel(), weight.dtype)
+    return (
+        _has_fast_products()
+        and weight.device.type == "cpu"
+        and x.dim() > 1
+        and x.numel() > 0
+        and is_packed(weight.numel(), weight.dtype)
+    )
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

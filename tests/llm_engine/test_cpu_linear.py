@@ -7,7 +7,15 @@ from torch import nn
 from astuner.llm_engine import cpu_linear
 from astuner.llm_engine.cpu_linear import OneDnnLinear, linear, pack, unpack, use_onednn
 
+
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["AVX512", "no AVX512"])
+def has_fast_products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Set whether oneDNN computes the layers of `use_onednn`; without AVX512, MKL does."""
+    monkeypatch.setattr(cpu_linear, "_has_fast_products", lambda: request.param)
+    return request.param
 
 
 def random(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -77,6 +85,12 @@ def test_gradient_checkpointing_recomputes_the_same_values():
     plain = torch.autograd.grad(model(x).sum(), x)[0]
     recomputed = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
     assert torch.equal(torch.autograd.grad(recomputed.sum(), x)[0], plain)
+
+
+def test_onednn_computes_layers_where_it_is_faster(has_fast_products):
+    _, model = models(bias=False)
+    node = type(model(random(5, 300)).grad_fn).__name__
+    assert node == ("_LinearBackward" if has_fast_products else "MmBackward0")
 
 
 def test_autocast_computes_in_its_dtype():
