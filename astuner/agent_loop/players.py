@@ -61,7 +61,7 @@ class ScriptedPlayer(ABC):
 
     Attributes:
         seat: the seat that it plays.
-        rng: the player's random numbers, which are the same in each run.
+        rng: the player's random numbers, which depend only on the seat and the episode's seed.
     """
 
     def __init__(self, seat: str, seed: int) -> None:

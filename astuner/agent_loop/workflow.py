@@ -22,11 +22,11 @@ class LoopSettings:
     """Settings of the agent loop.
 
     Attributes:
-        action_form: the form of actions; `auto` is the form that the task prefers, but `tool_call` instead of
-            `code` for environments with tools.
+        action_form: the form of actions. `auto` is the form that the task prefers, with one exception: `tool_call`
+            replaces `code` for environments with tools.
         history: the configuration of the history managers.
-        step_rewards: `sum`: every call has the rewards of the episode. `returns_to_go`: a call has the rewards of its
-            own step and of the later ones.
+        step_rewards: `sum`: every call gets the rewards of its seat in the whole episode. `returns_to_go`: a call gets
+            the rewards of its own step and of the later ones.
         gamma: the discount of the rewards over the steps of an agent.
         has_judge: whether a judge scores the episodes.
         players: the programs that play seats, by the name of the seat. The model plays the others.
@@ -72,7 +72,7 @@ class EnvWorkflow(Workflow):
         except CallLimitError:
             ended_by = "max_steps"
         except ContextLengthError:
-            # Later prompts of a seat are as long as its own play. Its first one can only be shortened by the user.
+            # Later prompts grow with the seat's own play. The first prompt can only be shortened by the user.
             if sum(turn.seat == rewards.turns[-1].seat for turn in rewards.turns) == 1:
                 raise
             ended_by = "context_length"

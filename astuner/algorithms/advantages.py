@@ -195,8 +195,8 @@ def group_decoupled_advantages(
 
     GDPO (arXiv:2601.05242): A_k = (r_k - mean of the group) / standard deviation of the group, for each reward k;
     A_sum = sum over k of w_k A_k; A = (A_sum - mean of the batch) / standard deviation of the batch. The sum of the
-    advantages of each group is 0, and therefore the mean of the batch, which is not computed. Standard deviations are
-    unbiased, plus `STD_EPSILON`.
+    advantages of each group is 0. The mean of the batch is therefore 0, too, and is not computed. Standard deviations
+    are unbiased, plus `STD_EPSILON`.
 
     Args:
         rewards: [E] or [E, K] float, K rewards per episode. NaN stands for a reward that an episode does not have: it

@@ -23,10 +23,10 @@ def advantages_by_call(
     """Return, by call id, the advantages of the calls whose reward differs from that of their episode.
 
     An agent's reward is compared with the rewards of the same agent in the other episodes of the group; an episode
-    without rewards by agent takes part with its own reward. A call's reward has the advantage that the episode would
-    have with that reward, while the other episodes keep theirs. It is divided by the standard deviation of the rewards
-    that the episodes have (see `call_reward_std`), so that the advantages of calls are proportional to the differences
-    between their rewards.
+    without rewards by agent takes part with its own reward. A call with a reward has the advantage that the episode
+    would have with that reward, while the other episodes keep theirs. It is divided by the standard deviation of the
+    rewards that the episodes have (see `call_reward_std`), so that the advantages of calls are proportional to the
+    differences between their rewards.
 
     Args:
         rule: the algorithm's rule.
@@ -69,7 +69,7 @@ def advantages_by_call(
 
 
 def _variance_of_calls(episode: Episode) -> float:
-    """Return the mean squared difference between an episode's reward and those of its calls; 0 without the latter."""
+    """Return the mean squared difference between an episode's reward and those of its calls; 0 without such calls."""
     rewards = [] if episode.agent_rewards else [call.reward for call in episode.calls if call.reward is not None]
     assert episode.reward is not None
     return sum((reward - episode.reward) ** 2 for reward in rewards) / max(len(rewards), 1)

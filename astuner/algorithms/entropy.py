@@ -35,15 +35,15 @@ def differentiable_entropy(logprobs: Tensor) -> Tensor:
 
 
 def high_entropy_threshold(entropies: Tensor, train_counts: Tensor, share: float) -> float:
-    """Return the threshold above which the entropies of a share of the trained tokens are.
+    """Return the entropy that a given share of the trained tokens exceeds.
 
-    Training only the tokens of high entropy is from "Beyond the 80/20 Rule" (arXiv:2506.01939, eq. 6), with a share
-    of 0.2. The threshold lies between two entropies, so that rounding changes no token's side.
+    "Beyond the 80/20 Rule" (arXiv:2506.01939, eq. 6) trains only the tokens of high entropy, with a share of 0.2. The
+    threshold lies between two entropies, so that rounding changes no token's side.
 
     Args:
         entropies: any shape, float.
-        train_counts: the same shape; a token counts that often.
-        share: in (0, 1]; 1 selects all tokens. At least one token is selected, and all of equal entropy with it.
+        train_counts: the same shape; how often each token counts.
+        share: in (0, 1]; 1 selects all tokens. At least one token is selected, with all tokens of equal entropy.
     """
     values = torch.repeat_interleave(entropies.flatten(), train_counts.flatten()).double().sort(descending=True).values
     count = max(1, math.floor(share * len(values) + 0.5))

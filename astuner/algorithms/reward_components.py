@@ -35,7 +35,7 @@ class RewardComponents:
     def have_signal(self, group_ids: Tensor) -> Tensor:
         """Return, for each episode, whether a component with a weight differs in its group, [E] bool.
 
-        The sums of the components may be equal nevertheless.
+        The weighted sums of the components can still be equal.
         """
         signal = torch.zeros(len(group_ids), dtype=torch.bool)
         for weight, column in zip(self.weights, self.rewards.unbind(1), strict=True):
@@ -50,12 +50,11 @@ def reward_components(episodes: Sequence[Episode], weights: Mapping[str, float])
     """Return the components of the rewards of a step's episodes.
 
     An episode without a judgement, for example one whose reward the workflow has returned, has its reward as each
-    component. If there are no `weights` and every name has a dot, or there are no components at all, the reward is the
-    only component.
+    component. The reward is the only component if `weights` is empty and no component has a name without a dot.
 
     Args:
         episodes: E episodes with a reward.
-        weights: the weights of the components by name; empty for 1 for each whose name has no dot.
+        weights: the weights of the components by name. If empty, each component whose name has no dot has weight 1.
 
     Raises:
         BackboneError: no episode has a component of `weights`.

@@ -33,7 +33,7 @@ class RunContext:
         started: when the process started, as a `timestamp`.
         active_episodes: the episodes that run at the moment.
         monitor: looks for faults in the episodes and updates.
-        keep_engine: keep the inference server that the run starts running after the run.
+        keep_engine: whether the inference server that the run starts keeps running after the run.
         on_episode: called on the main thread with each finished episode of a dry run.
         origins: where the user set a key (`file:line`, `command line`), for messages.
         ray: the Ray cluster that `--with-ray` or `--with-ray-cluster` started, if any.

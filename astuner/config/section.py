@@ -50,7 +50,8 @@ class Section(BaseModel):
     def _check_kind_of_number(cls, value: object, info: ValidationInfo) -> object:
         """Reject true and false where a number is expected, and read 1e6 as a whole number.
 
-        pydantic would read the former as 1 and 0, and reject a large number of the latter without its bounds.
+        pydantic would read true and false as 1 and 0. It would reject a large number such as 1e30 without naming the
+        bounds.
         """
         if isinstance(value, bool | float) and info.field_name is not None:
             kinds = plain_kinds(cls.model_fields[info.field_name].annotation)

@@ -32,7 +32,7 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     },
 }
-# `<|im_start|>` and the like: the form of control tokens, which a tokenizer has as one token each.
+# Texts in the form of control tokens, such as `<|im_start|>`. A tokenizer should have each as one token.
 _CONTROL_TEXT = re.compile(r"<\|[A-Za-z_]{2,30}\|>|<(?:start|end)_of_turn>")
 
 

@@ -59,7 +59,7 @@ def message_digest(message: Mapping[str, Any], answered_call: int | None = None)
     """Return a digest of a normalised message: role, name, text, tool calls and index of the answered tool call.
 
     The ids of tool calls are left out, because frameworks invent their own, and so is reasoning, which many drop. The
-    name of an answer is left out, because the model gives none, and frameworks add that of the agent.
+    name of an assistant message is left out, because the model gives none, and frameworks add the agent's name.
     """
     calls = [
         (call["function"]["name"], _canonical_arguments(call["function"]["arguments"]))

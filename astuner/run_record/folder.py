@@ -103,7 +103,7 @@ os.register_at_fork(after_in_child=_close_locks_in_child)
 def is_being_written(folder: Path) -> bool:
     """Return whether a live process of this machine writes a run into `folder`.
 
-    The lock is not acquired, because a run that starts at this moment must be able to acquire it.
+    This function does not acquire the lock, because a run that starts at this moment must be able to acquire it.
     """
     try:
         os.kill(int(_lock_file(folder.resolve()).read_text()), 0)

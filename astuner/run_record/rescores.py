@@ -154,7 +154,8 @@ class Rescore:
         first_error: The message of the first of them.
         skipped: Number of episodes without an output to judge, because their workflow failed.
         kept: Number of episodes that keep their reward, because the run ended them for degenerate output.
-        kendall_tau: Rank correlation (tau-b) of the recorded and the new rewards; None if one has equal rewards only.
+        kendall_tau: Rank correlation (tau-b) of the recorded and the new rewards; None if all rewards of one judge are
+            equal.
         episodes_per_second: Speed of reading and judging.
         steps: The steps, in ascending order.
         audit: The audit; None if it was not requested.

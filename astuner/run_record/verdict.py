@@ -34,7 +34,7 @@ class RunVerdict:
 
 
 def run_verdict(summary: RunSummary | None, rows: Sequence[MetricsRow]) -> RunVerdict:
-    """Return whether the model learned, with which certainty, and which keys to change if it did not.
+    """Return whether the model learned, with what certainty, and which keys to change if it did not.
 
     Args:
         summary: the run's summary; None for a run that has not finished, whose validations are taken from `rows`.

@@ -52,7 +52,7 @@ def judge_paths(config: TaskJudgeConfig) -> list[str]:
     """Return the paths of the configured judge and of the judges in its parameters."""
     nested: list[object] = [config.params]
     paths = [] if config.judge_protocol is None else [config.judge_protocol]
-    for value in nested:  # which grows
+    for value in nested:  # the loop appends to the list
         if isinstance(value, Mapping):
             nested += value.values()
             path = value.get("judge_protocol")

@@ -115,7 +115,7 @@ class PolicyUpdate:
         config: the run's configuration.
         algorithm: the resolved algorithm; it must have a rule.
         policy, optimizer: the model and its optimizer.
-        on_rows: called with a number of rows that the update has finished.
+        on_rows: called with the number of rows that the update has finished since the last call.
         distiller: adds a teacher's advantages; None without a teacher.
     """
 
@@ -159,7 +159,7 @@ class PolicyUpdate:
         return advantages.update_result(metrics, rows, sums.token_values.by_sample())
 
     def trainer_logprobs(self, episodes: Sequence[Episode]) -> dict[SampleKey, Sequence[float]]:
-        """Return the logprobs of the trained tokens of each sample with the current weights; any value elsewhere."""
+        """Return the logprobs of each sample with the current weights; only those of trained tokens are defined."""
         rows = self._with_trainer_logprobs(_rows(episodes))
         return {(row.episode, row.sample): row.old_logprobs for row in rows}
 

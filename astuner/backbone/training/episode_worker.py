@@ -113,7 +113,7 @@ class EpisodeWorker:
         Raises:
             AstunerError: they cannot be loaded, for example because this node lacks the user's files.
         """
-        redact_output()  # Ray writes it to files
+        redact_output()  # Ray writes the output of this process to files
         # Another machine may lack this folder; absolute paths work without it.
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
@@ -126,7 +126,7 @@ class EpisodeWorker:
     def ready(self) -> dict[str, str]:
         """Return the environment variables that contain secrets, once everything is loaded.
 
-        A node may have some that the main process lacks. It needs them to redact the events that it records.
+        A node may have secrets that the main process lacks. The main process needs them to redact what it records.
         """
         return secret_variables()
 

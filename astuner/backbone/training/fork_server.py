@@ -1,8 +1,8 @@
 """Starts worker processes by forking a small process, which has neither threads nor the model.
 
 A worker starts within milliseconds and shares the memory of the imported packages and of the tokenizer. The user's code
-is imported by each worker, so that workers share no connection or thread of it. (The fork server of `multiprocessing`
-would run the user's main script again.)
+is imported by each worker, so that workers share none of its connections or threads. (The fork server of
+`multiprocessing` would run the user's main script again.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from astuner.errors import BackboneError
 from astuner.forking import ForkingServer
 
 _REQUEST = struct.Struct("!i")
-# Seconds in which workers must exit after the main process has ended. The remaining ones are then killed.
+# Seconds that workers have to exit after the main process has ended. The remaining ones are then killed.
 _END_SECONDS = 3.0
 _EXIT_SECONDS = 10.0
 

@@ -2,8 +2,8 @@
 
 The rows of a micro-batch share prefixes: episodes of one task share its prompt, and timelines of one episode share the
 tokens before they diverge. The unchanged transformers model runs over one sequence that contains each distinct prefix
-once (see `context_tracker.packing`). Only the attention differs, which is registered with transformers: a token attends
-to its ancestors. Except for rounding, outputs and gradients equal those of separate rows.
+once (see `context_tracker.packing`). Only the attention function differs. It is registered with transformers, and lets
+a token attend to its ancestors. Except for rounding, outputs and gradients equal those of separate rows.
 
 On a CPU, attention is computed piece by piece; each piece attends to its ancestors and itself, so the N × N matrix is
 never computed. On a GPU, FlexAttention (Dong et al. 2024, arXiv:2412.05496) skips the blocks without ancestors. Where

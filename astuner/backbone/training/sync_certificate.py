@@ -1,11 +1,11 @@
-"""The check, after each hand-over of weights, that an engine samples with those of the trainer.
+"""The check, after each sync of weights, that an engine samples with the weights of the trainer.
 
 Weights that do not arrive raise no error elsewhere: the engine samples with those of an earlier step, or without the
 adapters, and training continues with wrong probability ratios. The check has two parts:
 
-- The checksums of all weights are compared after each hand-over, where the engine can return them. They find any
+- The checksums of all weights are compared after each sync, where the engine can return them. They find any
   changed bit and name the weight. They take one pass over the memory of the weights on each side.
-- The logprobs of a few sampled tokens are compared: after each hand-over for engines without checksums, and for the
+- The logprobs of a few sampled tokens are compared: after each sync for engines without checksums, and for the
   others after the first two and whenever both parts together take at most 1% of the time. The next update compares the
   logprobs of all its samples with the same weights in any case.
 """
@@ -31,7 +31,7 @@ PROBE_TOKENS = 4
 _PROBE = "The sync of weights after a training step"
 _MAX_NAMED = 3
 _MAX_SHARE = 0.01
-_ALWAYS_PROBED = 2  # hand-overs: of the starting weights, and of the first trained ones
+_ALWAYS_PROBED = 2  # syncs: of the starting weights, and of the first trained ones
 
 
 def probe_prompt(tokenizer: Any) -> list[int]:
@@ -52,7 +52,7 @@ def probe_params(temperature: float, room: int, seed: int = 0) -> SamplingParams
 
 @dataclass
 class SyncCertificate:
-    """Compares the weights of engines with those of the trainer, one hand-over after another.
+    """Compares the weights of engines with those of the trainer, one sync after another.
 
     Attributes:
         dtype: the dtype that the model computes in.
@@ -72,7 +72,7 @@ class SyncCertificate:
     def probe_is_due(self) -> bool:
         """Whether to compare logprobs with an engine whose checksums have been compared.
 
-        After the first two hand-overs, this holds if all checks since then take 1% of the time with the next one.
+        After the first two syncs, this holds if all checks since then, with the next one, take at most 1% of the time.
         """
         if self._probes < _ALWAYS_PROBED:
             return True

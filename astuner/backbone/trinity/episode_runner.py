@@ -1,4 +1,4 @@
-"""Runs the episodes of a Trinity runner in a process of their own, so that an episode that ends it ends no runner."""
+"""Runs the episodes of a Trinity runner in a separate process, so that an episode cannot end the runner."""
 
 from __future__ import annotations
 

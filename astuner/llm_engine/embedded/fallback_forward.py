@@ -2,7 +2,8 @@
 
 `CachedFallback` supports models whose only state is keys and values per token; it rebuilds their `DynamicCache` in
 every step. `UncachedFallback` recomputes the whole sequence for each token, which is correct for any model, including
-recurrent ones, but slow. `fallback_forward` tests the former on the model, and uses the latter if the logits differ.
+recurrent ones, but slow. `fallback_forward` tests `CachedFallback` on the model, and uses `UncachedFallback` if the
+logits differ.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Ranking(BaseModel):
 class PairwiseJudge(LlmJudge):
     """Compares each answer with the reference answer of its task, in both orders.
 
-    The reward is 1 if the answer is better in both orders, 0 if the reference is, and else the mean of the two
+    The reward is 1 if the answer is better in both orders, 0 if the reference is, and otherwise the mean of the two
     comparisons, so that a preference of the LLM for a position cancels out (Zheng et al., "Judging LLM-as-a-judge",
     arXiv:2306.05685).
     """
@@ -98,7 +98,7 @@ class PairwiseJudge(LlmJudge):
         """Compare two answers in both orders.
 
         Returns:
-            The points of `one`, from 0 to 1, or None if the LLM cannot tell; the LLM's reasons; its use.
+            The points of `one`, from 0 to 1, or None if the LLM cannot tell; the LLM's reasons; its usage.
 
         Raises:
             NoAnswer: the LLM gave no usable answer.
@@ -159,7 +159,7 @@ class PairwiseGroupJudge(PairwiseJudge, BaseGroupJudge):
 
 
 class GroupRankingJudge(RubricJudge, BaseGroupJudge):
-    """Ranks the answers of a group; the reward falls from 1 for the best to 0 for the worst.
+    """Ranks the answers of a group; the rewards range from 1 for the best answer to 0 for the worst.
 
     The LLM ranks them several times in rotated and reversed orders, and the ranks are averaged. Equal answers have the
     same reward. A group of one, as in greedy validation, is scored as by `RubricJudge`.

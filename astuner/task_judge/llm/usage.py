@@ -13,7 +13,7 @@ _MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LlmUsage:
-    """The use of an LLM.
+    """The usage of an LLM.
 
     Attributes:
         requests: number of HTTP requests, including failed ones.
