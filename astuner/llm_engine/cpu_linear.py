@@ -41,7 +41,7 @@ def multiplies_bfloat16() -> bool:
 
     Without them, a product in bfloat16 takes 6 to 80 times as long as in float32.
     """
-    if platform.machine().lower() in ("x86_64", "amd64"):
+    if _is_x86():
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
     return _is_available(torch.bfloat16)
 
@@ -161,8 +161,15 @@ class _Linear(torch.autograd.Function):
 
 @cache
 def _has_fast_products() -> bool:
-    """Return whether oneDNN multiplies float32 matrices that are not packed faster than MKL does."""
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    """Return whether oneDNN multiplies float32 matrices that are not packed faster than PyTorch itself does.
+
+    On x86 without AVX512, MKL is faster.
+    """
+    return not _is_x86() or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def _is_faster(x: Tensor, weight: Tensor) -> bool:

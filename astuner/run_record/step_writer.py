@@ -39,8 +39,8 @@ class StepWriter:
     """Writes the episodes and metrics of training steps to a record, in order, in its own thread.
 
     The metrics of a step are written after its episodes, and the step is done when they are written. A kill therefore
-    loses no episode of a step that is done. Call `flush` before a checkpoint is written, because a resumed run continues
-    after it.
+    loses no episode of a step that is done. Call `flush` before a checkpoint is written, because a resumed run
+    continues after it.
     """
 
     def __init__(self, record: RunRecord) -> None:

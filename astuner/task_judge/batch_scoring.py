@@ -19,6 +19,8 @@ from astuner.task_judge.scoring import (
     late_text,
 )
 
+_POLL_SECONDS = 1.0
+
 
 async def score_batch(
     judge: BaseJudge, episodes: Sequence[tuple[WorkflowTask, WorkflowOutput]], timeout: float
@@ -84,16 +86,36 @@ class _Batch:
         try:
             answer: object = self._judge.compute_reward(task, output)
             if inspect.isawaitable(answer):
-                if self.ended:  # the event loop may be closed
-                    close_coroutine(answer)
-                    raise asyncio.CancelledError
-                answer = asyncio.run_coroutine_threadsafe(_await(answer), self._loop).result()
+                answer = self._awaited(answer)
             return checked_judgement(answer, self._judge)
         except EpisodeError as error:
             return error
         # Whatever a judge raises fails its episode only, as in `score`.
         except BaseException as error:
             return judge_error(self._judge, error)
+
+    def _awaited(self, answer: Awaitable[object]) -> object:
+        """Return the result of an awaitable, which runs on the event loop.
+
+        Raises:
+            CancelledError: nobody waits for the result any more. The event loop may have ended.
+        """
+        waiting = _await(answer)
+        try:
+            if self.ended:
+                raise RuntimeError
+            future = asyncio.run_coroutine_threadsafe(waiting, self._loop)
+        except RuntimeError:  # the loop is closed, or may be
+            waiting.close()
+            close_coroutine(answer)
+            raise asyncio.CancelledError from None
+        while not self.ended:  # a loop that stops in the meantime leaves the future pending
+            try:
+                return future.result(_POLL_SECONDS)
+            except TimeoutError:
+                if future.done():  # the judge raised it
+                    raise
+        raise asyncio.CancelledError
 
 
 async def _await(value: Awaitable[object]) -> object:

@@ -7,7 +7,6 @@ from torch import nn
 from astuner.llm_engine import cpu_linear
 from astuner.llm_engine.cpu_linear import OneDnnLinear, linear, pack, unpack, use_onednn
 
-
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 

@@ -58,7 +58,7 @@ def test_the_thread_of_a_late_judge_ends_after_the_late_call(recwarn: pytest.War
     judge = Uneven(release := threading.Event())
     pairs = [(WorkflowTask(Task("t", "q"), name), WorkflowOutput()) for name in ("blocks and awaits", "awaits")]
     before = set(threading.enumerate())
-    results = asyncio.run(score_batch(judge, pairs, 0.2))
+    results = asyncio.run(score_batch(judge, pairs, 2))
     assert isinstance(results[0], EpisodeTimeout)
     assert results[1] == Judgement(2.0, True)
     release.set()
