@@ -266,10 +266,12 @@ def _gpu_types(nodes: Iterable[Mapping[str, float]]) -> list[str]:
     return sorted(name.removeprefix(_GPU_TYPE) for name in named)
 
 
-def check_has_no_gpus() -> None:
+def check_has_no_gpus(why: str, fix: str) -> None:
     """Check that the connected Ray instance has no GPUs, before a run whose `device: auto` has become `cpu` uses it.
 
-    Nodes with GPUs may have joined the instance since `auto` was decided.
+    Args:
+        why: why the run uses the CPU, as the end of a sentence.
+        fix: how to train on the GPUs, as an imperative without a period.
 
     Raises:
         BackboneError: a node has GPUs.
@@ -279,9 +281,8 @@ def check_has_no_gpus() -> None:
     types = _gpu_types(node["Resources"] for node in ray.nodes() if node["Alive"])
     if types:
         raise BackboneError(
-            "trainer_common.device is auto, which is the CPU for this run, because this machine and the Ray cluster "
-            f"had no GPU when the run started; but nodes of the cluster now have GPUs ({', '.join(types)}). Run the "
-            "same command again with trainer_common.ray_address, or set trainer_common.device=cpu to train on CPUs"
+            f"trainer_common.device is auto, which is the CPU for this run, because {why}; but nodes of the cluster "
+            f"have GPUs ({', '.join(types)}). {fix}, or set trainer_common.device=cpu to train on CPUs"
         )
 
 

@@ -259,6 +259,10 @@ def test_gpus_that_a_run_cannot_divide_are_errors(small: str):
             "is 4, which does not divide the 6 GPUs of the trainer",
         ),
         ({"trainer_common__ulysses_sequence_parallel_size": 3}, "is 3, which does not divide the model's 16 attention"),
+        (
+            {"rollout__tensor_model_parallel_size": 3},
+            "is 3, which does not divide the model's 16 attention heads",
+        ),
         ({"trainer_common__nnodes": 2, "rollout__n_vllm_engine": 3}, "leaves 13 for the trainer, which needs whole"),
         ({"trainer_common__n_gpus_per_node": 1}, "too few GPUs (1)"),
         ({"rollout__max_env_worker": 1}, "max_env_worker is 1, less than astuner.rollout.n_vllm_engine (2)"),
@@ -274,6 +278,10 @@ def test_what_trinity_refuses_is_an_error_for_a_described_machine(small: str, se
     [
         ({"trainer_common__ulysses_sequence_parallel_size": 3}, "is 3, which does not divide the 8 GPUs of nnodes"),
         ({"rollout__top_p": 0.9, "rollout__temperature": 0.5}, "top_p requires a temperature of 1 on vLLM"),
+        (
+            {"update__pack": "tree", "trainer_common__ulysses_sequence_parallel_size": 2},
+            "update.pack is tree, and astuner.trainer_common.ulysses_sequence_parallel_size is above 1",
+        ),
     ],
 )
 def test_what_verl_refuses_is_an_error_for_a_described_machine(small: str, settings: dict[str, Any], message: str):

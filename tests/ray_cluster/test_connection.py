@@ -58,15 +58,15 @@ def test_a_signal_to_the_process_group_of_a_run_does_not_reach_its_ray():
 @pytest.mark.verl
 def test_a_cluster_with_gpus_is_not_used_by_the_cpu_of_device_auto():
     with environment_set(OWN_ENVIRONMENT), ray_connected({"num_gpus": 1}):
-        check_has_no_gpus()  # a declared GPU has no type
+        check_has_no_gpus("of a test", "Wait")  # a declared GPU has no type
         assert find_gpus(gcs_address()) == []
     with (
         environment_set(OWN_ENVIRONMENT),
         ray_connected({"num_gpus": 1, "resources": {"accelerator_type:H100": 1.0}}),
     ):
         assert find_gpus(gcs_address()) == ["H100"]
-        with pytest.raises(BackboneError, match=r"device is auto.*GPUs \(H100\).*set trainer_common.device=cpu"):
-            check_has_no_gpus()
+        with pytest.raises(BackboneError, match=r"auto.*because of a test.*GPUs \(H100\)\. Wait, or set .*=cpu"):
+            check_has_no_gpus("of a test", "Wait")
 
 
 def test_other_accelerators_and_declared_gpus_are_not_gpus():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 
+from astuner.config.root import AstunerConfig
 from astuner.errors import did_you_mean
 
 _PACKAGES = {
@@ -22,6 +24,24 @@ def flash_attention_command() -> str:
     """Return the command that installs flash-attention 2 into this environment."""
     # The build needs the installed PyTorch, which an isolated build does not see.
     return f"{sys.executable} -m pip install flash-attn --no-build-isolation"
+
+
+def undivided_heads(run: AstunerConfig, heads: int) -> Iterator[tuple[str, str]]:
+    """Yield each key that divides the attention heads of a model among GPUs and does not fit, with the problem.
+
+    Args:
+        run: the configuration.
+        heads: number of attention heads; 0 if it is not known.
+    """
+    sizes = {
+        "astuner.rollout.tensor_model_parallel_size": run.rollout.tensor_model_parallel_size,
+        "astuner.trainer_common.ulysses_sequence_parallel_size": run.trainer_common.ulysses_sequence_parallel_size,
+    }
+    for key, size in sizes.items():
+        if heads % size:
+            fits = ", ".join(str(number) for number in range(1, heads + 1) if heads % number == 0)
+            text = f"{key} is {size}, which does not divide the model's {heads} attention heads"
+            yield key, f"{text}; write one of {fits}"
 
 
 def attention_error(name: str, value: object, *, flash_attention: bool) -> str:

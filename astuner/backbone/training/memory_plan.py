@@ -13,6 +13,7 @@ import torch
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.base import MemoryPart
 from astuner.backbone.training.activations import activation_bytes
+from astuner.backbone.training.attention import undivided_heads
 from astuner.backbone.training.memory_estimate import CUDA_CONTEXT, SMALLER_MODEL, ModelShape, model_shape
 from astuner.config.keys import KeyPath, dotted
 from astuner.config.machine import Machine
@@ -50,13 +51,11 @@ def gpu_model_shape(config: AstunerConfig, model_path: str, machine: Machine, *,
 
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
-        ConfigError: Ulysses cannot divide the attention heads of the model.
+        ConfigError: the engines' or Ulysses' parallelism cannot divide the attention heads of the model.
     """
     shape = model_shape(config, model_path, torch.device("cuda"))
-    ulysses, heads = config.trainer_common.ulysses_sequence_parallel_size, getattr(shape.text, "num_attention_heads", 0)
-    if heads % ulysses:
-        key = "astuner.trainer_common.ulysses_sequence_parallel_size"
-        raise ConfigError(f"{key} is {ulysses}, which does not divide the model's {heads} attention heads")
+    for _, text in undivided_heads(config, getattr(shape.text, "num_attention_heads", 0)):
+        raise ConfigError(text)
     counted = None if config.model.lora.rank else activation_bytes(model_path, shape.dtype, autocast=autocast)
     return replace(shape, counted=counted, memory=machine.memory)
 

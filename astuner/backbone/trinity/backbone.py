@@ -261,10 +261,13 @@ def _start_session(
     runtime_env = _runtime_env(training_backend, environment, composed.get_envs()) | forked
     stack.enter_context(ray_connected({"address": address, "namespace": namespace, "runtime_env": runtime_env}))
     stack.enter_context(lost_nodes_named(RESUME_HINT))
+    if not context.has_own_ray and _trains_on_cpu(context.config):
+        check_has_no_gpus(
+            f"this machine has fewer than {MIN_GPUS} GPUs",
+            "Set trainer_common.device=cuda and trainer_common.n_gpus_per_node to train on them",
+        )
     if facts.uses_tinker and configured_tinker_service(context.config) is None:
         check_can_reach("the run's Tinker server", living_nodes().values(), _ONE_MACHINE)
-    if not context.has_own_ray and _trains_on_cpu(context.config):
-        check_has_no_gpus()
     # These modules import Trinity and Ray.
     from astuner.backbone.trinity.actors import trinity_actors
     from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator
@@ -325,6 +328,7 @@ def _run_facts(
     model = _resolved_model_path(preflight_context.run_inputs.model_path)
     max_model_len = config.rollout.max_model_len
     order = TaskOrder.from_config(config, tasks)
+    model_config = AutoConfig.from_pretrained(model)
     return TrinityRunFacts(
         mode=mode,
         device=training_backend.device,
@@ -332,9 +336,10 @@ def _run_facts(
         checkpoint_root_dir=preflight_context.folder.absolute() / _STATE_DIR,
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps) if mode == "both" else 1,
         namespace=namespace,
-        max_model_len=min(max_model_len, context_length(AutoConfig.from_pretrained(model)) or max_model_len),
+        max_model_len=min(max_model_len, context_length(model_config) or max_model_len),
         tinker_base_url=training_backend.tinker_url,
         takes_policy=training_backend.takes_policy,
+        heads=getattr(model_config.get_text_config(), "num_attention_heads", 0),
         runners=runners_per_engine(config, engine_count(config, uses_tinker=training_backend.tinker_url is not None)),
         validates=bool(tasks.validation),
         origins=preflight_context.origins,

@@ -225,11 +225,20 @@ def _passed_through_errors(override: TrainerOverride) -> Iterator[str]:
     elif path[2] not in _SECTIONS:
         hint = did_you_mean(path[2], _SECTIONS) or f"expected one of {', '.join(_SECTIONS)}"
         yield f"unknown section {dotted(name[:4])!r}; {hint}"
-    elif ".".join(path[2:]) in _ignored_keys():
-        yield f"{dotted(name)} has no effect: Trinity sets it from its other keys; remove it"
+    elif ignored := _ignored_below(path[2:], override.value):
+        for key in ignored:
+            full = dotted(("trinity", *_TRAINER_CONFIG, *key))
+            yield f"{full} has no effect: Trinity sets it from its other keys; remove it"
     # verl renames these keys of the reference model before it converts the section.
     elif (classes := verl_classes()) and path[2:3] + path[3:4] not in {("ref", key) for key in _RENAMED}:
         yield from field_errors(classes, _SECTIONS[path[2]], name[:4], path[3:], override.value)
+
+
+def _ignored_below(path: KeyPath, value: object) -> list[KeyPath]:
+    """Return the keys of a section of `trainer_config`, or the key at `path` itself, that have no effect."""
+    below = [(*path, *rest) for rest, _ in leaves(value)] if isinstance(value, Mapping) else [path]
+    # verl sets the strategy of FSDP from that of the actor, which is among the ignored keys.
+    return [key for key in below if ".".join(key) in _ignored_keys() or key[1:] == ("fsdp_config", "strategy")]
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from astuner.algorithms import resolve
-from astuner.backbone.training.attention import flash_attention_command
+from astuner.backbone.training.attention import flash_attention_command, undivided_heads
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
 from astuner.backbone.trinity.rules import (
     engine_count,
@@ -130,6 +130,7 @@ def _gpu_problems(run: AstunerConfig, facts: TrinityRunFacts) -> Iterator[Proble
         fix = "start a Ray cluster and set its ray_address, or write 1"
         text = f"{key} is {common.nnodes}, and the Ray cluster started for a run is on one machine; {fix}"
         yield _problem(facts, key, text)
+    yield from (_problem(facts, key, text) for key, text in undivided_heads(run, facts.heads))
     per_node = gpus_per_node(run, facts)
     if common.ray_address is None and per_node > facts.gpus:
         text = f"{_GPUS_PER_NODE} is {per_node}, and this machine has {facts.gpus}; write that or less"

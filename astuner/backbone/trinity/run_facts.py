@@ -30,6 +30,7 @@ class TrinityRunFacts:
         max_model_len: maximum number of tokens of prompt and answer together.
         tinker_base_url: address of the Tinker service that trains and samples; None for vLLM and verl on GPUs.
         takes_policy: whether that service takes temperature, alpha and modules of adapters (`TinkerPolicy`).
+        heads: number of attention heads of the model; 0 if it is not known.
         runners: number of processes that run episodes, per engine.
         validates: whether the run has validation tasks.
         flash_attention: whether flash-attention can be imported.
@@ -46,6 +47,7 @@ class TrinityRunFacts:
     max_model_len: int
     tinker_base_url: str | None = None
     takes_policy: bool = True
+    heads: int = 0
     runners: int = 1
     validates: bool = False
     flash_attention: bool = field(default_factory=imports_flash_attention)

@@ -137,7 +137,10 @@ def _verl_session(context: RunContext) -> Iterator[VerlSession]:
         stack.enter_context(ray_running(composed, environment, server))
         stack.enter_context(lost_nodes_named(RESUME_HINT))
         if not context.has_own_ray and facts.device == "cpu" and config.trainer_common.device == "auto":
-            check_has_no_gpus()
+            check_has_no_gpus(  # nodes with GPUs may have joined since then
+                "this machine and the Ray cluster had no GPU when the run started",
+                "Run the same command again with trainer_common.ray_address",
+            )
         with context.phase("load_model"):
             session = _start_session(context, composed, facts, stack)
         yield session
@@ -266,6 +269,7 @@ def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
         total_steps=order.total_steps(common.total_epochs, common.total_training_steps),
         n_val=len(inputs.tasks.validation),
         max_positions=context_length(text_config),
+        heads=getattr(text_config, "num_attention_heads", 0),
         packed_attention=has_packed_attention(text_config),
         ray=preflight_context.ray,
         origins=preflight_context.origins,

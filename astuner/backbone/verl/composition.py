@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from astuner.backbone.base import missing_packages
-from astuner.backbone.training.attention import attention_error, flash_attention_command
+from astuner.backbone.training.attention import attention_error, flash_attention_command, undivided_heads
 from astuner.backbone.training.declarations import engine_argument_errors, verl_classes
 from astuner.backbone.training.packed_attention import SUPPORTED_MODELS
 from astuner.backbone.verl.rules import trainers_per_node
@@ -65,7 +65,7 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
     overrides = list(split_shared_mappings(trainer_overrides(config.verl, "verl", composed), values))
     problems = [*override_problems(overrides, mapping, values, composed, facts.origins)]
     problems += [*_value_problems(overrides, composed, facts), *machine_problems(config, facts)]
-    raise_problems([*problems, *_tree_problems(config, facts, overrides)])
+    raise_problems([*problems, *tree_problems(config, facts, overrides)])
     with open_dict(composed):
         for name, value in values.items():
             OmegaConf.update(composed, name.removeprefix("+"), value, merge=False, force_add=True)
@@ -155,6 +155,8 @@ def machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Problem
         reason = "vLLM cannot return logprobs after temperature and before the cut, which is what the trainer computes"
         fix = "write rollout.temperature: 1, or remove the line"
         yield _problem(facts, key, f"{key} requires a temperature of 1 on vLLM: {reason}; {fix}")
+    if facts.device == "cuda":
+        yield from (_problem(facts, key, text) for key, text in undivided_heads(run, facts.heads))
     yield from _missing_gpus(run, facts)
     gpus = trainers_per_node(run, facts) * run.trainer_common.nnodes
     engines = "astuner.rollout.tensor_model_parallel_size"
@@ -165,7 +167,7 @@ def machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Problem
             yield _problem(facts, key, text)
 
 
-def _tree_problems(config: RunConfig, facts: VerlRunFacts, overrides: Iterable[TrainerOverride]) -> Iterator[Problem]:
+def tree_problems(config: RunConfig, facts: VerlRunFacts, overrides: Iterable[TrainerOverride]) -> Iterator[Problem]:
     """Yield what makes `update.pack: tree` impossible."""
     key, ulysses = "astuner.update.pack", "astuner.trainer_common.ulysses_sequence_parallel_size"
     if config.astuner.update.pack != "tree":

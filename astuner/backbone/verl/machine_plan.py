@@ -14,7 +14,7 @@ from astuner.backbone.training.memory_plan import (
     gpu_model_shape,
     planned_run,
 )
-from astuner.backbone.verl.composition import machine_problems
+from astuner.backbone.verl.composition import machine_problems, tree_problems
 from astuner.backbone.verl.rules import trainers_per_node
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.config.keys import KeyPath
@@ -45,7 +45,7 @@ def verl_plan(
         gpus=machine.gpus,
         origins=origins,
     )
-    raise_problems([*machine_problems(config, facts)])
+    raise_problems([*machine_problems(config, facts), *tree_problems(config, facts, ())])
     shape = gpu_model_shape(run, model_path, machine, autocast=False)
     per_node = trainers_per_node(run, facts)
     gpus = per_node * run.trainer_common.nnodes

@@ -29,6 +29,7 @@ class VerlRunFacts:
         total_steps: training steps of the run, including those before a resume.
         n_val: number of validation tasks; 0 for none.
         max_positions: number of positions of the model; None if its configuration does not state it.
+        heads: number of attention heads of the model; 0 if it is not known.
         packed_attention: whether astuner's packed attention supports the model; true if the model is not known yet.
         flash_attention: whether flash-attention can be imported.
         gpus: CUDA devices of this machine.
@@ -43,6 +44,7 @@ class VerlRunFacts:
     total_steps: int
     n_val: int
     max_positions: int | None = None
+    heads: int = 0
     packed_attention: bool = True
     flash_attention: bool = field(default_factory=imports_flash_attention)
     gpus: int = field(default_factory=torch.cuda.device_count)

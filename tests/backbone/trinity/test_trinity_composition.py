@@ -406,6 +406,14 @@ def test_a_section_is_passed_on_nested_dotted_or_from_the_command_line(write: Wr
             r"unknown key 'trinity\.\S+\.actor\.megatron'; the installed ",
         ),
         (
+            "  trainer.trainer_config.ref.fsdp_config.strategy: megatron\n",
+            r"^run\.yaml:10: trinity\.\S+\.ref\.fsdp_config\.strategy has no effect: Trinity sets it ",
+        ),
+        (
+            "  trainer.trainer_config: {actor: {fsdp_config: {strategy: megatron}}}\n",
+            r"^run\.yaml:10: trinity\.\S+\.actor\.fsdp_config\.strategy has no effect: Trinity sets it ",
+        ),
+        (
             "  trainer.trainer_config.actor_rollout_ref.actor.grad_clip: 2\n",
             r"^run\.yaml:10: trinity\.trainer\.trainer_config\.actor\.grad_clip has no effect: Trinity sets it ",
         ),
@@ -509,6 +517,11 @@ def test_the_configured_tinker_service(write: Write, section: str) -> None:
             ["trainer_common.ulysses_sequence_parallel_size=4"],
             GPU,
             r"ulysses\S+ is 4, which does not divide the 6 GPUs",
+        ),
+        (
+            ["rollout.tensor_model_parallel_size=3"],
+            replace(GPU, heads=28),
+            r"size is 3, which does not divide the model's 28 attention heads; write one of 1, 2, 4, 7, 14, 28$",
         ),
         (
             ["trainer_common.ulysses_sequence_parallel_size=2"],

@@ -513,6 +513,16 @@ def test_a_place_on_the_command_line(write: Write) -> None:
             GPU,
             r"^command line: astuner\.rollout\.tensor_model_parallel_size is 3, which does not divide the 8 GPUs of ",
         ),
+        (
+            "astuner.rollout.tensor_model_parallel_size=8",
+            replace(GPU, heads=28),
+            r"size is 8, which does not divide the model's 28 attention heads; write one of 1, 2, 4, 7, 14, 28$",
+        ),
+        (
+            "astuner.trainer_common.ulysses_sequence_parallel_size=8",
+            replace(GPU, heads=28),
+            r"ulysses\S+ is 8, which does not divide the model's 28 attention heads",
+        ),
     ],
 )
 def test_values_that_do_not_fit_the_machine_are_errors(
