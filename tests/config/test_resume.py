@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,16 @@ from astuner.config.to_yaml import to_yaml
 HERE = Locations((Path.cwd(),), (Path.cwd(),))
 
 
+@cache
+def defaults() -> dict[str, Any]:
+    """The content of config.yaml with the default of each key."""
+    content: dict[str, Any] = yaml.safe_load(to_yaml(RunConfig()))
+    return content
+
+
 def tree(**values: Any) -> dict[str, Any]:
     """The content of config.yaml, with changed keys: `a__b` stands for `astuner.a.b`."""
-    content: dict[str, Any] = yaml.safe_load(to_yaml(RunConfig()))
+    content = deepcopy(defaults())
     for name, value in values.items():
         *sections, key = ["astuner", *name.split("__")]
         section = content
