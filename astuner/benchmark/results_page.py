@@ -55,12 +55,27 @@ def results_page(results: Sequence[BenchResult], pictures: str, introduction: st
     rows = [[f"[{result.suite}](#{_anchor(result)})", result.backbone, *result_cells(result)] for result in results]
     gains = f"\n![Gains of all entries]({pictures}/gains.png)\n"
     sections = [_section(result, pictures) for result in results]
-    return "".join([_TITLE, introduction, _TERMS, _table(header, rows), gains, *sections])
+    return "".join([_TITLE, introduction, _TERMS, _table(header, rows), _agreement(results), gains, *sections])
 
 
 def published_page(results: Sequence[BenchResult]) -> str:
     """Return the page of the published results."""
     return results_page(results, f"../{_PICTURES}", _PUBLISHED)
+
+
+def _agreement(results: Sequence[BenchResult]) -> str:
+    """Return a sentence for each entry with several backbones: whether their intervals have a common part."""
+    by_entry: dict[str, dict[str, tuple[float, float]]] = {}
+    for result in results:
+        if result.ci95 is not None:
+            by_entry.setdefault(result.suite, {})[result.backbone] = result.ci95
+    sentences = []
+    for entry, intervals in by_entry.items():
+        if len(intervals) > 1:
+            low, high = max(low for low, _ in intervals.values()), min(high for _, high in intervals.values())
+            common = f"overlap: {interval_text((low, high))} is in all of them" if low <= high else "do not all overlap"
+            sentences.append(f"\nThe intervals of `{entry}` on {', '.join(intervals)} {common}.\n")
+    return "".join(sentences)
 
 
 def _section(result: BenchResult, pictures: str) -> str:

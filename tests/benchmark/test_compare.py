@@ -265,5 +265,12 @@ def test_files_with_the_necessary_fields_only_are_compared(tmp_path: Path):
     page = results_page(a, "plots")
     assert "| [task](#task-on-local) | local | 3 | 10.0% | 62.0% | +52.0 | 50.0 to 54.0 | – | 9 s |" in page
     assert "None" not in page
+    assert "overlap" not in page
+    for interval, text in (
+        ((0.52, 0.6), "overlap: 52.0 to 54.0 is in all of them"),
+        ((0.6, 0.7), "do not all overlap"),
+    ):
+        verl = a[0].model_copy(update={"backbone": "verl", "ci95": interval})
+        assert f"The intervals of `task` on local, verl {text}." in results_page([*a, verl], "plots")
     draw_curves(tmp_path / "curves.png", a[0])
     assert (tmp_path / "curves.png").stat().st_size
