@@ -56,6 +56,18 @@ def test_updating(tmp_path: Path):
     assert max(result["grad_rel_diff"].values()) <= 1e-5
 
 
+def test_a_whole_step_of_many_episodes():
+    command = [sys.executable, str(FOLDER / "bench_scale.py"), "--workload", "local", "--episodes", "16"]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert process.returncode == 0, process.stderr
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert (result.pop("episodes"), result.pop("calls")) == (16, 1)
+    names = {"driver_bytes_per_episode", "episodes_per_second", "record_seconds", "peak_rss_gb"}
+    assert result.keys() == names
+    assert result["driver_bytes_per_episode"] > 0
+    assert result["episodes_per_second"] > 0
+
+
 def test_an_episode_holds_its_distinct_tokens():
     words = ("--episodes", "8", "--calls", "30", "--context", "30000")
     command = [sys.executable, str(FOLDER / "bench_scale.py"), *words]
@@ -139,7 +151,7 @@ def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_f
     command += ["--requests", "2", "1", "--dtypes", "float32"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert process.returncode == 0, process.stderr
-    _, sampling, _, step, result = map(json.loads, process.stdout.splitlines())
+    _, sampling, _, step, shares, result = map(json.loads, process.stdout.splitlines())
     assert step["frameworks"]["astuner"]["seconds"] > 0
     engines = {"astuner float32", "transformers float32", "transformers_continuous float32"}
     assert {name: values["sampled_tokens"] for name, values in sampling["engines"].items()} == dict.fromkeys(engines, 6)
@@ -148,7 +160,7 @@ def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_f
     # The result is that of the largest number of requests.
     rates = {name: values["tokens_per_second"] for name, values in sampling["engines"].items()}
     assert result["sampling_tokens_per_second"] == rates
-    assert result["gemm_share"]["float32"] > 0
+    assert result["gemm_share"] == shares["gemm_shares"]["float32"] > 0
 
 
 def test_the_operations_of_a_real_model_are_those_of_all_its_files(
