@@ -102,13 +102,13 @@ def traced_model(path: str, *, checkpointing: bool) -> Any:
 
 
 @contextlib.contextmanager
-def traced_memory(model: Any) -> Iterator[list[int]]:
+def traced_memory(model: Any, *, has_gradients: bool = True) -> Iterator[list[int]]:
     """Append to the list the peak of all tensors in the block, with the model and its optimizer."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter) if has_gradients else None
         optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
     tracker = MemTracker()
     tracker.track_external(model, optimizer)  # the gradients are those of an earlier micro-batch
@@ -118,9 +118,9 @@ def traced_memory(model: Any) -> Iterator[list[int]]:
     peak.append(sum(values["Total"] for values in tracker.get_tracker_snapshot("peak").values()))
 
 
-def estimated(estimate: MemoryEstimate, *without: str) -> int:
-    """Return the estimate of an update without what the trace does not contain."""
-    parts = estimate.phases["update"]
+def estimated(estimate: MemoryEstimate, *without: str, phase: str = "update") -> int:
+    """Return the estimate of a phase without what the trace does not contain."""
+    parts = estimate.phases[phase]
     return sum(part.size for part in parts if part.name not in without)
 
 
@@ -194,6 +194,30 @@ def test_an_update_of_sharded_weights_agrees_with_a_trace(tmp_path: Path, eight_
     assert estimated(estimate, "CUDA contexts and kernels") == pytest.approx(peak[0], rel=0.1)
     engine = {part.name: part.size for part in estimate.phases["rollout"]}
     assert engine["engine: weights"] == estimate.parameters  # two bytes each, on two GPUs
+
+
+def test_the_logprobs_of_sharded_weights_agree_with_a_trace(tmp_path: Path, eight_gpus: Any):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    tokens = 32768
+    config = run_config(
+        backbone="verl",
+        rollout__max_model_len=tokens,
+        trainer_common__max_tokens_per_micro_batch=tokens,
+        trainer_common__use_kl_loss=False,
+    )
+    path = write_config(tmp_path, QWEN25_7B | {"num_hidden_layers": 4})
+    (estimate,) = verl_plan(config, {}, path, H100S)
+    with FakeTensorMode():
+        model = traced_model(path, checkpointing=False)
+        for module in (*model.model.layers, model.model.embed_tokens, model):
+            fully_shard(module, mesh=eight_gpus, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        with traced_memory(model, has_gradients=False) as peak, torch.no_grad():
+            ids = torch.zeros((1, tokens), dtype=torch.int64)
+            logits = model(input_ids=ids, use_cache=False).logits[0]
+            torch.log_softmax(logits, dim=-1).gather(-1, ids[0, :, None])
+    assert estimated(estimate, "CUDA contexts and kernels", phase="log-probs") == pytest.approx(peak[0], rel=0.1)
 
 
 @pytest.fixture
