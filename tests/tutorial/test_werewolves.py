@@ -166,6 +166,20 @@ async def test_the_transcripts_have_the_prompts_of_the_agents(tokenizer: Any) ->
         assert sent == messages
 
 
+@pytest.mark.parametrize(
+    ("speeches", "wins"),
+    [(prepare_model.SPEECHES_OF_WEREWOLF, 0.56), ({"villager": 0.0, "suspicion": 0.0, "seer": 1.0}, 0.83)],
+)
+def test_a_werewolf_that_always_poses_as_the_seer_wins_more_often(
+    monkeypatch: pytest.MonkeyPatch, speeches: dict[str, float], wins: float
+) -> None:
+    """The shares are stated in docs/en/example_werewolves.md."""
+    monkeypatch.setattr(prepare_model, "SPEECHES_OF_WEREWOLF", speeches)
+    rng = random.Random(0)
+    games = [prepare_model.conversations(prepare_data.deal(rng), rng)[1] for _ in range(2_000)]
+    assert sum(result.werewolves_win for result in games) / len(games) == pytest.approx(wins, abs=0.005)
+
+
 def test_deals_are_seeded_and_the_splits_share_none() -> None:
     training, validation = prepare_data.deals()
     assert prepare_data.deals() == (training, validation)
