@@ -181,6 +181,20 @@ def _trains_on_cpu(config: RunConfig) -> bool:
     return own_server and config.astuner.trainer_common.device == "auto" and _server_device(config.astuner) == "cpu"
 
 
+def _check_nodes(context: RunContext) -> None:
+    """Check that the connected cluster has no GPUs that `device: auto` leaves idle, and can reach the run's server.
+
+    Raises:
+        BackboneError: it has such GPUs, or a node on another machine.
+    """
+    if not context.has_own_ray and _trains_on_cpu(context.config):
+        check_has_no_gpus(
+            f"this machine has fewer than {MIN_GPUS} GPUs",
+            "Set trainer_common.device=cuda and trainer_common.n_gpus_per_node to train on them",
+        )
+    check_can_reach("the run's Tinker server", living_nodes().values(), _ONE_MACHINE)
+
+
 def _configured_training_backend(config: RunConfig) -> TrainingBackend | None:
     """Return the training backend for GPUs or for the service of the `trinity:` section; None for its own server.
 
@@ -261,13 +275,8 @@ def _start_session(
     runtime_env = _runtime_env(training_backend, environment, composed.get_envs()) | forked
     stack.enter_context(ray_connected({"address": address, "namespace": namespace, "runtime_env": runtime_env}))
     stack.enter_context(lost_nodes_named(RESUME_HINT))
-    if not context.has_own_ray and _trains_on_cpu(context.config):
-        check_has_no_gpus(
-            f"this machine has fewer than {MIN_GPUS} GPUs",
-            "Set trainer_common.device=cuda and trainer_common.n_gpus_per_node to train on them",
-        )
     if facts.uses_tinker and configured_tinker_service(context.config) is None:
-        check_can_reach("the run's Tinker server", living_nodes().values(), _ONE_MACHINE)
+        _check_nodes(context)
     # These modules import Trinity and Ray.
     from astuner.backbone.trinity.actors import trinity_actors
     from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator
