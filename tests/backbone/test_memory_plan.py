@@ -101,6 +101,16 @@ def traced_model(path: str, *, checkpointing: bool) -> Any:
     return model.train()
 
 
+def sharded_model(path: str, mesh: Any, *, checkpointing: bool) -> Any:
+    """Return the model on fake tensors, with its layers sharded as verl's workers shard them."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = traced_model(path, checkpointing=checkpointing)
+    for module in (*model.model.layers, model.model.embed_tokens, model):
+        fully_shard(module, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    return model
+
+
 @contextlib.contextmanager
 def traced_memory(model: Any, *, has_gradients: bool = True) -> Iterator[list[int]]:
     """Append to the list the peak of all tensors in the block, with the model and its optimizer."""
@@ -164,7 +174,6 @@ def eight_gpus() -> Iterator[Any]:
 @pytest.mark.parametrize("layers", [4, pytest.param(28, marks=pytest.mark.slow)])
 def test_an_update_of_sharded_weights_agrees_with_a_trace(tmp_path: Path, eight_gpus: Any, layers: int):
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     tokens = 32768
     config = run_config(
@@ -177,11 +186,8 @@ def test_an_update_of_sharded_weights_agrees_with_a_trace(tmp_path: Path, eight_
     )
     path = write_config(tmp_path, QWEN25_7B | {"num_hidden_layers": layers})
     (estimate,) = verl_plan(config, {}, path, H100S)
-    precision = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
     with FakeTensorMode():
-        model = traced_model(path, checkpointing=True)
-        for module in (*model.model.layers, model.model.embed_tokens, model):
-            fully_shard(module, mesh=eight_gpus, mp_policy=precision)
+        model = sharded_model(path, eight_gpus, checkpointing=True)
         with traced_memory(model) as peak:
             ids = torch.zeros((1, tokens), dtype=torch.int64)
             # As verl's `logprobs_from_logits` computes them.
@@ -198,7 +204,6 @@ def test_an_update_of_sharded_weights_agrees_with_a_trace(tmp_path: Path, eight_
 
 def test_the_logprobs_of_sharded_weights_agree_with_a_trace(tmp_path: Path, eight_gpus: Any):
     from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     tokens = 32768
     config = run_config(
@@ -210,9 +215,7 @@ def test_the_logprobs_of_sharded_weights_agree_with_a_trace(tmp_path: Path, eigh
     path = write_config(tmp_path, QWEN25_7B | {"num_hidden_layers": 4})
     (estimate,) = verl_plan(config, {}, path, H100S)
     with FakeTensorMode():
-        model = traced_model(path, checkpointing=False)
-        for module in (*model.model.layers, model.model.embed_tokens, model):
-            fully_shard(module, mesh=eight_gpus, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        model = sharded_model(path, eight_gpus, checkpointing=False)
         with traced_memory(model, has_gradients=False) as peak, torch.no_grad():
             ids = torch.zeros((1, tokens), dtype=torch.int64)
             logits = model(input_ids=ids, use_cache=False).logits[0]
