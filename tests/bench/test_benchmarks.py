@@ -38,6 +38,15 @@ def report(benchmark: str, folder: Path, *more: str) -> dict[str, Any]:
     return result
 
 
+def last_line(benchmark: str, *words: str, timeout: float = 300) -> dict[str, Any]:
+    """Run a benchmark, and return the result in its last line."""
+    command = [sys.executable, str(FOLDER / benchmark), *words]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert process.returncode == 0, process.stderr
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result
+
+
 def test_merging(tmp_path: Path):
     result = report("bench_merge.py", tmp_path)
     assert {name: result[name] for name in ("calls", "samples", "trained_tokens", "certificate")} == {
@@ -57,10 +66,7 @@ def test_updating(tmp_path: Path):
 
 
 def test_a_whole_step_of_many_episodes():
-    command = [sys.executable, str(FOLDER / "bench_scale.py"), "--workload", "local", "--episodes", "16"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout.splitlines()[-1])
+    result = last_line("bench_scale.py", "--workload", "local", "--episodes", "16")
     assert (result.pop("episodes"), result.pop("calls")) == (16, 1)
     names = {"driver_bytes_per_episode", "episodes_per_second", "record_seconds", "peak_rss_gb"}
     assert result.keys() == names
@@ -70,20 +76,14 @@ def test_a_whole_step_of_many_episodes():
 
 def test_an_episode_holds_its_distinct_tokens():
     words = ("--episodes", "8", "--calls", "30", "--context", "30000")
-    command = [sys.executable, str(FOLDER / "bench_scale.py"), *words]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout.splitlines()[-1])
+    result = last_line("bench_scale.py", *words, timeout=600)
     assert (result["episodes"], result["calls"]) == (8, 30)
     assert 30_000 * 4 < result["driver_bytes_per_episode"] <= 300_000
 
 
 @pytest.mark.verl
 def test_rows_are_stored_in_a_transfer_queue():
-    command = [sys.executable, str(FOLDER / "bench_transfer_queue.py"), "--rows", "100"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout.splitlines()[-1])
+    result = last_line("bench_transfer_queue.py", "--rows", "100")
     assert result.pop("rows") == 100
     assert result.keys() == {"store_seconds", "add_field_seconds", "read_seconds", "delete_seconds"}
 
@@ -128,10 +128,7 @@ def test_the_cost_of_certificate_and_correction(model_folder: Path, tmp_path: Pa
 
 
 def test_the_gateway_loses_and_crosses_no_call():
-    command = [sys.executable, str(FOLDER / "bench_gateway.py"), "--calls", "100", "--clients", "8", "--pairs", "10"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout.splitlines()[-1])
+    result = last_line("bench_gateway.py", "--calls", "100", "--clients", "8", "--pairs", "10")
     assert (result["calls"], result["lost"], result["crossed"]) == (160, 0, 0)
     assert result["calls_per_second_8"] > 0
 
