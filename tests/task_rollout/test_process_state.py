@@ -73,6 +73,12 @@ def set_time_zone() -> None:
     time.tzset()
 
 
+def wrap(owner: Any, name: str) -> None:
+    """Replace a function by one that does the same, because other threads of the process call it meanwhile."""
+    function = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **options: function(*arguments, **options))
+
+
 def stack_size() -> int:
     """Reading the size sets it to 0."""
     size = threading.stack_size()
@@ -89,8 +95,8 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "the garbage collector": (gc.disable, gc.isenabled),
     "the socket timeout": (lambda: socket.setdefaulttimeout(1e-6), socket.getdefaulttimeout),
     "logging.disable": (lambda: logging.disable(logging.CRITICAL), lambda: logging.root.manager.disable),
-    "module json: dumps": (lambda: setattr(json, "dumps", None), lambda: json.dumps),
-    "module time: monotonic": (lambda: setattr(time, "monotonic", None), lambda: time.monotonic),
+    "module json: dumps": (lambda: wrap(json, "dumps"), lambda: json.dumps),
+    "module time: monotonic": (lambda: wrap(time, "monotonic"), lambda: time.monotonic),
     "module random: choice": (lambda: delattr(random, "choice"), lambda: random.choice),
     "the mask of new files": (lambda: os.umask(0o177), mask_of_new_files),
     "the environment: TZ": (set_time_zone, lambda: time.strftime("%Z", time.localtime(0))),
@@ -101,7 +107,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "sys.path": (sys.path.clear, lambda: list(sys.path)),
     "sys.meta_path": (sys.meta_path.clear, lambda: list(sys.meta_path)),
     "sys.stdout: 'StringIO' instead of": (lambda: setattr(sys, "stdout", io.StringIO()), lambda: sys.stdout),
-    "module io: open": (lambda: setattr(io, "open", None), lambda: io.open),
+    "module io: open": (lambda: wrap(io, "open"), lambda: io.open),
     "a timer": (lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 600), lambda: signal.getitimer(signal.ITIMER_VIRTUAL)),
     "the filters of warnings: ": (
         lambda: warnings.simplefilter("error", ResourceWarning),
@@ -115,13 +121,13 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "imported modules: json": (lambda: sys.modules.pop("json"), lambda: sys.modules.get("json")),
     "the handlers of logging": (logging.root.handlers.clear, lambda: list(logging.root.handlers)),
     "the level of logging": (lambda: logging.root.setLevel(1), lambda: logging.root.level),
-    "module builtins: print": (lambda: setattr(builtins, "print", None), lambda: builtins.print),
-    "module builtins: __import__": (
-        lambda: setattr(builtins, "__import__", lambda *_: None),
-        lambda: builtins.__import__,
+    "module builtins: print": (lambda: wrap(builtins, "print"), lambda: builtins.print),
+    "module builtins: __import__": (lambda: wrap(builtins, "__import__"), lambda: builtins.__import__),
+    "class pathlib.Path: open": (lambda: wrap(Path, "open"), lambda: Path.open),
+    "module socket: socket": (
+        lambda: setattr(socket, "socket", type("socket", (socket.socket,), {})),
+        lambda: socket.socket,
     ),
-    "class pathlib.Path: open": (lambda: setattr(Path, "open", None), lambda: Path.open),
-    "module socket: socket": (lambda: setattr(socket, "socket", None), lambda: socket.socket),
     "module sys: excepthook": (lambda: setattr(sys, "excepthook", None), lambda: sys.excepthook),
     "module threading: excepthook": (lambda: setattr(threading, "excepthook", None), lambda: None),
     "the trace function of threads": (lambda: threading.settrace(lambda *_: None), threading.gettrace),
