@@ -50,6 +50,8 @@ QWEN25_7B = {
     "tie_word_embeddings": False,
 }
 H100S = Machine(8, "H100", 80 * 2**30)
+LAYERS = [4, pytest.param(28, marks=pytest.mark.campaign)]
+"""Numbers of layers of a traced model. The trace of a whole model takes most of a minute."""
 
 
 class FlashAttention(torch.autograd.Function):
@@ -134,7 +136,8 @@ def estimated(estimate: MemoryEstimate, *without: str, phase: str = "update") ->
     return sum(part.size for part in parts if part.name not in without)
 
 
-def test_an_update_on_one_gpu_agrees_with_a_trace(tmp_path: Path):
+@pytest.mark.parametrize("layers", LAYERS)
+def test_an_update_on_one_gpu_agrees_with_a_trace(tmp_path: Path, layers: int):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tokens = 8192
@@ -147,7 +150,7 @@ def test_an_update_on_one_gpu_agrees_with_a_trace(tmp_path: Path):
         trainer_common__max_tokens_per_micro_batch=tokens,
         trainer_common__use_kl_loss=False,
     )
-    path = write_config(tmp_path, QWEN3_600M)
+    path = write_config(tmp_path, QWEN3_600M | {"num_hidden_layers": layers})
     (estimate,) = local_plan(config.astuner, path, Machine(1, "H100", 80 * 2**30))
     with FakeTensorMode():
         model = traced_model(path, checkpointing=False)
@@ -171,7 +174,7 @@ def eight_gpus() -> Iterator[Any]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("layers", [4, pytest.param(28, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", LAYERS)
 def test_an_update_of_sharded_weights_agrees_with_a_trace(tmp_path: Path, eight_gpus: Any, layers: int):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
