@@ -19,10 +19,13 @@ shows their number. Any engine is measured until it has taken that many seconds,
 Each library runs in a process with all cores, in the environment whose interpreter is passed. A library without an
 interpreter is skipped, with a notice on stderr. llama.cpp reads the GGUF file of the model (weights of 4 bits).
 
-Prints one line of JSON per measurement. The last line is the result: `step_ratio_to_trl` (of the faster dtypes of
-both), `sampling_tokens_per_second` at the largest number of requests, and `gemm_share`: the rate of floating-point
-operations of the embedded engine at this number, in its faster dtype and prompts included, over the rate of matrix
-products in this dtype.
+Prints one line of JSON per measurement. The line before the last has the shares of the limits that astuner reaches in
+each dtype: `gemm_shares`, the rate of floating-point operations over the rate of matrix products when it samples the
+largest number of requests, prompts included; `step_gemm_shares`, the same for a step; and `bandwidth_shares`, the rate
+at which it reads weights over the bandwidth of memory when it samples the smallest number of requests.
+
+The last line is the result: `step_ratio_to_trl` (of the faster dtypes of both), `sampling_tokens_per_second` at the
+largest number of requests, and `gemm_share`, that of the faster dtype.
 
     pip install -e ".[smollm]"
     python tests/bench/bench_real_model.py --trl PYTHON --vllm PYTHON --llama-cpp PYTHON
@@ -41,11 +44,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from bench_step import FOLDER, PAUSE_SECONDS, ROOT, FrameworkProcess, environment
+from machine_limits import Operations, Workload, bandwidth_shares, gemm_shares, measure_limits
 from step_task import Sizes, messages, questions
 
 DTYPES = ("float32", "bfloat16")
@@ -113,33 +118,6 @@ class EngineProcess:
         raise RuntimeError(last)
 
 
-def limits(dtypes: list[str]) -> dict[str, Any]:
-    """Return the rates of matrix products in GFLOPS, and the bandwidth of reading memory in GB/s."""
-    import torch
-
-    from astuner.llm_engine.cpu_linear import linear, pack
-
-    def best(run: Any, repeats: int = 8) -> float:
-        run()
-        seconds = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
-
-    size, gflops = 2048, {}
-    with torch.inference_mode():
-        for dtype in dtypes:
-            a, b = torch.randn(2, size, size).to(getattr(torch, dtype)).unbind()
-            packed = pack(b)
-            products = (lambda: a @ b, lambda: linear(a, packed))  # noqa: B023
-            gflops[dtype] = round(2 * size**3 / min(map(best, products)) / 1e9)
-        block = torch.ones(2**27)
-        bandwidth = block.nbytes / best(block.sum) / 1e9
-    return {"gemm_gflops": gflops, "read_gb_per_second": round(bandwidth, 1), "threads": torch.get_num_threads()}
-
-
 # Answers end with another token than prompts, see `without_end`.
 CHAT_TEMPLATE = """
 {%- for message in messages %}
@@ -175,37 +153,6 @@ def without_end(model: Path, folder: Path) -> None:
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": tokenizer.eos_token_id}))
-
-
-@dataclass(frozen=True)
-class Operations:
-    """Floating-point operations of a model.
-
-    Attributes:
-        per_token: of the layers, for a token.
-        per_logits: of the head, for a token.
-    """
-
-    per_token: int
-    per_logits: int
-
-    @staticmethod
-    def of(model: Path) -> Operations:
-        """Count two operations per weight of a matrix."""
-        from safetensors import safe_open
-
-        shapes: dict[str, list[int]] = {}
-        for file in model.glob("*.safetensors"):
-            with safe_open(file, "pt") as weights:
-                shapes |= {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
-        sizes = {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
-        head = sizes["model.embed_tokens.weight"]
-        return Operations(2 * sum(size for name, size in sizes.items() if ".layers." in name), 2 * head)
-
-    def of_sampling(self, prompts: list[list[int]], tokens: int) -> float:
-        """Return the operations per sampled token. The last sampled token is not computed."""
-        length = statistics.mean(map(len, prompts)) + tokens - 1
-        return self.per_token * length / tokens + self.per_logits
 
 
 def prepare(folder: Path, model: Path, sizes: Sizes, dtypes: list[str], *, with_gguf: bool) -> list[list[int]]:
@@ -318,16 +265,9 @@ def sampling(running: dict[str, EngineProcess], requests: int, rounds: int, limi
     }
 
 
-def gemm_shares(sampled: dict[str, float], per_token: float, gflops: dict[str, float]) -> dict[str, float]:
-    """Return the share of the rate of matrix products that the embedded engine reaches, in each dtype that it ran in.
-
-    Args:
-        sampled: tokens per second of each engine.
-        per_token: floating-point operations per sampled token.
-        gflops: rates of matrix products by dtype.
-    """
-    rates = {dtype: sampled[f"astuner {dtype}"] for dtype in gflops if f"astuner {dtype}" in sampled}
-    return {dtype: float(f"{rate * per_token / gflops[dtype] / 1e9:.3g}") for dtype, rate in rates.items()}
+def rates_of_astuner(rates: dict[str, float]) -> dict[str, float]:
+    """Return the rates of the embedded engine by dtype, from those of all engines."""
+    return {name.removeprefix("astuner "): rate for name, rate in rates.items() if name.startswith("astuner ")}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -359,7 +299,7 @@ def main() -> None:
     pythons = {name: path for name in ("trl", "vllm", "llama_cpp") if (path := getattr(args, name))}
     for name in {"trl", "vllm", "llama_cpp"} - pythons.keys():
         print(f"{name} is skipped: no interpreter was passed", file=sys.stderr)
-    machine = limits(args.dtypes)
+    machine = measure_limits(args.dtypes)
     print(json.dumps({"limits": machine}), flush=True)
     sizes = Sizes(
         args.prompts,
@@ -383,14 +323,24 @@ def main() -> None:
             by_dtype[dtype] = steps(folder / dtype, replace(sizes, dtype=dtype), args.warm_up, trainers)
             print(json.dumps({"step": dtype, "frameworks": by_dtype[dtype]}), flush=True)
     fastest = {name: min(measured[name]["seconds"] for measured in by_dtype.values()) for name in trainers}
-    per_token = Operations.of(model).of_sampling(prompts, args.tokens)
-    sampled = {engine: values["tokens_per_second"] for engine, values in rates[max(rates)].items()}
-    shares = gemm_shares(sampled, per_token, machine["gemm_gflops"])
-    print(json.dumps({"gemm_shares": shares}))
+    operations, workload = Operations.of(model), Workload(prompts, args.group, args.tokens)
+    sampled, alone = (
+        {name: values["tokens_per_second"] for name, values in rates[requests].items()}
+        for requests in (max(rates), min(rates))
+    )
+    seconds = {dtype: measured["astuner"]["seconds"] for dtype, measured in by_dtype.items()}
+    shares = {
+        "gemm_shares": gemm_shares(rates_of_astuner(sampled), operations.of_token(workload), machine),
+        "step_gemm_shares": gemm_shares(
+            {dtype: 1 / s for dtype, s in seconds.items()}, operations.of_step(workload), machine
+        ),
+        "bandwidth_shares": bandwidth_shares(rates_of_astuner(alone), operations, machine),
+    }
+    print(json.dumps(shares))
     result = {
         "step_ratio_to_trl": round(fastest["astuner"] / fastest["trl"], 4) if "trl" in fastest else None,
         "sampling_tokens_per_second": sampled,
-        "gemm_share": shares[max(shares, key=lambda dtype: sampled[f"astuner {dtype}"])],
+        "gemm_share": shares["gemm_shares"][max(rates_of_astuner(sampled).items(), key=itemgetter(1))[0]],
     }
     print(json.dumps(result))
 

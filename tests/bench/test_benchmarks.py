@@ -158,6 +158,7 @@ def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_f
     rates = {name: values["tokens_per_second"] for name, values in sampling["engines"].items()}
     assert result["sampling_tokens_per_second"] == rates
     assert result["gemm_share"] == shares["gemm_shares"]["float32"] > 0
+    assert shares["step_gemm_shares"].keys() == shares["bandwidth_shares"].keys() == {"float32"}
 
 
 def test_the_operations_of_a_real_model_are_those_of_all_its_files(
@@ -166,11 +167,17 @@ def test_the_operations_of_a_real_model_are_those_of_all_its_files(
     from transformers import AutoModelForCausalLM
 
     monkeypatch.syspath_prepend(str(FOLDER))
-    from bench_real_model import Operations, gemm_shares
+    from machine_limits import Operations, Workload, bandwidth_shares, gemm_shares
 
     AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(tmp_path, max_shard_size="50KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     assert Operations.of(tmp_path) == Operations.of(model_folder)
-    # The engine was skipped in bfloat16.
-    sampled = {"astuner float32": 200.0, "transformers bfloat16": 50.0}
-    assert gemm_shares(sampled, 1e9, {"float32": 400, "bfloat16": 800}) == {"float32": 0.5}
+    limits = {"gemm_gflops": {"float32": 400, "bfloat16": 800}, "read_gb_per_second": 8.0}
+    assert gemm_shares({"float32": 200.0}, 1e9, limits) == {"float32": 0.5}
+    operations = Operations(per_token=2_000, per_logits=200)
+    assert bandwidth_shares({"bfloat16": 1e6}, operations, limits) == {"bfloat16": 0.275}
+    # A step computes 2 prompts of 3 tokens, and 4 answers of 5 tokens but their last, in sampling and, thrice, in the
+    # update; the head computes the answers only.
+    workload = Workload([[1, 2, 3], [4, 5, 6]], group=2, tokens=5)
+    assert operations.of_step(workload) == 4 * (2_000 * (6 + 16) + 200 * 20)
+    assert operations.of_token(workload) == 2_000 * 7 / 5 + 200

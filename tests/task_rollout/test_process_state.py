@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -76,7 +77,7 @@ def set_time_zone() -> None:
 def wrap(owner: Any, name: str) -> None:
     """Replace a function by one that does the same, because other threads of the process call it meanwhile."""
     function = getattr(owner, name)
-    setattr(owner, name, lambda *arguments, **options: function(*arguments, **options))
+    setattr(owner, name, functools.partial(function))
 
 
 def stack_size() -> int:
