@@ -87,7 +87,7 @@ class Sampler:
             raise ModelError(
                 f"the sampler of the Tinker server does not have the trainer's weights: {len(names)} of {len(held)} "
                 f"differ ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}); "
-                + ("they are those from before the hand-over" if stale else "they changed on the way")
+                + ("they are those from before the sync" if stale else "they changed on the way")
                 + ". Report a bug"
             )
 

@@ -4,7 +4,7 @@ Two cases on the local backbone: the tiny math agent (`math_agent_tiny.yaml`, fl
 SmolLM2-135M (`tutorial/example_real_model/sums.yaml`, bfloat16, one mini-batch), which needs the extra `smollm`. Both
 correct with `token_tis`. Their starting models are created first if they are not in the cache.
 
-The certificate compares the checksums of all weights after each hand-over and, after the first two hand-overs and
+The certificate compares the checksums of all weights after each sync and, after the first two syncs and
 while all of it takes less than 1% of the time, the logprobs of four sampled tokens. The correction computes factors and
 metrics and, with several mini-batches, the trainer's logprobs before the first update. CPU seconds of this process are
 counted within the same steps, so that other processes hardly change the shares.
@@ -69,7 +69,7 @@ class CpuSeconds:
         """Return `function`, a training step, which ends a list of parts."""
 
         def call(*arguments: Any, **named: Any) -> Any:
-            self._spent.clear()  # of the first hand-over, before the first step
+            self._spent.clear()  # of the first sync, before the first step
             result = self.timed("step", function)(*arguments, **named)
             self.steps.append(dict(self._spent))
             return result

@@ -32,7 +32,7 @@ PHASES = {
     "the first validation": ("validation", 1),
     "a rollout": ("rollout", 2),
     "an update": ("update", 2),
-    "a hand-over of weights": ("sync_weights", 2),
+    "a sync of weights": ("sync_weights", 2),
     "saving a checkpoint": ("save_checkpoint", 1),
     "the last validation": ("validation", 5),
 }

@@ -71,13 +71,13 @@ def use_sampler(sampler: str) -> None:
     for check in ("_compare_weights", "_compare_logprobs"):
         setattr(LocalSession, check, lambda *_: None)
     credit_assignment.MAX_LOGPROB_DIFFERENCE = dict.fromkeys(credit_assignment.MAX_LOGPROB_DIFFERENCE, math.inf)
-    hand_over, start = EmbeddedEngine.update_weights, EmbeddedEngine.__init__
+    update_weights, start = EmbeddedEngine.update_weights, EmbeddedEngine.__init__
     earlier: list[Mapping[str, Tensor]] = []
 
     def start_in_bfloat16(self: EmbeddedEngine, model: Any, **options: Any) -> None:
         start(self, model.to(torch.bfloat16), **options)
 
-    def hand_over_changed(self: EmbeddedEngine, state_dict: Mapping[str, Tensor], policy_version: int) -> None:
+    def update_with_changed(self: EmbeddedEngine, state_dict: Mapping[str, Tensor], policy_version: int) -> None:
         earlier.append({name: tensor.clone() for name, tensor in state_dict.items()})
         del earlier[: -_STALENESS - 1]
         if policy_version == _STEPS:  # the validation after training is that of the trained weights
@@ -86,12 +86,12 @@ def use_sampler(sampler: str) -> None:
             changed = earlier[0]
         else:
             changed = rounded(state_dict, int(sampler.removeprefix("int")))
-        hand_over(self, changed, policy_version)
+        update_weights(self, changed, policy_version)
 
     if sampler == "bf16":
         EmbeddedEngine.__init__ = start_in_bfloat16  # type: ignore[method-assign]
     elif sampler != "fp32":
-        EmbeddedEngine.update_weights = hand_over_changed  # type: ignore[method-assign]
+        EmbeddedEngine.update_weights = update_with_changed  # type: ignore[method-assign]
 
 
 def train(folder: Path, name: str, sampler: str, mode: str, seed: int) -> None:

@@ -90,7 +90,7 @@ def test_an_engine_with_stale_weights_ends_the_run_with_the_cause(
         send(engine, sent, policy_version)
 
     monkeypatch.setattr(EmbeddedEngine, "update_weights", stale)
-    # The checks of the hand-over would end the run before the rollout.
+    # The checks of the sync would end the run before the rollout.
     for check in ("_compare_weights", "_compare_logprobs"):
         monkeypatch.setattr(LocalSession, check, lambda session, engine, step: None)
     with pytest.raises(LogprobGapError, match=r"stale weights.*check the transfer of weights"):

@@ -185,8 +185,8 @@ async def test_one_engine_serves_several_sets_of_weights(
 
 
 FAILURES = {
-    "an adapter that never arrives": "_proj.weight.*they are those from before the hand-over",
-    "an engine that keeps old weights": "_proj.weight.*they are those from before the hand-over",
+    "an adapter that never arrives": "_proj.weight.*they are those from before the sync",
+    "an engine that keeps old weights": "_proj.weight.*they are those from before the sync",
     "one corrupted tensor": r"1 of \d+ differ \(model.layers.1.mlp.up_proj.weight\); they changed on the way",
 }
 

@@ -180,7 +180,7 @@ def test_any_changed_bit_of_a_large_weight_changes_its_digest(size: int, dtype: 
     assert weight_digests([("w", weight.double())], dtype) == digest
 
 
-def test_logprobs_are_compared_after_two_hand_overs_and_then_within_one_percent_of_the_time():
+def test_logprobs_are_compared_after_two_syncs_and_then_within_one_percent_of_the_time():
     now = 0.0
     certificate = SyncCertificate(torch.float32, clock=lambda: now)
     probed = []
