@@ -29,6 +29,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from astuner import AstunerJob, Workflow
+from astuner.benchmark import BenchResult, SeedResult
 from astuner.cli import astuner as command
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.loading import load_config
@@ -398,6 +399,14 @@ def test_make_targets_and_extras_are_listed():
     ]
     extras = pyproject()["project"]["optional-dependencies"]
     assert {name for row in table("installation.md", "extra") for name in code_spans(row["extra"])} == set(extras)
+
+
+def test_benchmarks_page_explains_every_field_of_a_result_file():
+    (example,) = [json.loads(block.text) for block in blocks(GUIDE / "benchmarks.md", "json")]
+    explained = {name for row in table("benchmarks.md", "field") for name in code_spans(row["field"])}
+    fields = BenchResult.model_fields.keys() | SeedResult.model_fields.keys()
+    assert example.keys() | example["seeds"][0].keys() | explained == fields
+    assert BenchResult.model_validate(example).model_dump().keys() == example.keys()
 
 
 def test_quick_start_workflow_matches_the_tutorial():
