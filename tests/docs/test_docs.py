@@ -401,6 +401,13 @@ def test_make_targets_and_extras_are_listed():
     assert {name for row in table("installation.md", "extra") for name in code_spans(row["extra"])} == set(extras)
 
 
+def test_the_benchmarks_that_make_bench_omits_are_named():
+    scripts = {path.name for path in (ROOT / "tests/bench").glob("bench_*.py")} | {"faults"}
+    run = set(re.findall(r"tests/bench/(\w+\.py)", (ROOT / "Makefile").read_text()))
+    (paragraph,) = [token.content for token in tokens(GUIDE / "performance.md") if "`make bench`" in token.content]
+    assert {name for name in code_spans(paragraph) if " " not in name} == scripts - run
+
+
 def test_benchmarks_page_explains_every_field_of_a_result_file():
     (example,) = [json.loads(block.text) for block in blocks(GUIDE / "benchmarks.md", "json")]
     explained = {name for row in table("benchmarks.md", "field") for name in code_spans(row["field"])}
