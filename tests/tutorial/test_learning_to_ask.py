@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from astuner.config.loading import load_config
@@ -22,6 +23,7 @@ from tutorial.example_learning_to_ask.learning_to_ask import MAX_TURNS, Learning
 
 CONFIG = Path(__file__).parents[2] / "tutorial/example_learning_to_ask/learning_to_ask_tiny.yaml"
 FACTS = {"fever": True, "accident": False, "duration": True, "travel": False, "tablets": False, "age": False}
+QUESTION_COST = load_config(CONFIG).config.astuner.task_judge.params["question_cost"]
 TASK = prepare_data.make_task("a headache", FACTS, ["fever"])
 
 
@@ -116,6 +118,36 @@ async def test_the_transcripts_have_the_prompts_of_the_agent(tokenizer: Any) -> 
     episode = await run(tokenizer, [message["content"] for message in messages[2::2]], task=task)
     sent = [{"role": message["role"], "content": message["content"]} for message in episode.calls[-1].messages]
     assert sent == messages
+
+
+def test_the_page_states_the_expected_results_of_the_desks() -> None:
+    """The desk of the transcripts, over all its random choices, and a desk that asks what it needs."""
+    mixed: list[Any] = []
+    careful: list[tuple[float, float, float]] = []
+    for task in prepare_data.tasks()[1]:
+        needed = needed_topics(RULES[task["complaint"]], task["facts"], stated_facts(task))
+        careful.append(expected(task, [needed]))
+        numbers = range(prepare_model.MAX_QUESTIONS + 1)
+        by_number = [expected(task, list(itertools.combinations(TOPICS, number))) for number in numbers]
+        careless = np.mean(by_number, axis=0)
+        mixed.append(prepare_model.CARELESS * careless + (1 - prepare_model.CARELESS) * np.array(careful[-1]))
+    assert [f"{value:.2f}" for value in np.mean(mixed, axis=0)] == ["0.77", "1.32", "0.67"]
+    assert [f"{value:.2f}" for value in np.mean(careful, axis=0)] == ["1.00", "0.90", "0.91"]
+
+
+def stated_facts(task: dict[str, Any]) -> dict[str, bool]:
+    return {topic: task["facts"][topic] for topic in task["stated"]}
+
+
+def expected(task: dict[str, Any], choices: Sequence[Sequence[str]]) -> tuple[float, float, float]:
+    """Return the mean success, number of questions and reward of a desk that asks about one of `choices` at random."""
+    successes, rewards = [], []
+    for asked in choices:
+        known = {**stated_facts(task), **{topic: task["facts"][topic] for topic in asked}}
+        possible = departments(RULES[task["complaint"]], known)
+        successes.append(1 / len(possible))  # a department that is possible, at random
+        rewards.append(successes[-1] * (1 - QUESTION_COST * len(asked)))
+    return float(np.mean(successes)), float(np.mean([len(asked) for asked in choices])), float(np.mean(rewards))
 
 
 def test_tasks_are_seeded_and_the_splits_share_no_request() -> None:
