@@ -21,8 +21,9 @@ from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.sampling import BatchSampler
 from astuner.schema import Completion
 
-# Tokens per prefill pass: enough to keep the processor busy, few enough to bound the memory of activations.
-PREFILL_TOKENS = 4096
+# Tokens per prefill pass: enough to keep the processor busy, few enough to bound the memory of activations. On a CPU,
+# the C library returns larger activations to the operating system, and the page faults of the next ones cost time.
+PREFILL_TOKENS_CPU, PREFILL_TOKENS_GPU = 1024, 4096
 # Prompts with this many equal tokens after the cached prefix are compared further, see `_worth_waiting_for`.
 _ALIKE_TOKENS = 16
 
@@ -80,6 +81,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._has_cache = prefix_cache_tokens > 0
         self._tree = PrefixTree(prefix_cache_tokens)
+        self._prefill_tokens = PREFILL_TOKENS_CPU if forward.kv_shape.device.type == "cpu" else PREFILL_TOKENS_GPU
         self._store = KvStore(forward.kv_shape, max_num_seqs, max_model_len, lane_tokens)
         # All requests without a result, so that `fail_all` reaches every one in any state.
         self._open: set[Request] = set()
@@ -195,9 +197,9 @@ class Scheduler:
         return half <= len(other.tokens) and other.tokens[:half] == request.tokens[:half]
 
     def _prefill(self) -> None:
-        """Compute up to PREFILL_TOKENS tokens of the requests in prefill, in the order of their admission."""
+        """Compute one pass of the requests in prefill, in the order of their admission."""
         chunks: list[PrefillChunk] = []
-        room = PREFILL_TOKENS
+        room = self._prefill_tokens
         for request, start in self._prefilling.items():
             if room == 0:
                 break

@@ -182,7 +182,7 @@ def test_without_a_prefix_cache_nothing_is_reused(model, forward):
 
 
 def test_long_prompts_are_computed_in_chunks(model, forward, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "PREFILL_TOKENS", 64)
+    monkeypatch.setattr(scheduler_module, "PREFILL_TOKENS_CPU", 64)
     scheduler = make(forward)
     requests = [Call(scheduler, random_prompt(length, seed=length), max_tokens=3) for length in (300, 20, 130)]
     run(scheduler)
@@ -247,7 +247,7 @@ def test_cancelling_frees_the_lane(model, forward):
 
 
 def test_cancelling_during_prefill(model, forward, monkeypatch):
-    monkeypatch.setattr(scheduler_module, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(scheduler_module, "PREFILL_TOKENS_CPU", 16)
     scheduler = make(forward)
     prompt = random_prompt(100)
     first, twin = Call(scheduler, prompt), Call(scheduler, prompt)
