@@ -2,7 +2,8 @@
 
 The products of sampling have weights that the embedded engine packs once. Those of an update are computed by a linear
 layer with gradients: the forward pass, the gradient of the input, and the gradient of the weights. Both sides take
-turns, and the rates are medians of the rounds, by the CPU seconds of the process.
+turns, and the rates are medians of the rounds: operations per CPU second of the process, times the number of threads.
+Repeated products find a small weight in the processor's cache, where the sampling of a model reads it from memory.
 
 Prints one line of JSON: for each dtype and product, the GFLOPS (10^9 multiplications and additions per second) of
 PyTorch and of astuner. bfloat16 is measured on processors that have instructions for it. Needs nothing but astuner.
@@ -48,21 +49,33 @@ def sampling_product(dtype: torch.dtype, tokens: int, inputs: int, outputs: int)
 
 def update_products(dtype: torch.dtype) -> dict[str, Product]:
     tokens, inputs, outputs = UPDATE
-    torchs, ours = (nn.Linear(inputs, outputs, bias=False, dtype=dtype) for _ in range(2))
-    use_onednn(nn.Sequential(ours))
-    x = torch.randn(tokens, inputs).to(dtype).requires_grad_()
+    weight, x = torch.randn(outputs, inputs).to(dtype) * 0.04, torch.randn(tokens, inputs).to(dtype)
     gradient = torch.randn(tokens, outputs).to(dtype)
 
-    def backward(layer: nn.Linear, weight: bool) -> Callable[[], object]:
-        output: Tensor = layer(x)
-        wanted = layer.weight if weight else x
+    def layer(is_astuner: bool) -> nn.Linear:
+        made = nn.Linear(inputs, outputs, bias=False, dtype=dtype)
+        made.weight.data.copy_(weight)
+        if is_astuner:
+            use_onednn(nn.Sequential(made))
+        return made
+
+    def forward(is_astuner: bool) -> Callable[[], object]:
+        made = layer(is_astuner)
+        return lambda: made(x)
+
+    def backward(is_astuner: bool, of_weight: bool) -> Callable[[], object]:
+        """Return one gradient. The other input has none, because astuner's layer computes all that are needed."""
+        made, given = layer(is_astuner), x.detach().requires_grad_(not of_weight)
+        made.weight.requires_grad_(of_weight)
+        output: Tensor = made(given)
+        wanted = made.weight if of_weight else given
         return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
 
     operations = 2.0 * tokens * inputs * outputs
     return {
-        "update, 2,048 tokens: forward": (operations, lambda: torchs(x), lambda: ours(x)),
-        "update, 2,048 tokens: gradient of the input": (operations, backward(torchs, False), backward(ours, False)),
-        "update, 2,048 tokens: gradient of the weights": (operations, backward(torchs, True), backward(ours, True)),
+        "update, 2,048 tokens: forward": (operations, forward(False), forward(True)),
+        "update, 2,048 tokens: gradient of the input": (operations, backward(False, False), backward(True, False)),
+        "update, 2,048 tokens: gradient of the weights": (operations, backward(False, True), backward(True, True)),
     }
 
 

@@ -22,7 +22,7 @@ interpreter is skipped, with a notice on stderr. llama.cpp reads the GGUF file o
 Prints one line of JSON per measurement. The line before the last has the shares of the limits that astuner reaches in
 each dtype: `gemm_shares`, the rate of floating-point operations over the rate of matrix products when it samples the
 largest number of requests, prompts included; `step_gemm_shares`, the same for a step; and `bandwidth_shares`, the rate
-at which it reads weights over the bandwidth of memory when it samples the smallest number of requests.
+at which it reads weights over the bandwidth of memory when it samples one request.
 
 The last line is the result: `step_ratio_to_trl` (of the faster dtypes of both), `sampling_tokens_per_second` at the
 largest number of requests, and `gemm_share`, that of the faster dtype.
@@ -45,7 +45,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -324,23 +323,24 @@ def main() -> None:
             print(json.dumps({"step": dtype, "frameworks": by_dtype[dtype]}), flush=True)
     fastest = {name: min(measured[name]["seconds"] for measured in by_dtype.values()) for name in trainers}
     operations, workload = Operations.of(model), Workload(prompts, args.group, args.tokens)
-    sampled, alone = (
-        {name: values["tokens_per_second"] for name, values in rates[requests].items()}
-        for requests in (max(rates), min(rates))
+    sampled, of_one_request = (
+        {name: values["tokens_per_second"] for name, values in rates.get(requests, {}).items()}
+        for requests in (max(rates), 1)
     )
+    of_astuner = rates_of_astuner(sampled)
     seconds = {dtype: measured["astuner"]["seconds"] for dtype, measured in by_dtype.items()}
     shares = {
-        "gemm_shares": gemm_shares(rates_of_astuner(sampled), operations.of_token(workload), machine),
+        "gemm_shares": gemm_shares(of_astuner, operations.of_token(workload), machine),
         "step_gemm_shares": gemm_shares(
             {dtype: 1 / s for dtype, s in seconds.items()}, operations.of_step(workload), machine
         ),
-        "bandwidth_shares": bandwidth_shares(rates_of_astuner(alone), operations, machine),
+        "bandwidth_shares": bandwidth_shares(rates_of_astuner(of_one_request), operations, machine),
     }
     print(json.dumps(shares))
     result = {
         "step_ratio_to_trl": round(fastest["astuner"] / fastest["trl"], 4) if "trl" in fastest else None,
         "sampling_tokens_per_second": sampled,
-        "gemm_share": shares["gemm_shares"][max(rates_of_astuner(sampled).items(), key=itemgetter(1))[0]],
+        "gemm_share": shares["gemm_shares"][max(of_astuner, key=lambda dtype: of_astuner[dtype])],
     }
     print(json.dumps(result))
 

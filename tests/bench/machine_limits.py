@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from astuner.context_tracker import encode_ids
+from astuner.context_tracker.prefixes import count_distinct_prefixes
 from astuner.llm_engine.cpu_linear import linear, pack
 
 
@@ -55,11 +57,11 @@ class Workload:
 
 @dataclass(frozen=True)
 class Operations:
-    """Floating-point operations of a model.
+    """Floating-point operations of a model, without those of attention.
 
     Attributes:
-        per_token: of the layers, for a token.
-        per_logits: of the head, for a token.
+        per_token: of the layers, for a token that the model reads.
+        per_logits: of the head, for a token that the model predicts.
     """
 
     per_token: int
@@ -77,17 +79,23 @@ class Operations:
         return Operations(2 * sum(size for name, size in sizes.items() if ".layers." in name), 2 * head)
 
     def of_token(self, workload: Workload) -> float:
-        """Return the operations per sampled token, with its share of the prompt. The last token is not computed."""
+        """Return the operations per sampled token, including its share of those of the prompt.
+
+        The model never reads the last sampled token.
+        """
         length = statistics.mean(map(len, workload.prompts)) + workload.tokens - 1
         return self.per_token * length / workload.tokens + self.per_logits
 
     def of_step(self, workload: Workload) -> float:
-        """Return the operations of a step. It computes each prompt once in sampling, and once in the update.
+        """Return the operations of a step, which computes each distinct prefix of the prompts once per phase.
 
-        A forward and a backward pass have three times the operations of a forward pass.
+        The phases are sampling and the update. A forward and a backward pass have three times the operations of a
+        forward pass.
         """
         answers = len(workload.prompts) * workload.group
-        tokens = sum(map(len, workload.prompts)) + answers * (workload.tokens - 1)
+        tokens = (
+            count_distinct_prefixes([encode_ids(prompt) for prompt in workload.prompts]) + answers * workload.tokens
+        )
         return 4.0 * (self.per_token * tokens + self.per_logits * answers * workload.tokens)
 
     def read_bytes(self, dtype: str) -> int:
@@ -110,7 +118,8 @@ def bandwidth_shares(rates: dict[str, float], operations: Operations, limits: di
     """Return the shares of the bandwidth of memory with which the weights are read, by dtype.
 
     Args:
-        rates: tokens per second of a single request, by dtype. Its prompt counts as no token.
+        rates: tokens per second of a single request, by dtype. The time includes the prompt; the count of tokens does
+            not.
         operations: those of the model.
         limits: the result of `measure_limits`.
     """

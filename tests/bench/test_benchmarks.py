@@ -142,6 +142,13 @@ def test_the_speed_of_rescoring_is_measured():
     assert result["episodes_per_second"] > 0
 
 
+def test_linear_layers():
+    result = last_line("bench_linear.py", "--rounds", "1")
+    rates = [rate for products in result["gflops"].values() for sides in products.values() for rate in sides.values()]
+    assert len(rates) in (16, 32)  # 8 products by PyTorch and astuner, in one or two dtypes
+    assert min(rates) > 0
+
+
 def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_folder: Path):
     small = ("--prompts", "2", "--group", "2", "--tokens", "3", "--steps", "1", "--warm-up", "0", "--rounds", "1")
     command = [sys.executable, str(FOLDER / "bench_real_model.py"), "--model", str(model_folder), *small]
@@ -158,7 +165,8 @@ def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_f
     rates = {name: values["tokens_per_second"] for name, values in sampling["engines"].items()}
     assert result["sampling_tokens_per_second"] == rates
     assert result["gemm_share"] == shares["gemm_shares"]["float32"] > 0
-    assert shares["step_gemm_shares"].keys() == shares["bandwidth_shares"].keys() == {"float32"}
+    assert shares["step_gemm_shares"]["float32"] > 0
+    assert shares["bandwidth_shares"]["float32"] > 0
 
 
 def test_the_operations_of_a_real_model_are_those_of_all_its_files(
@@ -176,8 +184,8 @@ def test_the_operations_of_a_real_model_are_those_of_all_its_files(
     assert gemm_shares({"float32": 200.0}, 1e9, limits) == {"float32": 0.5}
     operations = Operations(per_token=2_000, per_logits=200)
     assert bandwidth_shares({"bfloat16": 1e6}, operations, limits) == {"bfloat16": 0.275}
-    # A step computes 2 prompts of 3 tokens, and 4 answers of 5 tokens but their last, in sampling and, thrice, in the
-    # update; the head computes the answers only.
-    workload = Workload([[1, 2, 3], [4, 5, 6]], group=2, tokens=5)
-    assert operations.of_step(workload) == 4 * (2_000 * (6 + 16) + 200 * 20)
+    # Sampling and, thrice, the update compute the 5 distinct prefixes of the prompts, and 4 answers of 5 tokens; the
+    # head computes the answers only.
+    workload = Workload([[1, 2, 3], [1, 5, 6]], group=2, tokens=5)
+    assert operations.of_step(workload) == 4 * (2_000 * (5 + 20) + 200 * 20)
     assert operations.of_token(workload) == 2_000 * 7 / 5 + 200
