@@ -50,7 +50,7 @@ QWEN25_7B = {
     "tie_word_embeddings": False,
 }
 H100S = Machine(8, "H100", 80 * 2**30)
-LAYERS = [4, pytest.param(28, marks=pytest.mark.campaign)]
+LAYERS = [4, pytest.param(28, marks=pytest.mark.long)]
 """Numbers of layers of a traced model. The trace of a whole model takes most of a minute."""
 
 

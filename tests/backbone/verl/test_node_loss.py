@@ -70,7 +70,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     "scenario",
     [
         Scenario("two nodes", "kill", "rollout"),
-        pytest.param(Scenario("three nodes", "kill", "update"), marks=pytest.mark.campaign),
+        pytest.param(Scenario("three nodes", "kill", "update"), marks=pytest.mark.long),
     ],
 )
 def test_a_run_that_loses_a_node_goes_on_or_resumes(scenario: Scenario, campaign: Campaign):
