@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import builtins
 import contextlib
-import functools
 import gc
 import io
 import json
@@ -77,7 +76,11 @@ def set_time_zone() -> None:
 def wrap(owner: Any, name: str) -> None:
     """Replace a function by one that does the same, because other threads of the process call it meanwhile."""
     function = getattr(owner, name)
-    setattr(owner, name, functools.partial(function))
+
+    def same(*arguments: Any, **options: Any) -> Any:
+        return function(*arguments, **options)
+
+    setattr(owner, name, same)
 
 
 def stack_size() -> int:

@@ -120,8 +120,11 @@ async def test_the_transcripts_have_the_prompts_of_the_agent(tokenizer: Any) -> 
     assert sent == messages
 
 
-def test_the_page_states_the_expected_results_of_the_desks() -> None:
-    """The desk of the transcripts, over all its random choices, and a desk that asks what it needs."""
+def test_the_expected_results_of_the_desks() -> None:
+    """Those of the desk of the transcripts, over all its random choices, and of a desk that asks what it needs.
+
+    The page of the example states them.
+    """
     mixed: list[Any] = []
     careful: list[tuple[float, float, float]] = []
     for task in prepare_data.tasks()[1]:
