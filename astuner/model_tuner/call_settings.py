@@ -37,7 +37,7 @@ class CallSettings:
     seeds_by_prompt: bool = False
 
     def distribution(self, options: ChatOptions, *, trained: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the values of `SAMPLING_PARAMETERS` for a call, and the names of the client's that were replaced.
+        """Return the values of `SAMPLING_PARAMETERS` for a call, and the names of the request's that were replaced.
 
         Args:
             options: the parameters of the request.

@@ -54,7 +54,8 @@ class Targets:
     Attributes:
         trainable: the tags of the trained targets; None for all that have no frozen model.
         frozen: the models that answer for the other targets, by tag.
-        agents: the names of the agents that `AUTO_AGENT` distinguishes, each with a text in its messages.
+        agents: the names of the agents that `AUTO_AGENT` distinguishes, each with a text by which its messages are
+            recognised.
     """
 
     trainable: tuple[str, ...] | None = None

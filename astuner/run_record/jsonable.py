@@ -79,7 +79,7 @@ def _convert(value: object, redact: Redact, containers: list[int]) -> object:
 
 
 def _is_json(value: object) -> bool:
-    """Return whether a value is None, or of a built-in type of numbers and the same in JSON.
+    """Return whether a value is None, or a built-in number or boolean that JSON represents unchanged.
 
     Most values are. They are recognised first, because the abstract types of others are slow to check.
     """

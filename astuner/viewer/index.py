@@ -64,7 +64,7 @@ class RunIndex:
         with self._lock:
             db = self._connection = self._connection or open_database(self.folder, self._cache)
             try:
-                # Read first, because its lines move to the index.
+                # Read before the index: its lines move there, and would be missed otherwise.
                 pending = read_new_lines(self.folder / _PENDING, ReadPosition())[:2]
                 self._update(db, _EPISODES, _EpisodeRows)
                 self._update_pending(db, *pending)

@@ -166,7 +166,7 @@ class LocalSession(TrainingSession):
 
     def _new_engine(self) -> EmbeddedEngine:
         """Return an engine with the weights of the starting model."""
-        # Requests that are computed together, or after one another with a cache, round differently from run to run.
+        # Batches and the prefix cache change the rounding from run to run.
         is_serial = self._config.trainer_common.deterministic
         return EmbeddedEngine(
             self.policy.frozen_copy(),

@@ -134,7 +134,7 @@ def save_model(base: str, actor: Path, folder: Path) -> None:
     from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 
     model = load_causal_lm(base, torch.float32)
-    # It warns about torch.compile, which is not used here.
+    # This logger warns about torch.compile, which is not used here.
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # verl's progress bars

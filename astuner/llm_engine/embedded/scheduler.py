@@ -22,8 +22,9 @@ from astuner.llm_engine.embedded.sampling import BatchSampler
 from astuner.schema import Completion
 
 # Tokens per prefill pass: enough to keep the processor busy, few enough to bound the memory of activations. On a CPU,
-# the C library returns larger activations to the operating system, and the page faults of the next ones cost time.
-PREFILL_TOKENS_CPU, PREFILL_TOKENS_GPU = 1024, 4096
+# the C library gives the memory of larger activations back to the operating system. Allocating it again in the next
+# layer costs time.
+PREFILL_TOKENS, PREFILL_TOKENS_CPU = 4096, 1024
 # Prompts with this many equal tokens after the cached prefix are compared further, see `_worth_waiting_for`.
 _ALIKE_TOKENS = 16
 
@@ -81,7 +82,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._has_cache = prefix_cache_tokens > 0
         self._tree = PrefixTree(prefix_cache_tokens)
-        self._prefill_tokens = PREFILL_TOKENS_CPU if forward.kv_shape.device.type == "cpu" else PREFILL_TOKENS_GPU
+        self._prefill_tokens = PREFILL_TOKENS_CPU if forward.kv_shape.device.type == "cpu" else PREFILL_TOKENS
         self._store = KvStore(forward.kv_shape, max_num_seqs, max_model_len, lane_tokens)
         # All requests without a result, so that `fail_all` reaches every one in any state.
         self._open: set[Request] = set()

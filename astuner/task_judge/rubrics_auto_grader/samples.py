@@ -12,7 +12,7 @@ from astuner.schema import Task, TaskSet
 
 MIN_SAMPLES = 2
 _HELD_OUT = 4
-"""One of this number of samples is held out."""
+"""One sample in this many is held out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ def reference_samples(tasks: TaskSet, config: RubricsConfig) -> tuple[list[Refer
     """Return the samples to learn from, and those that are held out.
 
     A sample has its own answer with a score (`answer_field`, `score_field`), the reference answer, whose score is
-    `max_score`, or both. A sample that has no wrong answer also has the reference of the next sample with another one,
-    whose score is `min_score`.
+    `max_score`, or both. A sample that has no wrong answer also has the next different reference among the other
+    samples, whose score is `min_score`.
 
     Raises:
         TaskDataError: there are too few samples, or one has no answer.
