@@ -66,12 +66,9 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Campaign:
     return Campaign("verl", sys.executable, tmp_path_factory.mktemp("campaign"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "scenario",
-    [
-        Scenario("two nodes", "kill", "rollout"),
-        pytest.param(Scenario("three nodes", "kill", "update"), marks=pytest.mark.long),
-    ],
+    "scenario", [Scenario("two nodes", "kill", "rollout"), Scenario("three nodes", "kill", "update")]
 )
 def test_a_run_that_loses_a_node_goes_on_or_resumes(scenario: Scenario, campaign: Campaign):
     facts = campaign.report(scenario)
