@@ -175,6 +175,11 @@ def _load_module(path: str, dotted: str, name: str, folders: list[Path]) -> Modu
         if not _is_missing(dotted, error):
             raise _import_failed(path, dotted, error) from error
     searched = f"no {dotted.replace('.', '/')}.py in {', '.join(map(str, folders))}, and " if folders else ""
+    above = next((parent for folder in folders for parent in folder.parents if _module_file(parent, dotted)), None)
+    if above is not None:
+        raise PluginError(
+            f"`{path}`: {searched}no installed module {dotted}. Run the command in {above}, which has it."
+        )
     nearest = _nearest_module(dotted, folders)
     defining = _modules_that_define(name, dotted.split(".")[:-1], folders)
     if defining:

@@ -202,6 +202,13 @@ def test_a_missing_module_names_folders_and_the_nearest(tmp_path: Path) -> None:
         load_class("json.decodr->JSONDecoder", object)
 
 
+def test_a_module_of_a_folder_above_says_where_to_run_the_command(tmp_path: Path) -> None:
+    write(tmp_path, "tutorial/example_math/math_agent.py", "class W: ...\n")
+    search = [tmp_path / "tutorial/example_math", tmp_path / "elsewhere"]
+    with pytest.raises(PluginError, match=rf"Run the command in {tmp_path}, which has it\.$"):
+        load_class("tutorial.example_math.math_agent->W", object, search=search)
+
+
 def test_a_missing_file_names_folders_and_the_nearest(tmp_path: Path) -> None:
     write(tmp_path, "pack/agent.py", "")
     with pytest.raises(PluginError, match=rf"no file {tmp_path}/pack/agnt\.py\. Did you mean agent\.py\?"):

@@ -12,6 +12,7 @@ from astuner.benchmark.results import BenchResult, read_results, result_of, writ
 from astuner.benchmark.results_page import results_page
 from astuner.benchmark.running import RunOutcome, plan_runs, run_suite
 from astuner.benchmark.suite import load_suite
+from astuner.errors import RecordError
 from astuner.launcher.console import log_to_console, make_console
 from astuner.launcher.launch import DEFAULT_EXP_DIR
 from astuner.run_record import FolderLock
@@ -76,6 +77,7 @@ def _write_results(folder: Path, outcomes: Sequence[RunOutcome], report: Callabl
     """Write the results of the runs, and the page and pictures of all results in `folder`. Return those of the runs."""
     results = _results(outcomes)
     for result in results:
+        _report_lost_seeds(folder / "results" / f"{result.name}.json", result, report)
         write_result(folder / "results", result)
         draw_curves(folder / "plots" / f"{result.name}.png", result)
     # Otherwise a comparison would take the result of an earlier call for that of these runs.
@@ -89,6 +91,18 @@ def _write_results(folder: Path, outcomes: Sequence[RunOutcome], report: Callabl
         draw_results(folder / "plots" / "gains.png", collected)
         write_atomically(folder / "results.md", results_page(collected, "plots").encode())
     return results
+
+
+def _report_lost_seeds(path: Path, result: BenchResult, report: Callable[[str], None]) -> None:
+    """Report the seeds that the earlier file of a result has and the new one lacks."""
+    try:
+        (earlier,) = read_results(path)
+    except RecordError:  # there is none, or it is damaged
+        return
+    if lost := sorted({seed.seed for seed in earlier.seeds} - {seed.seed for seed in result.seeds}):
+        report(
+            f"{path} no longer has the seeds {', '.join(map(str, lost))}, which have no finished run in this command"
+        )
 
 
 def _results(outcomes: Sequence[RunOutcome]) -> list[BenchResult]:

@@ -9,17 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from loguru import logger
 
 from astuner.benchmark.results import SeedResult, read_seed
 from astuner.benchmark.suite import Suite, SuiteEntry
 from astuner.benchmark.versions import outdated_versions
+from astuner.config.backbone_choice import BackboneChoice
 from astuner.config.data import MixturePart, TaskReaderConfig
 from astuner.config.loading import load_config, resolve_names
+from astuner.config.section import BackboneName
 from astuner.config.to_yaml import to_yaml
-from astuner.errors import ConfigError, RecordError
+from astuner.environments.reexec import check_environment
+from astuner.errors import ConfigError, InstallError, RecordError
 from astuner.launcher.resume import can_resume, recorded_changes
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.run_record import is_record
@@ -108,8 +111,8 @@ class BenchRun:
             raise ConfigError(f"the command of {self.name} is not valid: {error}") from error
         if not config.astuner.trainer_common.val_before_train:
             raise ConfigError(
-                f"the entry {self.entry.name!r} of the suite does not validate the starting model; add "
-                "astuner.trainer_common.val_before_train=True to its overrides"
+                f"the entry {self.entry.name!r} of the suite does not validate the starting model; its last override "
+                "of astuner.trainer_common.val_before_train, which --set may be, must be True"
             )
         reader = config.astuner.task_reader
         if not any(_has_validation(part) for part in (reader.mixture if reader.type == "mixture" else [reader])):
@@ -241,8 +244,14 @@ def run_suite(
 
     Raises:
         ConfigError: a configuration is invalid; no run has started then.
+        InstallError: the environment of a backbone is not installed; no run has started then.
     """
     starts = {run.name: run.start(rerun_outdated=rerun_outdated) for run in runs}
+    for run in {run.backbone: run for run in runs if starts[run.name] != "kept"}.values():
+        try:
+            check_environment(BackboneChoice(cast(BackboneName, run.backbone)))
+        except InstallError as error:
+            raise InstallError(f"{run.name} cannot run: {error}") from error
     _warn_of_versions([run for run in runs if starts[run.name] in ("kept", "resumed")])
     outcomes: dict[str, RunOutcome] = {}
     waiting = []
@@ -266,6 +275,9 @@ def run_suite(
                 seconds = time.monotonic() - started
                 report(f"[{len(outcomes)}/{count}] {run.name}: {_ending(outcome)} ({seconds:.0f} s)")
             time.sleep(_POLL_SECONDS)
+    except KeyboardInterrupt:
+        report("interrupted; run the same command again to continue")
+        raise
     finally:
         for _, process, _ in active.values():
             process.request_end()
@@ -317,11 +329,18 @@ def _ended(
 
 def _outcome(run: BenchRun, start: Start, exit_code: int) -> RunOutcome:
     if exit_code:
-        return RunOutcome(run, start, None, f"exit code {exit_code}; its output is in {run.log}")
+        return RunOutcome(run, start, None, f"exit code {exit_code}{_last_error(run.log)}; its output is in {run.log}")
     try:
         return RunOutcome(run, start, read_seed(run.folder, run.seed))
     except RecordError as error:
         return RunOutcome(run, start, None, str(error))
+
+
+def _last_error(log: Path) -> str:
+    """Return the first line of the error message with which the last command of a log ended; "" without one."""
+    output = log.read_text(errors="replace").rpartition("\n$ astuner ")[2]
+    lines = [line for line in output.splitlines() if line.startswith("error: ")]
+    return f", {lines[-1]}" if lines else ""
 
 
 def _has_result(run: BenchRun) -> bool:

@@ -157,7 +157,8 @@ def _describe(problem: ErrorDetails, model: type[BaseModel]) -> str:
         keys = _keys_next_to(place, model)
         return "unknown key; " + (did_you_mean(place[-1], keys) or f"the keys are {', '.join(keys)}")
     if expected := _EXPECTED.get(problem["type"]):
-        return expected
+        is_scalar = isinstance(given, str | int | float) and problem["type"] != "missing"
+        return f"{short_repr(given)}; {expected}" if is_scalar else expected
     if problem["type"] == "string_pattern_mismatch":
         return f"{short_repr(given)} does not match {problem['ctx']['pattern']}"
     text = problem["msg"].removeprefix("Value error, ")
@@ -176,7 +177,16 @@ def _keys_next_to(place: tuple[int | str, ...], model: type[BaseModel]) -> list[
 
 
 def _find(conf: str, suite: Path) -> Path:
-    for candidate in (Path(conf), suite.parent / conf):
+    candidates = (Path(conf), suite.parent / conf)
+    for candidate in candidates:
         if candidate.is_file():
             return candidate
-    raise ConfigError(f"{suite}: there is no file {conf}, neither here ({Path.cwd()}) nor in {suite.parent.absolute()}")
+    names = [
+        file.name for candidate in candidates if candidate.parent.is_dir() for file in candidate.parent.glob("*.yaml")
+    ]
+    hint = did_you_mean(Path(conf).name, names, "did you mean {}?", show=str) or (
+        "the path starts from the working directory or from the folder of the suite"
+    )
+    raise ConfigError(
+        f"{suite}: there is no file {conf}, neither here ({Path.cwd()}) nor in {suite.parent.resolve()}; {hint}"
+    )

@@ -54,6 +54,16 @@ def enter_environment(choice: BackboneChoice) -> None:
     os.execv(env_dir.python, [str(env_dir.python), "-P", "-m", "astuner", *sys.argv[1:]])
 
 
+def check_environment(choice: BackboneChoice) -> None:
+    """Check that a command can run the chosen backbone, in this environment or in that of the backbone.
+
+    Raises:
+        InstallError: the environment is not installed, is broken, or has another astuner.
+    """
+    if missing := missing_packages(choice.name):
+        _check_usable(EnvDir.of(choice.name), missing, choice)
+
+
 def require_environment(choice: BackboneChoice) -> None:
     """Check that the chosen backbone can run in this environment, for callers that cannot re-execute.
 

