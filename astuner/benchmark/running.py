@@ -247,7 +247,8 @@ def run_suite(
         InstallError: the environment of a backbone is not installed; no run has started then.
     """
     starts = {run.name: run.start(rerun_outdated=rerun_outdated) for run in runs}
-    for run in {run.backbone: run for run in runs if starts[run.name] != "kept"}.values():
+    first = {run.backbone: run for run in reversed(runs) if starts[run.name] != "kept"}
+    for run in first.values():
         try:
             check_environment(BackboneChoice(cast(BackboneName, run.backbone)))
         except InstallError as error:
