@@ -157,8 +157,7 @@ def _describe(problem: ErrorDetails, model: type[BaseModel]) -> str:
         keys = _keys_next_to(place, model)
         return "unknown key; " + (did_you_mean(place[-1], keys) or f"the keys are {', '.join(keys)}")
     if expected := _EXPECTED.get(problem["type"]):
-        is_scalar = isinstance(given, str | int | float) and problem["type"] != "missing"
-        return f"{short_repr(given)}; {expected}" if is_scalar else expected
+        return f"{short_repr(given)}; {expected}" if isinstance(given, str | int | float) else expected
     if problem["type"] == "string_pattern_mismatch":
         return f"{short_repr(given)} does not match {problem['ctx']['pattern']}"
     text = problem["msg"].removeprefix("Value error, ")

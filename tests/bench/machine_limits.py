@@ -92,11 +92,9 @@ class Operations:
         The phases are sampling and the update. A forward and a backward pass have three times the operations of a
         forward pass.
         """
-        answers = len(workload.prompts) * workload.group
-        tokens = (
-            count_distinct_prefixes([encode_ids(prompt) for prompt in workload.prompts]) + answers * workload.tokens
-        )
-        return 4.0 * (self.per_token * tokens + self.per_logits * answers * workload.tokens)
+        sampled = len(workload.prompts) * workload.group * workload.tokens
+        shared = count_distinct_prefixes([encode_ids(prompt) for prompt in workload.prompts])
+        return 4.0 * (self.per_token * (shared + sampled) + self.per_logits * sampled)
 
     def read_bytes(self, dtype: str) -> int:
         """Return the bytes of the weights that a forward pass of one token reads."""
