@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import weakref
+from asyncio.unix_events import _UnixSubprocessTransport  # type: ignore[attr-defined]
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
@@ -23,6 +24,8 @@ Job = Callable[[], Coroutine[object, object, T]]
 
 # Seconds for which the tasks that an episode did not await may handle their cancellation.
 _CANCEL_SECONDS = 0.1
+# Its thread per process waits for the process to exit. A watcher has no state of a loop, so all loops share it.
+_CHILD_WATCHER = asyncio.ThreadedChildWatcher()
 
 
 @dataclass(frozen=True)
@@ -180,9 +183,20 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         return future
 
     async def _make_subprocess_transport(self, *args: Any, **options: Any) -> asyncio.SubprocessTransport:
-        transport: asyncio.SubprocessTransport = await super()._make_subprocess_transport(*args, **options)  # type: ignore[misc]
+        # asyncio's own method takes the child watcher of the event loop policy. The policy of uvloop has none, and Ray
+        # sets that policy in the processes of actors.
+        connected = self.create_future()
+        transport = _UnixSubprocessTransport(self, *args, waiter=connected, **options)
         self._subprocesses.add(transport)
-        return transport
+        _CHILD_WATCHER.add_child_handler(transport.get_pid(), self._child_watcher_callback, transport)  # type: ignore[attr-defined]
+        try:
+            await connected
+        except BaseException as error:
+            if not isinstance(error, (SystemExit, KeyboardInterrupt)):
+                transport.close()
+                await transport._wait()
+            raise
+        return transport  # type: ignore[no-any-return]
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """Collect the exception of a callback or of a task that was not awaited, which asyncio would only log."""
