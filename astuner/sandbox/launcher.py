@@ -1,6 +1,9 @@
-"""Runs one program in a sandbox. Executed by path with `python -I -S`, so it imports the standard library only.
+"""Runs one program in a sandbox. `python -I -S` runs `main`, so it imports the standard library only.
 
-Stdin is one JSON object:
+An agent may run thousands of programs, so this imports little: `json`, `pathlib` and `typing` would take longer than
+the rest of the launcher.
+
+Stdin is one dictionary, encoded by `marshal`:
 
 - `arguments`, `env`: the program and its environment variables;
 - `folder`: a folder of the host that belongs to this call; `files`: the texts to write to it, by name;
@@ -10,9 +13,10 @@ Stdin is one JSON object:
 - `readable`: the files and folders of the host that it can read;
 - `limits`: see `SandboxLimits`; `report`: the descriptor of a pipe.
 
-Stdout and stderr are the program's. The launcher writes two lines of JSON to the pipe: before the program starts,
-`missing`, the protections that this system does not have; at its end, `returncode` (-n if signal n ended the program).
-If the system cannot make a `root`, it writes `unsupported`, the reason, and the program does not start.
+Stdout and stderr are the program's. The launcher writes two dictionaries to the pipe, each a line of Python literals:
+before the program starts, `missing`, the protections that this system does not have; at its end, `returncode` (-n if
+signal n ended the program). If the system cannot make a `root`, it writes `unsupported`, the reason, and the program
+does not start.
 
 The sandbox has three processes: the launcher, the init process of the program's PID namespace, and the program. When
 init ends, the kernel ends all other processes of the namespace.
@@ -20,17 +24,17 @@ init ends, the kernel ends all other processes of the namespace.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
+import marshal
 import os
-import platform
 import resource
-import signal
 import struct
 import sys
-from pathlib import Path
-from typing import Any, NoReturn
+from _signal import SIG_DFL, SIGKILL, SIGTERM, signal  # type: ignore[import-not-found]  # `signal` imports `enum`
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
@@ -62,27 +66,27 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 
 def main() -> None:
     """Run the program that stdin describes."""
-    job = json.load(sys.stdin)
+    job = marshal.load(sys.stdin.buffer)
     missing: list[str] = []
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     try:
         has_namespaces = _enter_root(job) if job["root"] else _enter_namespaces(job["folder"], job["limits"]["disk"])
     except OSError as error:
-        os.write(job["report"], json.dumps({"unsupported": str(error)}).encode())
+        _report(job, unsupported=str(error))
         return
     if not has_namespaces:
         missing.append("processes")
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(_kill_descendants()))
+        signal(SIGTERM, lambda *_: os._exit(_kill_descendants()))
     init = os.fork()
     if init == 0:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal(SIGTERM, SIG_DFL)
         if sys.platform == "linux":
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _LIBC.prctl(_PR_SET_PDEATHSIG, SIGKILL)
         _init(job, missing, has_namespaces)
     os.close(job["report"])
     os.waitpid(init, 0)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal(SIGTERM, SIG_DFL)
     if not has_namespaces:
         _kill_descendants()
 
@@ -93,14 +97,16 @@ def _enter_namespaces(folder: str, disk: int) -> bool:
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
         # The limit on processes does not apply to root's real user id. Files are opened with the effective one.
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105 contextlib takes longer to import than the launcher takes
             os.setresuid(_NOBODY, 0, 0)
+        except OSError:  # a user namespace may have no user `nobody`
+            pass
     flags = _CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWPID | _CLONE_NEWNET
     if _LIBC.unshare(flags) != 0:
         return False
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{uid} {uid} 1")
+    _write("/proc/self/gid_map", f"{gid} {gid} 1")
     _LIBC.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
     options = f"size={disk},mode=700".encode()
     _LIBC.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _MS_NOSUID_NODEV, options)
@@ -113,8 +119,8 @@ def _enter_root(job: dict[str, Any]) -> bool:
     Raises:
         OSError: the system does not allow it.
     """
-    root, mounts = Path(job["folder"]), job["root"]["mounts"]
-    if sys.platform != "linux" or platform.machine() not in _PIVOT_ROOT:
+    root, mounts = job["folder"], job["root"]["mounts"]
+    if sys.platform != "linux" or os.uname().machine not in _PIVOT_ROOT:
         raise OSError(f"it needs Linux on {' or '.join(_PIVOT_ROOT)}")
     uid, gid = os.geteuid(), os.getegid()
     is_root = uid == 0 and _LIBC.unshare(_CLONE_NEWNS) == 0
@@ -122,16 +128,18 @@ def _enter_root(job: dict[str, Any]) -> bool:
         _LIBC.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
         _mount_root(root, job["readable"], mounts)
     if uid == 0:
-        with contextlib.suppress(OSError):  # a user namespace may have no user `nobody`
+        try:
             os.setgroups([])
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+        except OSError:  # a user namespace may have no user `nobody`
+            pass
         uid, gid = os.geteuid(), os.getegid()
         _LIBC.prctl(_PR_SET_DUMPABLE, 1)  # otherwise /proc/self belongs to root
     _check(_LIBC.unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWPID | _CLONE_NEWNET), "unshare")
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"0 {uid} 1")
+    _write("/proc/self/gid_map", f"0 {gid} 1")
     if not is_root:
         _LIBC.mount(b"none", b"/", None, _MS_REC_PRIVATE, None)
         _mount_root(root, job["readable"], mounts)
@@ -145,36 +153,44 @@ def _change_root() -> None:
     os.chdir("proc")
     # While the host's is visible, and of the PID namespace of this process.
     _check(_LIBC.mount(b"proc", b"proc", b"proc", _MS_NOSUID_NODEV | _MS_NOEXEC, None), "mount proc")
-    _check(_LIBC.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
+    _check(_LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")
     os.chdir("/")
 
 
-def _mount_root(root: Path, readable: list[str], mounts: dict[str, str]) -> None:
+def _mount_root(root: str, readable: list[str], mounts: dict[str, str]) -> None:
     _check(_LIBC.mount(b"tmpfs", os.fsencode(root), b"tmpfs", _MS_NOSUID_NODEV, b"mode=755"), "mount")
     paths = [path for path in (*readable, *_DEVICES) if not path.startswith("/proc/")]
-    paths = [path for path in paths if not any(str(parent) in paths for parent in Path(path).parents)]
+    paths = [path for path in paths if not any(parent in paths for parent in _parents(path))]
     for path in sorted({*paths, *mounts}, key=len):
-        target = root / path.lstrip("/")
+        target = f"{root}{path}"
         if path in mounts:
             _bind(mounts[path], target, is_writable=True)
-        elif Path(path).is_symlink():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(Path(path).readlink())
-        elif Path(path).exists():
+        elif os.path.islink(path):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.symlink(os.readlink(path), target)
+        elif os.path.exists(path):
             _bind(path, target, is_writable=path in _DEVICES)
     os.chdir(root)
-    (root / "proc").mkdir(exist_ok=True)
+    os.makedirs("proc", exist_ok=True)
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
-        (root / "dev" / name).symlink_to(f"/proc/self/fd{number}")
+        os.symlink(f"/proc/self/fd{number}", f"dev/{name}")
 
 
-def _bind(source: str, target: Path, *, is_writable: bool) -> None:
-    if Path(source).is_dir():
-        target.mkdir(parents=True, exist_ok=True)
+def _parents(path: str) -> list[str]:
+    """Return the folders above a path, without the root."""
+    parents = []
+    while (path := os.path.dirname(path)) not in ("", "/"):
+        parents.append(path)
+    return parents
+
+
+def _bind(source: str, target: str, *, is_writable: bool) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
     else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        _write(target, "")
     result = _LIBC.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND | _MS_REC, None)
     if is_writable:
         _check(result, f"mount {source}")
@@ -195,7 +211,7 @@ def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoRe
         try:
             _change_root()
         except OSError as error:
-            os.write(job["report"], json.dumps({"unsupported": str(error)}).encode())
+            _report(job, unsupported=str(error))
             os._exit(1)
     start_read, start_write = os.pipe()
     program = os.fork()
@@ -204,22 +220,31 @@ def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoRe
         _run_program(job, missing, has_namespaces, start_write)
     os.close(start_write)
     with os.fdopen(start_read) as start:
-        lacking = json.loads(start.read() or "null")
-    os.write(job["report"], f"{json.dumps({'missing': lacking})}\n".encode())
+        lacking = start.read()
+    _report(job, missing=lacking.split() if lacking else None)
     status = None
     while status is None:
         pid, ended = os.wait()
         status = ended if pid == program else None
-    os.write(job["report"], json.dumps({"returncode": os.waitstatus_to_exitcode(status)}).encode())
+    _report(job, returncode=os.waitstatus_to_exitcode(status))
     os._exit(0)
+
+
+def _report(job: dict[str, Any], **values: object) -> None:
+    os.write(job["report"], f"{values!r}\n".encode(errors="backslashreplace"))
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(text)
 
 
 def _run_program(job: dict[str, Any], missing: list[str], has_namespaces: bool, start: int) -> NoReturn:
     os.close(job["report"])
     os.chdir(job["root"]["cwd"] if job["root"] else job["folder"])
     for name, text in job["files"].items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(text, encoding="utf-8", errors="surrogatepass")
+        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
+        _write(name, text)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.closerange(3, start)
@@ -233,7 +258,7 @@ def _run_program(job: dict[str, Any], missing: list[str], has_namespaces: bool, 
         missing.append("files")
     if not _filter_system_calls(has_namespaces) and not has_namespaces:
         missing.append("network")
-    os.write(start, json.dumps(missing).encode())
+    os.write(start, (" ".join(missing) + "\n").encode())
     os.close(start)
     try:
         os.execvpe(job["arguments"][0], job["arguments"], job["env"])
@@ -262,10 +287,12 @@ def _set_limits(limits: dict[str, int], has_namespaces: bool) -> None:
 
 def _count_tasks(uid: int) -> int:
     count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
-            if process.stat().st_uid in (uid, os.geteuid()):
-                count += len(list((process / "task").iterdir()))
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            if os.stat(f"/proc/{process}").st_uid in (uid, os.geteuid()):
+                count += len(os.listdir(f"/proc/{process}/task"))
+        except OSError:  # it has ended
+            pass
     return count
 
 
@@ -285,7 +312,7 @@ def _restrict_files(readable: list[str], writable: list[str]) -> bool:
             descriptor = os.open(path, 0o10000000 | os.O_CLOEXEC)  # O_PATH
         except OSError:
             continue
-        allowed = rights & handled & (-1 if Path(path).is_dir() else _LANDLOCK_FILE)
+        allowed = rights & handled & (-1 if os.path.isdir(path) else _LANDLOCK_FILE)
         _LIBC.syscall(_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, descriptor), 0)
         os.close(descriptor)
     restricted = bool(_LIBC.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) == 0)
@@ -295,7 +322,7 @@ def _restrict_files(readable: list[str], writable: list[str]) -> bool:
 
 def _filter_system_calls(has_namespaces: bool) -> bool:
     """Let sockets and access to other processes fail with EPERM; return whether the kernel has seccomp filters."""
-    machine = platform.machine()
+    machine = os.uname().machine
     if sys.platform != "linux" or machine not in _DENIED:
         return False
     architecture, always_denied = _DENIED[machine]
@@ -321,15 +348,12 @@ def _kill_descendants() -> int:
     """Kill the remaining processes of the program, which this process has adopted, and return the exit code."""
     for _ in range(1000):
         children = []
-        for thread in Path("/proc/self/task").glob("*/children"):
-            children += [int(word) for word in thread.read_text().split()]
+        for thread in os.listdir("/proc/self/task"):
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+                children += [int(word) for word in file.read().split()]
         if not children:
             break
         for child in children:
-            os.kill(child, signal.SIGKILL)
+            os.kill(child, SIGKILL)
             os.waitpid(child, 0)
     return 0
-
-
-if __name__ == "__main__":
-    main()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
-import json
+import marshal
 import math
 import os
 import re
@@ -23,7 +24,8 @@ from loguru import logger
 from astuner.errors import SandboxError
 from astuner.process_tree import find_process, with_descendants
 
-_LAUNCHER = Path(__file__).with_name("launcher.py")
+# An import uses compiled code. Python compiles a file that it runs by its path each time.
+_LAUNCH = "import sys; sys.path.append(sys.argv[1]); from launcher import main; main()"
 _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/opt/conda"),
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/alternatives"),
@@ -157,7 +159,7 @@ async def run_program(
         with os.fdopen(report_write, "wb"):
             process, _ = await output.loop.subprocess_exec(
                 lambda: output,
-                *(sys.executable, "-I", "-S", str(_LAUNCHER)),
+                *(sys.executable, "-I", "-S", "-c", _LAUNCH, str(Path(__file__).parent)),
                 env=_environment(folder),
                 cwd=folder,
                 pass_fds=(report_write,),
@@ -166,7 +168,7 @@ async def run_program(
         stdin = process.get_pipe_transport(0)
         assert isinstance(stdin, asyncio.WriteTransport)
         try:
-            stdin.write(json.dumps(job).encode())
+            stdin.write(marshal.dumps(job))
             stdin.close()
             ended_by = await _wait(process, output, timeout, limits.memory)
             await output.closed
@@ -177,7 +179,7 @@ async def run_program(
                 process.close()  # and its pipes, which are open if the call was cancelled
         reported: dict[str, Any] = {}
         for line in report:
-            reported |= json.loads(line)
+            reported |= ast.literal_eval(line.decode())
     return _result(reported, output.text(1), output.text(2), ended_by, timeout, limits)
 
 
