@@ -30,26 +30,40 @@ _TRACKER_SECONDS = 1.0
 def child_pids(pid: int) -> list[int]:
     """Return the children of a process; empty if it has ended."""
     try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        return [child for thread in threads for child in thread_child_pids(thread)]
+        threads = os.listdir(f"/proc/{pid}/task")
+        return [child for thread in threads for child in thread_child_pids(f"/proc/{pid}/task/{thread}")]
     except FileNotFoundError:  # not Linux, or a kernel without CONFIG_PROC_CHILDREN
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children()]
         return []
 
 
-def thread_child_pids(thread: Path) -> list[int]:
+def thread_child_pids(thread: str) -> list[int]:
     """Return the children that a thread started.
+
+    Every episode reads the children of dozens of threads, so this avoids the five times slower `pathlib`.
 
     Args:
         thread: `/proc/PID/task/THREAD`.
+
+    Raises:
+        FileNotFoundError: the kernel does not list children.
     """
-    if not thread.exists():  # it has ended
-        return []
     try:
-        return [int(word) for word in (thread / "children").read_text().split()]
+        descriptor = os.open(f"{thread}/children", os.O_RDONLY)
+    except FileNotFoundError:
+        if not os.path.exists(thread):  # it has ended
+            return []
+        raise
+    listing = b""
+    try:
+        while part := os.read(descriptor, 4096):  # a read returns at most one page
+            listing += part
     except ProcessLookupError:
         return []
+    finally:
+        os.close(descriptor)
+    return [int(word) for word in listing.split()]
 
 
 def creation_clock() -> float:

@@ -44,6 +44,7 @@ from astuner.processes.process_owners import NO_EPISODE, ProcessOwners, open_own
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_SECONDS = 1.0
 _ZOMBIE_SECONDS = 1.0
+_REAP_SECONDS = 0.5
 _SHOWN = 5
 _SHOWN_CHARACTERS = 100
 
@@ -70,7 +71,7 @@ class EpisodeProcesses:
     pid: int = 0
     folders: list[Path] = field(default_factory=list)
     _started: float = 0.0
-    _thread: Path | None = None
+    _thread: str | None = None
     _earlier: frozenset[int] = frozenset()
 
     @contextlib.contextmanager
@@ -81,7 +82,7 @@ class EpisodeProcesses:
         self._started = creation_clock()
         # Orphans become children of the main thread.
         if sys.platform == "linux" and threading.current_thread() is not threading.main_thread():
-            self._thread = Path(f"/proc/self/task/{threading.get_native_id()}")
+            self._thread = f"/proc/self/task/{threading.get_native_id()}"
             self._earlier = frozenset(thread_child_pids(self._thread))
         tracker.active[self.key] = self
         token = _current.set(self)
@@ -148,6 +149,7 @@ class _Tracker:
         self.owners = ProcessOwners(open_owners_file(), os.getpid(), token, creation_clock())
         self._guard: subprocess.Popen[bytes] | None = None
         self._zombies: dict[int, float] = {}
+        self._reaped_at = -_REAP_SECONDS
         self._has_warned = False
         os.environ[MARK] = self.mark
         if sys.platform == "linux":
@@ -275,6 +277,9 @@ class _Tracker:
         """Reap ended orphans that this process has adopted, and processes of ended episodes that nobody waits for."""
         with self.lock:
             now = time.monotonic()
+            if now < self._reaped_at + _REAP_SECONDS:  # it reads the children of every thread
+                return
+            self._reaped_at = now
             zombies: dict[int, float] = {}
             for pid in child_pids(os.getpid()):
                 with contextlib.suppress(psutil.Error):
