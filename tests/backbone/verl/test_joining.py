@@ -151,6 +151,7 @@ def test_a_run_trains_on_both_nodes_and_keeps_their_secrets(two_nodes: TwoNodes,
     assert any(b"the key is [redacted]" in path.read_bytes() for path in two_nodes.folder.rglob("worker-*"))
 
 
+@pytest.mark.long
 def test_nothing_is_left_after_an_error(two_nodes: TwoNodes, model_folder: Path, tmp_path: Path):
     run = two_nodes.run("EngineDies", model_folder, tmp_path, trainer_common__total_training_steps=4)
     code, printed = run.ended()
@@ -159,6 +160,7 @@ def test_nothing_is_left_after_an_error(two_nodes: TwoNodes, model_folder: Path,
     assert two_nodes.leftovers_on_ray() == AS_BEFORE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_nothing_is_left_after_a_signal(
     two_nodes: TwoNodes, model_folder: Path, tmp_path: Path, number: signal.Signals, exit_code: int

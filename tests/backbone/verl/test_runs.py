@@ -198,5 +198,6 @@ def test_a_model_teaches_itself_with_a_hint_on_tokens_of_high_entropy(model_fold
         assert metrics["grad_norm"] > 0
 
 
+@pytest.mark.long
 def test_tasks_depend_on_earlier_results_also_after_a_kill(model_folder: Path, tmp_path: Path):
     check_kill_and_resume(make_job("Letters", model_folder, tmp_path, **SELECTING), tmp_path, 6)
