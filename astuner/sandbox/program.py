@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from loguru import logger
 
@@ -165,8 +165,7 @@ async def run_program(
                 pass_fds=(report_write,),
                 start_new_session=True,
             )
-        stdin = process.get_pipe_transport(0)
-        assert isinstance(stdin, asyncio.WriteTransport)
+        stdin = cast(asyncio.WriteTransport, process.get_pipe_transport(0))  # uvloop's is not a subclass
         try:
             stdin.write(marshal.dumps(job))
             stdin.close()

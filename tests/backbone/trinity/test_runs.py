@@ -17,6 +17,7 @@ from astuner.run_record import read_index, read_metrics
 from tests.backbone.runs import Run, losses
 from tests.backbone.sampling_runs import SELECTING, check_kill_and_resume
 from tests.backbone.trinity.runs import trinity_job
+from tests.backbone.verl.runs import AGENTS
 
 pytestmark = pytest.mark.trinity
 
@@ -27,7 +28,9 @@ def test_run_is_recorded_like_any_other(model_folder: Path, tmp_path: Path):
         "trainer_common__val_before_train": True,
         "trainer_common__test_freq": 2,
     }
-    run = Run(trinity_job(model_folder, tmp_path, **settings), tmp_path)
+    # Ray's actors have the event loop policy of uvloop, with which asyncio starts programs otherwise.
+    job = trinity_job(model_folder, tmp_path, "StartsAProgram", **settings).set_judge(f"{AGENTS}->ComputesInASandbox")
+    run = Run(job, tmp_path)
     code, printed = run.ended()
     assert code == 0, printed
     assert run.leftovers() == []

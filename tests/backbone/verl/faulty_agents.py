@@ -1,4 +1,4 @@
-"""Agents that fail, hang, kill processes or stop at breakpoints."""
+"""Agents that fail, hang, start or kill processes, or stop at breakpoints."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from loguru import logger
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.debugging.breakpoints import bp
 from astuner.process_tree import environment_variable
+from astuner.sandbox import run_python_program
+from astuner.task_judge.judge_base import BaseJudge
 
 
 class Letters(Workflow):
@@ -31,6 +33,25 @@ class Letters(Workflow):
             messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": "continue"}]
         share = sum(char.isalpha() for char in output) / max(len(output), 1)
         return WorkflowOutput(reward=share, is_success=share > 0.5, metadata={"output": output})
+
+
+class StartsAProgram(Letters):
+    """Starts a program, and leaves the reward to the judge."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        process = await asyncio.create_subprocess_exec("true")
+        assert await process.wait() == 0
+        return replace(await super().execute(workflow_task, model_tuner), reward=None, is_success=None)
+
+
+class ComputesInASandbox(BaseJudge):
+    """Computes the share of letters with a program in the sandbox."""
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
+        text = workflow_output.metadata["output"]
+        code = f"text = {text!r}; print(sum(map(str.isalpha, text)) / max(len(text), 1))"
+        share = float((await run_python_program(code, 60.0)).stdout)
+        return share, share > 0.5
 
 
 class ExtremeRewards(Letters):
