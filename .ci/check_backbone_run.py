@@ -31,7 +31,9 @@ problems = [
             summary.steps != STEPS or [row.step for row in steps] != list(range(1, STEPS + 1))
         ),
         f"{summary.episodes} of {STEPS * EPISODES} episodes": summary.episodes.ok != STEPS * EPISODES,
-        f"validations before and after: {rates}": None in rates or not LEAST_BEFORE < rates[0] < MOST_BEFORE,
+        f"validations before and after: {rates}; the first should be {LEAST_BEFORE} to {MOST_BEFORE}": (
+            None in rates or not LEAST_BEFORE < rates[0] < MOST_BEFORE
+        ),
         "a loss or a gradient's norm is not finite": not all(
             math.isfinite(row.metrics[name]) for row in steps for name in ("loss/policy", "grad_norm")
         ),

@@ -238,12 +238,14 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
 
 
 def _prefer_folder(package: str, folder: Path, folders: list[Path]) -> None:
-    """Make `package` the directory of that name in `folder`, if another search folder has a module of that name.
+    """Make `package` the directory of that name in `folder`, if another folder of `sys.path` has a module of that name.
 
     Python prefers a module to a directory without `__init__.py`, wherever they are in `sys.path`. For example, a YAML
-    file in `agent/` is run from the folder above and names `agent.agent->Class`: `agent/` is searched, too.
+    file in `agent/` is run from the folder above and names `agent.agent->Class`: `agent/` is searched, too. An editable
+    install adds the root of astuner's repository to `sys.path`, which has a `launcher.py`.
     """
-    shadowed = any((other / f"{package}.py").is_file() for other in folders if other != folder)
+    searched = (*folders, Path(__file__).resolve().parents[1])
+    shadowed = any((other / f"{package}.py").is_file() for other in searched if other != folder)
     spec = PathFinder.find_spec(package, [str(folder)])
     if shadowed and package not in sys.modules and spec is not None and spec.loader is None:
         sys.modules[package] = module_from_spec(spec)

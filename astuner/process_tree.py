@@ -55,6 +55,8 @@ def thread_child_pids(thread: str) -> list[int]:
         if not os.path.exists(thread):  # it has ended
             return []
         raise
+    except ProcessLookupError:
+        return []
     listing = b""
     try:
         while part := os.read(descriptor, 4096):  # a read returns at most one page

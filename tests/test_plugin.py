@@ -107,6 +107,23 @@ def test_a_module_with_the_name_of_its_folder_is_found_from_above(tmp_path: Path
     assert pickle.loads(pickle.dumps(loaded)) is loaded
 
 
+def test_a_folder_with_the_name_of_a_file_in_the_repository_is_found(tmp_path: Path) -> None:
+    # An editable install adds the root of the repository to `sys.path`.
+    root = Path(__file__).parents[1]
+    assert (root / "launcher.py").is_file()
+    write(tmp_path, "launcher/agent.py", a_workflow("'here'"))
+    code = f"""
+import sys
+from pathlib import Path
+sys.path.append({str(root)!r})
+from astuner import Workflow
+from astuner.plugin import load_class
+print(load_class("launcher.agent->W", Workflow, search=[Path({str(tmp_path)!r})]).tag)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("here\n", 0), done.stderr
+
+
 def test_packages_with_init_dataclasses_and_future_annotations(tmp_path: Path) -> None:
     write(tmp_path, "real/__init__.py", "from real.config import Config\n")
     write(

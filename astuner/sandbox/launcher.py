@@ -30,6 +30,7 @@ import os
 import resource
 import struct
 import sys
+import warnings  # noqa: F401 `os.execvpe` imports it, when the program's file system may lack the standard library
 from _signal import SIG_DFL, SIGKILL, SIGTERM, signal  # type: ignore[import-not-found]  # `signal` imports `enum`
 
 TYPE_CHECKING = False
@@ -180,15 +181,15 @@ def _mount_root(root: str, readable: list[str], mounts: dict[str, str]) -> None:
 def _parents(path: str) -> list[str]:
     """Return the folders above a path, without the root."""
     parents = []
-    while (path := os.path.dirname(path)) not in ("", "/"):
-        parents.append(path)
+    while (parent := os.path.dirname(path)) not in ("", "/", path):
+        parents.append(path := parent)
     return parents
 
 
 def _bind(source: str, target: str, *, is_writable: bool) -> None:
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
-    else:
+    elif not os.path.lexists(target):  # else a mount has the file, which is not the sandbox's to change
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _write(target, "")
     result = _LIBC.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND | _MS_REC, None)
@@ -348,9 +349,12 @@ def _kill_descendants() -> int:
     """Kill the remaining processes of the program, which this process has adopted, and return the exit code."""
     for _ in range(1000):
         children = []
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
-                children += [int(word) for word in file.read().split()]
+        try:
+            for thread in os.listdir("/proc/self/task"):
+                with open(f"/proc/self/task/{thread}/children", "rb") as file:
+                    children += [int(word) for word in file.read().split()]
+        except FileNotFoundError:  # not Linux, or a kernel without CONFIG_PROC_CHILDREN
+            break
         if not children:
             break
         for child in children:

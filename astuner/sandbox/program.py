@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
+import json
 import marshal
 import math
 import os
@@ -24,7 +25,7 @@ from loguru import logger
 from astuner.errors import SandboxError
 from astuner.process_tree import find_process, with_descendants
 
-# An import uses compiled code. Python compiles a file that it runs by its path each time.
+# Python keeps the compiled code of an imported file, and not that of a file that it runs by its path.
 _LAUNCH = "import sys; sys.path.append(sys.argv[1]); from launcher import main; main()"
 _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/opt/conda"),
@@ -159,7 +160,8 @@ async def run_program(
         with os.fdopen(report_write, "wb"):
             process, _ = await output.loop.subprocess_exec(
                 lambda: output,
-                *(sys.executable, "-I", "-S", "-c", _LAUNCH, str(Path(__file__).parent)),
+                *(sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else []), "-c", _LAUNCH),
+                str(Path(__file__).parent),
                 env=_environment(folder),
                 cwd=folder,
                 pass_fds=(report_write,),
@@ -167,7 +169,8 @@ async def run_program(
             )
         stdin = cast(asyncio.WriteTransport, process.get_pipe_transport(0))  # uvloop's is not a subclass
         try:
-            stdin.write(marshal.dumps(job))
+            # JSON turns subclasses of str and int, which marshal rejects, into str and int.
+            stdin.write(marshal.dumps(json.loads(json.dumps(job))))
             stdin.close()
             ended_by = await _wait(process, output, timeout, limits.memory)
             await output.closed
@@ -257,7 +260,8 @@ async def _wait(process: asyncio.SubprocessTransport, output: _Output, timeout: 
 async def _end(process: asyncio.SubprocessTransport, output: _Output) -> None:
     """End the sandbox, which ends its processes first, and wait for its exit."""
     if not output.exited.done():
-        process.terminate()
+        with contextlib.suppress(ProcessLookupError):  # it has just exited
+            process.terminate()
         await asyncio.wait([output.exited])
 
 

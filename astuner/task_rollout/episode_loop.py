@@ -24,7 +24,7 @@ Job = Callable[[], Coroutine[object, object, T]]
 
 # Seconds for which the tasks that an episode did not await may handle their cancellation.
 _CANCEL_SECONDS = 0.1
-# Its thread per process waits for the process to exit. A watcher has no state of a loop, so all loops share it.
+# It starts a thread for each process, which waits for the exit. It has no state of a loop, so all loops share it.
 _CHILD_WATCHER = asyncio.ThreadedChildWatcher()
 
 

@@ -56,6 +56,36 @@ async def test_usual_tools_work(shell: ShellSandbox) -> None:
 
 
 @needs_namespaces
+async def test_commands_need_no_standard_library(shell: ShellSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("prefix", "base_prefix", "exec_prefix"):  # "//" is a prefix that Python may have
+        monkeypatch.setattr(sys, name, "//usr/share")
+    assert await output(shell, "echo a") == "a\n"
+
+
+@needs_namespaces
+async def test_a_readable_file_does_not_change_the_folder_that_it_is_mounted_in(tmp_path: Path) -> None:
+    shell = ShellSandbox(["/etc"], "/tmp")
+    (tmp_path / "target").write_text("the host's")
+    (shell.host_path("/etc") / "passwd").write_text("own")
+    (shell.host_path("/etc") / "group").symlink_to(tmp_path / "target")
+    await shell.run("true", 60)
+    assert (shell.host_path("/etc") / "passwd").read_text() == "own"
+    assert (tmp_path / "target").read_text() == "the host's"
+    shell.close()
+
+
+class Text(str):
+    """A text of another type, such as `numpy.str_`."""
+
+
+async def test_texts_may_have_any_type_of_string() -> None:
+    result = await run_python_program(
+        Text("print(open('data').read())"), 60, files={Text("data"): Text("\ud83d\ude00")}
+    )
+    assert (result.stdout, result.stderr) == ("\N{GRINNING FACE}\n", "")
+
+
+@needs_namespaces
 async def test_the_host_is_not_visible(shell: ShellSandbox, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("my key")
     pid = os.getpid()

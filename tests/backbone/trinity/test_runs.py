@@ -28,7 +28,7 @@ def test_run_is_recorded_like_any_other(model_folder: Path, tmp_path: Path):
         "trainer_common__val_before_train": True,
         "trainer_common__test_freq": 2,
     }
-    # Ray's actors have the event loop policy of uvloop, with which asyncio starts programs otherwise.
+    # Ray's actors have the event loop policy of uvloop, which has no child watcher.
     job = trinity_job(model_folder, tmp_path, "StartsAProgram", **settings).set_judge(f"{AGENTS}->ComputesInASandbox")
     run = Run(job, tmp_path)
     code, printed = run.ended()
