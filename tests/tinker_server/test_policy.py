@@ -149,7 +149,8 @@ def test_adapters_have_their_alpha_and_modules(
     (sequence,) = sampling.sample(tinker.ModelInput.from_ints(SEQUENCES[0]), 1, params).result().sequences
     with torch.no_grad():
         expected = logprobs_of(model, [*SEQUENCES[0], *sequence.tokens], 0.7)[len(SEQUENCES[0]) - 1 :]
-    torch.testing.assert_close(torch.tensor(sequence.logprobs), expected, atol=1e-5, rtol=0)
+    # The weights of the two models differ by up to 1e-5.
+    torch.testing.assert_close(torch.tensor(sequence.logprobs), expected, atol=1e-4, rtol=0)
 
 
 def test_alpha_with_the_modules_that_the_client_selects(served: Served, fresh: Callable[[], Any]):
