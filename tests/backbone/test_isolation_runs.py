@@ -81,8 +81,17 @@ def test_a_training_is_the_same_as_with_threads(model_folder: Path, tmp_path: Pa
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize("harm", ["sleep", "block"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    ("number", "harm"),
+    [
+        (signal.SIGINT, "block"),
+        (signal.SIGTERM, "sleep"),
+        (signal.SIGKILL, "block"),
+        pytest.param(signal.SIGINT, "sleep", marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, "block", marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, "sleep", marks=pytest.mark.long),
+    ],
+)
 def test_workers_end_with_the_run(model_folder: Path, tmp_path: Path, harm: str, number: signal.Signals):
     """They do while they sleep, while C code blocks them, and with the processes that they have started."""
     run = Run(make_job(model_folder, tmp_path, f"{AGENTS}->StartsProcess", harm), tmp_path)

@@ -73,12 +73,12 @@ def by_question(episodes: list[Episode]) -> dict[str, Episode]:
     ("harm", "expected"),
     [
         ("exit", "exited with code 7"),
-        ("exit in a thread", "exited with code 9"),
-        ("interrupt", "signal 2 (SIGINT)"),
-        ("abort", "signal 6 (SIGABRT)"),
+        pytest.param("exit in a thread", "exited with code 9", marks=pytest.mark.long),
+        pytest.param("interrupt", "signal 2 (SIGINT)", marks=pytest.mark.long),
+        pytest.param("abort", "signal 6 (SIGABRT)", marks=pytest.mark.long),
         ("segfault", "signal 11 (SIGSEGV)"),
         ("memory", "signal 9 (SIGKILL; Linux sends it when memory runs out)"),
-        ("kill group", "signal 9 (SIGKILL"),
+        pytest.param("kill group", "signal 9 (SIGKILL", marks=pytest.mark.long),
         ("exit with child", "exited with code 3"),
         ("close", "closed its connection"),
     ],
@@ -102,7 +102,10 @@ def test_the_stack_of_a_crash_is_recorded(start: Callable[..., TaskRollout]):
     assert "Segmentation fault" in str(failed.error_traceback)
 
 
-@pytest.mark.parametrize(("harm", "function"), [("block", "block_interpreter"), ("match", "match_forever")])
+@pytest.mark.parametrize(
+    ("harm", "function"),
+    [("block", "block_interpreter"), pytest.param("match", "match_forever", marks=pytest.mark.long)],
+)
 def test_a_blocked_interpreter_is_killed(start: Callable[..., TaskRollout], harm: str, function: str):
     rollout = start("Harms", rollout__episode_timeout=3.0, task_judge__timeout=1.0)
     episodes = by_question(rollout.run(request(harm, *GOOD)))

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from astuner.localhost import free_port
 from astuner.run_record import read_summary
 from tests.launcher.debug_client import DebugClient, client_of, line_of, stopped_at
@@ -32,12 +34,14 @@ def test_a_breakpoint_in_a_workflow_stops_and_shows_variables(folder: Path):
         assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
 
 
+@pytest.mark.long
 def test_a_named_breakpoint_stops_at_the_users_line(folder: Path):
     line = line_of(folder / "agents.py", 'bp("HERE")') + 1
     with attached(folder, "--db=HERE", WORKFLOW.format("StopsAtTags")) as client:
         assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
 
 
+@pytest.mark.long
 def test_a_breakpoint_in_a_plain_judge_is_in_the_main_thread(folder: Path):
     line = line_of(folder / "agents.py", "return asyncio.run(")
     words = (WORKFLOW.format("Unscored"), "astuner.task_judge.judge_protocol=agents->StopsAtATag")

@@ -21,6 +21,7 @@ from tests.preloaded import AstunerProcess
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
     output = CliRunner().invoke(astuner, ["init", str(tmp_path / "project")], catch_exceptions=False).output
     assert f"wrote {tmp_path / 'project/.vscode/launch.json'}" in output
