@@ -10,7 +10,7 @@ check:  ## lint, format, types, import contracts
 	lint-imports
 
 test:  ## the test suite
-	pytest -n 2
+	pytest -n 3
 
 docs:  ## build the documentation site in site/; needs `pip install -e ".[docs]"`
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
