@@ -319,6 +319,7 @@ def test_usage_errors(suite: Path, option: tuple[str, str], message: str):
     assert message in result.output
 
 
+@pytest.mark.long
 def test_an_interrupt_ends_the_runs_and_they_continue_later(suite: Path, tmp_path: Path):
     """The real command, ended by Ctrl-C while its run trains."""
     steps = "astuner.trainer_common.total_training_steps=100000"

@@ -28,6 +28,7 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
     assert read_summary(folder / "launcher_record/run-debug").episodes.ok == 2
 
 
+@pytest.mark.long
 def test_a_breakpoint_in_a_workflow_stops_and_shows_variables(folder: Path):
     line = line_of(folder / "agents.py", 'bp("NOT_ASKED_FOR")')
     with attached(folder, WORKFLOW.format("StopsAtTags"), lines=[line]) as client:

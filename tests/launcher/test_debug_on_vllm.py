@@ -87,6 +87,7 @@ def test_a_server_for_one_run(commands: Commands, model_for_vllm: Path):
     assert (RUN / "services/vllm.log").stat().st_size > 0
 
 
+@pytest.mark.long
 def test_no_server_outlives_a_launcher_that_is_killed(commands: Commands):
     run = commands.debug(HANGS)
     server = commands.server_of(run)
@@ -127,6 +128,7 @@ def test_a_warm_server_is_reused_and_agrees_with_the_embedded_engine(commands: C
 
 
 @fake_vllm_only
+@pytest.mark.long
 def test_a_server_in_use_is_not_stopped(commands: Commands):
     run = commands.debug("--keep-engine", HANGS)
     commands.server_of(run, "vllm: the server keeps running")
@@ -144,6 +146,7 @@ def test_a_server_in_use_is_not_stopped(commands: Commands):
 
 
 @fake_vllm_only
+@pytest.mark.long
 def test_a_killed_warm_server_is_started_again(commands: Commands):
     code, output = commands.wait(commands.debug("--keep-engine"))
     assert code == 0, output
@@ -248,6 +251,7 @@ def test_stop_engine_stops_a_warm_server_but_no_other_process(commands: Commands
 
 
 @fake_vllm_only
+@pytest.mark.long
 def test_vllm_is_never_imported_by_the_launcher(commands: Commands):
     code = (
         f"import sys; sys.argv = ['astuner', '--conf', 'run.yaml', '--backbone=debug', 'astuner.rollout.name=vllm', "

@@ -47,7 +47,7 @@ def largest_difference(policy: Policy, samples: list[Sample], packed: bool) -> f
     return largest
 
 
-@pytest.mark.parametrize("pack", ["none", "tree"])
+@pytest.mark.parametrize("pack", [pytest.param("none", marks=pytest.mark.long), "tree"])
 async def test_engine_and_trainer_agree(pack: PackMode) -> None:
     if not smollm2.model_folder().exists():
         pytest.skip("the model is not in the cache; python -m tutorial.example_real_model.smollm2 creates it")

@@ -265,7 +265,7 @@ def _in_a_process(job: AstunerJob, tmp_path: Path, records: Path, **environment:
     return process.wait(120), (tmp_path / "out.txt").read_text()
 
 
-@pytest.mark.parametrize(("kill_with", "exit_code"), [("9", -9), ("2", 130)])
+@pytest.mark.parametrize(("kill_with", "exit_code"), [("9", -9), pytest.param("2", 130, marks=pytest.mark.long)])
 def test_a_killed_run_goes_on_to_the_same_losses(make_job: MakeJob, tmp_path: Path, kill_with: str, exit_code: int):
     job = make_job("KilledAtStep", trainer_common__total_training_steps=5, trainer_common__save_freq=2)
     job.tune(tmp_path / "whole")

@@ -27,6 +27,7 @@ def nodes_of_episodes(folder: Path) -> dict[str, list[str]]:
     return nodes
 
 
+@pytest.mark.long
 def test_episodes_of_a_lost_node_run_again_on_another(model_folder: Path, tmp_path: Path):
     with started_cluster(sys.executable, Layout((0, 0), {})) as cluster:
         script = [sys.executable, str(SCRIPT), cluster.address, str(model_folder), str(tmp_path)]

@@ -56,6 +56,7 @@ def test_a_run_uses_the_ray_of_with_ray(model_folder: Path, tmp_path: Path, shor
     assert "ray_address: null" in (run.record / "config.yaml").read_text()
 
 
+@pytest.mark.long
 def test_the_ray_of_a_killed_run_ends(model_folder: Path, tmp_path: Path, short: Path):
     settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
     job = make_job("Letters", model_folder, tmp_path, trainer_common__save_freq=10_000, **settings)
