@@ -1,5 +1,6 @@
 """Check what three steps of the tiny math agent left on verl or trinity: `check_backbone_run.py BACKBONE RECORDS`."""
 
+import importlib.util
 import json
 import math
 import sys
@@ -26,6 +27,9 @@ problems = [
     text
     for text, wrong in {
         f"it ran without {PACKAGE[backbone]}": version is None,
+        f"this environment has {backbone}, so the run may have used it and not the backbone's own environment": (
+            importlib.util.find_spec(backbone) is not None
+        ),
         f"the backbone was {summary.backbone}": summary.backbone != backbone,
         f"there were {summary.steps} steps, with metrics of {len(steps)}; {STEPS} expected": (
             summary.steps != STEPS or [row.step for row in steps] != list(range(1, STEPS + 1))

@@ -189,7 +189,7 @@ def _parents(path: str) -> list[str]:
 def _bind(source: str, target: str, *, is_writable: bool) -> None:
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
-    elif not os.path.lexists(target):  # else a mount has the file, which is not the sandbox's to change
+    elif not os.path.lexists(target):  # else a mount already has a file there, which must not change
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _write(target, "")
     result = _LIBC.mount(os.fsencode(source), os.fsencode(target), None, _MS_BIND | _MS_REC, None)
